@@ -1,0 +1,1 @@
+"""Actors: engines, environments, rewards, the episode loop and the weight receiver."""

@@ -1,0 +1,96 @@
+"""The engine seam: what an actor asks of whatever samples tokens.
+
+Implementations: `vllm_engine.py` (in-process on a CPU), `async_vllm_engine.py` (AsyncLLM on a GPU) and
+`torch_engine.py`. An engine steps in a thread or process of its own, never on the event loop, so that
+heartbeats do not wait for it. Tokens are collected where they are made and handed over in batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from broker.manifest import WeightManifest
+from buffer.episode import PolicyVersion, VersionSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Tokens wanted after `token_ids` (prompt, earlier turns, and what an earlier lease already made)."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    """0 = greedy. No truncating sampler and no penalty: their log-probs could not be recomputed."""
+    stop_token_ids: tuple[int, ...]
+    """Generation ends after one of these; it is part of the output."""
+    group_key: str = ""
+    """Requests with the same key share a prompt (prefix caching)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of one request since the last delta, in order."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """log mu of each token under the processed (temperature-scaled) distribution, nats."""
+    versions: tuple[VersionSpan, ...]
+    """Starts count from the first token of this delta."""
+    finish_reason: str | None
+    """None while running; `stop`, `length` or `abort` with the last delta."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedWeights:
+    """A whole policy version in host memory, its digest already checked."""
+
+    path: Path
+    """File (in shared memory) that holds the canonical wire bytes."""
+    manifest: WeightManifest
+
+
+class Engine(Protocol):
+    """Samples tokens, and swaps weights between two steps with the KV cache kept."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The policy version that the next token will be sampled from."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model. Returns when the first request could be served."""
+        ...
+
+    def submit(self, requests: list[Request]) -> None:
+        """Begin these requests; their tokens arrive through `deltas`."""
+        ...
+
+    def abort(self, request_ids: list[str]) -> None:
+        """Stop these requests; unknown ids are ignored, and no further delta of theirs arrives."""
+        ...
+
+    async def deltas(self) -> list[Delta]:
+        """Wait for tokens and return all that came since the last call, at most one delta for each request.
+
+        A finished request is handed over at once; a running one at most every ~0.1 s.
+
+        Raises:
+            EngineError: the engine died.
+        """
+        ...
+
+    async def apply(self, staged: StagedWeights) -> float:
+        """Swap to these weights between two steps and return the pause of generation, seconds."""
+        ...
+
+    async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        """Log-probs of tokens 1.. of `token_ids` under the current weights at temperature 1, nats."""
+        ...
+
+    async def close(self) -> None:
+        """Stop the engine and free its memory; running requests end without a delta."""
+        ...

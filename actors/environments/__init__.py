@@ -1,0 +1,1 @@
+"""Environments: prompts, steps and scores."""

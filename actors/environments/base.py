@@ -1,0 +1,64 @@
+"""The environment seam, made for one turn and for several.
+
+An environment turns (index, seed) into a conversation. It is deterministic: the same (index, seed) and
+the same sampled texts give the same observations, which is how an episode continues on another actor.
+Text in, text out: the episode loop owns tokens, masks and log-probs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the environment says to a sampled text."""
+
+    observation: str = ""
+    """Text appended to the context, masked out of the loss; empty when done."""
+    done: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The reward of a finished episode."""
+
+    reward: float
+    parts: dict[str, float] = field(default_factory=dict)
+    """Named parts; `exact` (0 or 1) is what evaluations report as accuracy."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Conversation(Protocol):
+    """One episode in the making."""
+
+    @property
+    def prompt(self) -> str:
+        """Text the policy sees first."""
+        ...
+
+    @property
+    def answer(self) -> str | None:
+        """A reference answer where there is one; given to rewards, and to a supervised start."""
+        ...
+
+    def step(self, text: str) -> Step:
+        """Take the text of one sampled turn (without the end token) and answer."""
+        ...
+
+    def score(self) -> Score:
+        """Judge the episode; called once, after the last turn or when the token limit ended it."""
+        ...
+
+
+class Environment(Protocol):
+    """Where conversations come from."""
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> Conversation:
+        """Make the conversation of an item; held-out items never appear in training."""
+        ...
+
+    def describe(self) -> str:
+        """A stable text of name, version and settings; its hash is compared between processes."""
+        ...

@@ -1,0 +1,1 @@
+"""Everything that crosses a process boundary: messages, sockets, keys, and the stateless server."""

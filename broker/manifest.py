@@ -1,0 +1,44 @@
+"""The weight manifest: which bytes are a policy version.
+
+Producer: the learner. Consumer: the publisher and the actors' receivers. The canonical wire form of a
+version is the concatenation of its tensors (Hugging Face names, publish dtype, order of the manifest,
+contiguous, little-endian, no padding); `digest` is the SHA-256 of these bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from buffer.episode import PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor in the flat buffer."""
+
+    name: str
+    dtype: str
+    """`float32` or `bfloat16`."""
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A fixed token sequence and the learner's log-probs of its tokens 1.. given those before, at temperature 1."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """len(token_ids) - 1 values, nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightManifest:
+    """Layout, digest and probe of one policy version."""
+
+    version: PolicyVersion
+    digest: str
+    num_bytes: int
+    tensors: tuple[TensorSpec, ...]
+    probe: Probe

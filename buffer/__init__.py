@@ -1,0 +1,1 @@
+"""The replay buffer: the episode record and the Redis store with its leases."""

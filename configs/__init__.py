@@ -1,0 +1,1 @@
+"""Settings, errors, logging; the presets beside them. Imports nothing of ours."""

@@ -1,0 +1,60 @@
+"""The tree of errors that a person or a caller can act on.
+
+NyalaError
+├── SettingsError      a setting is wrong: names the key, the value and what is allowed
+├── RecordError        an episode record or message is malformed
+├── StoreError         the Redis store refused or cannot be reached
+├── LostLineage        a newer learner owns the run; this one must stop
+├── RefusedError       the broker refused this peer; the text says why
+├── DeadlineError      a wait ended without what it waited for
+├── CheckpointError    a checkpoint is truncated, corrupt or of another run
+├── EngineError        the engine that samples died or cannot start
+├── RewardError        a reward function raised, returned nonsense or took too long
+└── WeightsError       weights do not match their manifest
+"""
+
+from __future__ import annotations
+
+
+class NyalaError(Exception):
+    """Base of all errors of this project."""
+
+
+class SettingsError(NyalaError, ValueError):
+    """A setting must be changed by the person who started the command."""
+
+
+class RecordError(NyalaError, ValueError):
+    """Bytes or values do not make a valid record or message."""
+
+
+class StoreError(NyalaError):
+    """The store refused an operation or cannot be reached."""
+
+
+class LostLineage(StoreError):
+    """A newer learner has taken the run over."""
+
+
+class RefusedError(NyalaError):
+    """The broker does not serve this peer."""
+
+
+class DeadlineError(NyalaError, TimeoutError):
+    """A wait reached its deadline."""
+
+
+class CheckpointError(NyalaError):
+    """A checkpoint cannot be trusted."""
+
+
+class EngineError(NyalaError):
+    """The engine died or cannot start."""
+
+
+class RewardError(NyalaError):
+    """A reward function failed on an episode."""
+
+
+class WeightsError(NyalaError):
+    """Weights do not agree with their manifest."""

@@ -1,0 +1,1 @@
+"""The learner: curriculum, batches, model, losses, loop, checkpoints and the weight publisher."""
