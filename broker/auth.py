@@ -1,0 +1,118 @@
+"""Who may connect: the ZAP door of a ZeroMQ context, an allow-list of CURVE public keys.
+
+One daemon thread answers libzmq's authentication requests for every server socket of its context,
+so the same class serves an asyncio broker and a publisher that runs in a plain thread. It fails
+closed: the sockets demand an answer from this door (`sockets.bind_router`), so without it nobody
+gets in.
+
+Example:
+    with Door(context, keys_folder):
+        router = bind_router(context, endpoint, ...)
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import TracebackType
+
+import structlog
+import zmq
+from zmq.utils import z85
+
+from broker.keys import ALLOWED, read_allowed
+
+DOMAIN = b"nyala"
+"""ZAP domain of every server socket; without one libzmq would not ask at all."""
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by the ZAP standard, RFC 27
+POLL_MS = 200  # bounds how long `close` waits for the thread; requests do not wait for it
+
+log = structlog.get_logger()
+
+
+class AllowList:
+    """The public keys in `allowed/`, read again when the folder or a file in it has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: object = None
+        self._keys: dict[bytes, str] = {}
+
+    def name_of(self, public_key: bytes) -> str | None:
+        """Return the name under which a key is allowed, or None."""
+        return self._keys.get(public_key)
+
+    def refresh(self) -> None:
+        """Look for a change; costs one `stat` for each file."""
+        seen = self._signature()
+        if seen != self._seen:
+            # A file that changes while it is read is read again next time: its signature differs.
+            self._keys, self._seen = read_allowed(self._folder), seen
+
+    def _signature(self) -> object:
+        try:
+            stats = [(path.name, path.stat()) for path in (self._folder / ALLOWED).iterdir()]
+        except OSError:  # no folder, or a file removed meanwhile
+            return None
+        return sorted((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
+
+
+class Door:
+    """Answers ZAP requests of one context until closed."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Path) -> None:
+        self.allowed = AllowList(keys)
+        """Shared with a server that also checks the key of every message (revocation)."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
+        self._stop = threading.Event()
+        self._socket = self._context.socket(zmq.REP)
+        self._socket.linger = 0
+        self._thread = threading.Thread(target=self._serve, name="zap", daemon=True)
+
+    def __enter__(self) -> Door:
+        """Start answering; bind server sockets after this."""
+        self._socket.bind(ZAP_ENDPOINT)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop answering: from now on nobody new gets in."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            while not self._stop.is_set():
+                if self._socket.poll(POLL_MS):
+                    self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            self._socket.close()
+
+    def _answer(self, request: list[bytes]) -> list[bytes]:
+        """Judge [version, id, domain, address, identity, mechanism, credentials...]."""
+        version, request_id, domain, address, _identity, mechanism, *credentials = request
+        name = None
+        if domain == DOMAIN and mechanism == b"CURVE" and len(credentials) == 1:
+            self.allowed.refresh()
+            key = z85.encode(credentials[0])
+            name = self.allowed.name_of(key)
+        if name is None:
+            log.warning(
+                "peer refused: its key is not in allowed/",
+                stage="auth",
+                address=address.decode(errors="replace"),
+                mechanism=mechanism.decode(errors="replace"),
+            )
+            return [version, request_id, b"400", b"key not allowed", b"", b""]
+        return [version, request_id, b"200", b"OK", key, b""]

@@ -1,0 +1,138 @@
+"""CURVE keys of a run: files in one folder, made by `nyala keys` and read by every process.
+
+    keys/                 0700
+      broker.key .pub     the broker's server key
+      learner.key .pub    the weight publisher's server key
+      actor.key .pub      what actors show to both
+      allowed/*.pub       who may connect: remove a file and its holder is out
+
+A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone. An
+actor's machine needs actor.key, broker.pub and learner.pub, never the others' secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from configs.errors import SettingsError
+
+SERVERS = ("broker", "learner")
+"""Who listens."""
+ACTOR = "actor"
+"""The key that actors share unless each is given its own with `make_client`."""
+ALLOWED = "allowed"
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A CURVE key pair, z85."""
+
+    public: bytes
+    secret: bytes = field(repr=False)
+    """Never logged."""
+
+
+def make_keys(folder: Path) -> Path:
+    """Make the keys of a run; those that exist are left as they are."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name in SERVERS:
+        _make_pair(folder, name)
+    make_client(folder, ACTOR)
+    return folder
+
+
+def make_client(folder: Path, name: str) -> None:
+    """Make the key pair of one more client and allow it to connect."""
+    pair = _make_pair(folder, name)
+    allowed = folder / ALLOWED
+    allowed.mkdir(mode=0o700, exist_ok=True)
+    _write_public(allowed / f"{name}.pub", pair.public)
+
+
+def load_pair(folder: Path, name: str) -> KeyPair:
+    """Read a process's own key pair.
+
+    Raises:
+        SettingsError: the key is missing, malformed or readable by others.
+    """
+    path = folder / f"{name}.key"
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise _missing(path, error) from None
+    if mode & 0o077:
+        raise SettingsError(
+            f"{path} must be readable by its owner alone, got mode {mode:04o}; "
+            f"anybody on this machine may have read it: make new keys with `nyala keys`, "
+            f"or `chmod 600 {path}` if you are sure"
+        )
+    secret = _read_key(path)
+    return KeyPair(public=bytes(zmq.curve_public(secret)), secret=secret)
+
+
+def load_public(folder: Path, name: str) -> bytes:
+    """Read the public key of the process that this one connects to.
+
+    Raises:
+        SettingsError: the key is missing or malformed.
+    """
+    return _read_key(folder / f"{name}.pub")
+
+
+def read_allowed(folder: Path) -> dict[bytes, str]:
+    """Read who may connect: public key -> name of its file. A malformed file allows nobody."""
+    allowed: dict[bytes, str] = {}
+    for path in sorted((folder / ALLOWED).glob("*.pub")):
+        try:
+            allowed[_read_key(path)] = path.stem
+        except SettingsError:
+            continue
+    return allowed
+
+
+def _make_pair(folder: Path, name: str) -> KeyPair:
+    path = folder / f"{name}.key"
+    if not path.exists():
+        _, secret = zmq.curve_keypair()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secret + b"\n")
+    pair = load_pair(folder, name)
+    _write_public(folder / f"{name}.pub", pair.public)
+    return pair
+
+
+def _write_public(path: Path, public: bytes) -> None:
+    if not path.exists():
+        path.write_bytes(public + b"\n")
+
+
+def _read_key(path: Path) -> bytes:
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise _missing(path, error) from None
+    try:
+        z85.decode(key)
+        usable = len(key) == 40
+    except (KeyError, ValueError, IndexError):
+        usable = False
+    if not usable:
+        raise SettingsError(
+            f"{path} must hold a z85 key of 40 characters, got {len(key)} bytes; "
+            f"make keys with `nyala keys {path.parent}`"
+        )
+    return key
+
+
+def _missing(path: Path, error: OSError) -> SettingsError:
+    return SettingsError(
+        f"{path} must be a key that this process can read, got {error.strerror}; "
+        f"make keys with `nyala keys {path.parent}` or copy them from the learner's machine"
+    )

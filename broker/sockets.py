@@ -1,0 +1,121 @@
+"""The ZeroMQ sockets of the project, with every option that a default would get wrong.
+
+One ROUTER per server, one DEALER per client and server, request and reply with explicit numbers.
+No PUB and no PUSH: both drop without a word. Works with `zmq.Context` and `zmq.asyncio.Context`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TypeVar
+
+import zmq
+
+from broker.auth import DOMAIN
+from broker.keys import KeyPair
+from configs.errors import SettingsError
+
+SEND_HWM = 64  # twice what one client keeps in flight: a full queue is a peer that does not read
+RECEIVE_HWM = 64  # as above; memory is bounded by this times peers times message size
+BACKLOG = 1024  # a fleet that reconnects at once after a restart
+HANDSHAKE_MS = 5_000  # who has not shown a key by then is cut off
+HEARTBEAT_MS = 2_000  # finds a peer whose machine vanished: TCP alone would wait for hours
+HEARTBEAT_TIMEOUT_MS = 6_000  # three beats
+RECONNECT_MS = 200
+RECONNECT_MAX_MS = 5_000
+SERVER_LINGER_MS = 2_000  # last replies of a server that drains; clients resend in any case
+LISTEN_HINT = "listen on another port, or stop the process that holds it"
+
+Socket = TypeVar("Socket", bound=zmq.Socket)  # type: ignore[type-arg]  # sync or asyncio
+
+
+def bind_router(
+    context: zmq.Context[Socket],
+    endpoint: str,
+    *,
+    keys: KeyPair,
+    max_message_bytes: int,
+    send_hwm: int = SEND_HWM,
+    receive_hwm: int = RECEIVE_HWM,
+) -> Socket:
+    """Make a server socket that only keys let in by the context's `Door` can talk to.
+
+    A reply to a peer that is gone, or that does not read, raises `zmq.ZMQError` (EHOSTUNREACH) or
+    `zmq.Again` instead of vanishing; send with NOBLOCK.
+
+    Raises:
+        SettingsError: the endpoint cannot be listened on.
+    """
+    socket = context.socket(zmq.ROUTER)
+    socket.curve_server = True
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no Door, no entry
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    # A second peer under the same routing id is ignored, never handed the first one's replies.
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.SNDHWM, send_hwm)
+    socket.setsockopt(zmq.RCVHWM, receive_hwm)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
+    socket.setsockopt(zmq.LINGER, SERVER_LINGER_MS)
+    _keep_alive(socket)
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(linger=0)
+        raise SettingsError(
+            f"{endpoint} must be an address this process can listen on, got {error}; {LISTEN_HINT}"
+        ) from None
+    return socket
+
+
+def connect_dealer(
+    context: zmq.Context[Socket],
+    endpoint: str,
+    *,
+    keys: KeyPair,
+    server_key: bytes,
+    max_message_bytes: int,
+    send_hwm: int = SEND_HWM,
+    receive_hwm: int = RECEIVE_HWM,
+) -> Socket:
+    """Make a client socket. It connects, and reconnects, in the background.
+
+    Send with NOBLOCK: without a connection `zmq.Again` says so at once, and nothing old is waiting
+    to be sent to the next server.
+    """
+    socket = context.socket(zmq.DEALER)
+    socket.curve_serverkey = server_key
+    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+    socket.setsockopt(zmq.SNDHWM, send_hwm)
+    socket.setsockopt(zmq.RCVHWM, receive_hwm)
+    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.LINGER, 0)  # what matters is resent until it is acknowledged
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    _keep_alive(socket)
+    socket.connect(endpoint)
+    return socket
+
+
+def bound_endpoint(socket: zmq.Socket) -> str:  # type: ignore[type-arg]
+    """Return the address a server socket really listens on, with the port that the system chose."""
+    return bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Say whether only this machine can reach an endpoint."""
+    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name or `*`
+        return host == "localhost"
+
+
+def _keep_alive(socket: zmq.Socket) -> None:  # type: ignore[type-arg]
+    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
