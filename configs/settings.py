@@ -18,7 +18,9 @@ Seconds = Annotated[float, Field(gt=0)]
 class Table(BaseModel):
     """A settings table: immutable, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class RunSettings(Table):
@@ -31,7 +33,8 @@ class RunSettings(Table):
     seed: int = 0
     """Seed of the curriculum. The task of an id is a pure function of (seed, id)."""
     model: str
-    """Hugging Face model directory or hub name. `init` alone means `<run folder>/init`, made by `nyala init-model`."""
+    """Hugging Face model directory or hub name. `init` alone means `<run folder>/init`, which
+    `nyala init-model` makes."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the published weights and of the actors' engines."""
     steps: Positive = 100
@@ -49,7 +52,8 @@ class RunSettings(Table):
     groups_per_batch: Positive = 16
     """Groups one optimizer step trains on."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
-    """Most batches by which a token's policy may be older than the one that trains it; 0 = synchronous."""
+    """Most batches by which a token's policy may be older than the one that trains it;
+    0 = synchronous."""
     max_prompt_tokens: Positive = 1024
     """Longest prompt, tokens."""
     max_completion_tokens: Positive = 1024
@@ -76,7 +80,8 @@ class BufferSettings(Table):
     """The Redis store."""
 
     url: str | None = None
-    """`redis://[:password@]host:port/db`, `rediss://` or `unix://`; null = `nyala up` starts a server of its own."""
+    """`redis://[:password@]host:port/db`, `rediss://` or `unix://`; null = `nyala up` starts a
+    server of its own."""
     maxmemory_mb: Annotated[int, Field(ge=16)] = 1024
     """Memory limit of a server that `nyala up` starts, MiB."""
     pause_at_memory: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -84,7 +89,8 @@ class BufferSettings(Table):
     max_episode_bytes: Annotated[int, Field(ge=1024, le=16 * 2**20)] = 16 * 2**20
     """Largest episode record, bytes."""
     min_group_size: Positive = 2
-    """A group that lost members to the dead letters trains with at least this many, else it is dropped."""
+    """A group that lost members to the dead letters trains with at least this many, else it is
+    dropped."""
     margin: Annotated[float, Field(ge=1)] = 1.0
     """Admission margin for groups that are expected to be filtered."""
     on_stale: Literal["drop", "train"] = "drop"
@@ -138,7 +144,8 @@ class ActorSettings(Table):
     heartbeat_s: Seconds = 2.0
     """Pause between heartbeats."""
     snapshot_s: Seconds = 1.0
-    """Pause between snapshots of unfinished episodes, which another actor continues after a crash."""
+    """Pause between snapshots of unfinished episodes; another actor continues from them after a
+    crash."""
     drain_s: Seconds = 10.0
     """Time to give leases back after SIGTERM."""
     eval_hold_s: Seconds = 10.0
@@ -248,7 +255,8 @@ class Settings(Table):
     def _tables_agree(self) -> Settings:
         if self.learner.publish_every > self.run.max_policy_lag + 1:
             raise ValueError(
-                f"learner.publish_every must be <= run.max_policy_lag + 1 = {self.run.max_policy_lag + 1}, "
-                f"got {self.learner.publish_every}; actors would only ever make episodes that are too old"
+                f"learner.publish_every must be <= run.max_policy_lag + 1 = "
+                f"{self.run.max_policy_lag + 1}, got {self.learner.publish_every}; "
+                f"actors would only ever make episodes that are too old"
             )
         return self

@@ -1,0 +1,172 @@
+"""From a YAML file and `table.key=value` overrides to checked settings, and back to a file.
+
+Owns reading, overriding, saving and hashing. What is wrong with a value is worded in `problems.py`,
+what a setting means is in `settings.py`.
+
+Example:
+    settings = load("configs/demo.yaml", ["learner.lr=1e-4", "actors.count=3"])
+    save(settings, settings.run.folder / "config.yaml")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from configs.errors import SettingsError
+from configs.problems import describe_all, unknown_key
+from configs.settings import Settings
+
+Tree = dict[str, Any]
+"""Settings before they are checked: tables of keys."""
+
+LOCAL_KEYS = {"directory", "model", "reward"}
+"""Keys of `run` that name files and so differ between machines. What is in the files is compared on
+its own: the manifest of the weights speaks for the model, the hash of the reward for the reward."""
+
+MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size is a wrong file
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
+    """Read settings from a YAML file.
+
+    Args:
+        path: The file.
+        overrides: `table.key=value`, the value written as in YAML; later ones win.
+
+    Raises:
+        SettingsError: The file cannot be read, or anything in it or in `overrides` is wrong; the
+            text lists all problems.
+    """
+    path = Path(path)
+    tree = _read(path)
+    problems = [problem for text in overrides if (problem := _override(tree, text)) is not None]
+    settings: Settings | None = None
+    try:
+        # JSON mode is strict about types (no "3" for 3, no true for 1) yet takes a text as a path.
+        settings = Settings.model_validate_json(json.dumps(tree, default=str), strict=True)
+    except ValidationError as error:
+        problems += describe_all(error)
+    if settings is None or problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        raise SettingsError(f"{path} has {count}; nothing was started:{lines}")
+    return settings
+
+
+def save(settings: Settings, path: Path) -> None:
+    """Write all settings, defaults included, so that `load` gives the same again."""
+    text = "# Written by Nyala: all settings of this run, defaults included.\n" + yaml.safe_dump(
+        settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Rename: a process that starts just now reads the old file or the new one, never half of one.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def settings_hash(settings: Settings) -> str:
+    """Hash what all roles of a run must agree on; the same on every machine, in every process."""
+    shared = settings.run.model_dump(mode="json", exclude=LOCAL_KEYS)
+    text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_schema() -> str:
+    """Write the JSON schema with which editors complete and check the presets."""
+    schema = Settings.model_json_schema()
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+def _read(path: Path) -> Tree:
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise SettingsError(f"{path} must be a settings file, got more than 1 MiB")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{path} must be a YAML file, got a path where there is none; "
+            f"presets are in {presets_folder()}"
+        ) from None
+    except IsADirectoryError:
+        raise SettingsError(f"{path} must be a YAML file, got a directory") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} must be a YAML file, got bytes that are not UTF-8") from None
+    except OSError as error:
+        raise SettingsError(f"{path} must be a readable YAML file, got: {error.strerror}") from None
+    try:
+        tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} must be a YAML file, got: {_one_line(error)}") from None
+    if tree is None:
+        raise SettingsError(f"{path} must have a `run:` table with a `model`, got an empty file")
+    if not isinstance(tree, dict):
+        raise SettingsError(
+            f"{path} must have tables such as `run:`, got {type(tree).__name__} {str(tree)[:60]!r}"
+        )
+    return {str(table): {} if keys is None else keys for table, keys in tree.items()}
+
+
+def _override(tree: Tree, text: str) -> str | None:
+    """Put one `table.key=value` into the tree; the answer is what is wrong with it."""
+    path, equals, value = text.partition("=")
+    names = path.strip().split(".")
+    if not equals or not all(names):
+        return f"an override must be table.key=value, got {text!r}; write --set learner.lr=1e-4"
+    if len(names) < 2:
+        return unknown_key((names[0],), value)
+    try:
+        parsed = yaml.load(value, Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
+    except yaml.YAMLError as error:
+        return f"the value of {path} must be written as in YAML, got {value!r}: {_one_line(error)}"
+    table = tree
+    for name in names[:-1]:
+        below = table.setdefault(name, {})
+        if not isinstance(below, dict):
+            return f"$.{path} must be a key of a table, got {name} = {below!r}"
+        table = below
+    table[names[-1]] = parsed
+    return None
+
+
+def presets_folder() -> Path:
+    """The folder of this package, where the presets are."""
+    return Path(__file__).parent
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} (line {error.problem_mark.line + 1})"
+    return " ".join(str(error).split())
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people read it: `1e-4` is a number, and a key that is written twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key}` is written twice", node.start_mark
+                )
+        mapping: Mapping[Hashable, Any] = super().construct_mapping(node, deep=deep)
+        return dict(mapping)
+
+
+# PyYAML follows YAML 1.1, where a float needs a dot and 5e-4 is a text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)

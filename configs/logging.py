@@ -1,0 +1,124 @@
+"""Logs of every process: one JSON object per line on stderr, with who wrote it.
+
+Owns the shape of a line: `event`, `level`, `timestamp`, then role, run, version and incarnation.
+A line that tells how far a process has come in starting has the key `stage`, which `nyala up`
+shows. On a terminal the same lines are coloured text. Lines of the standard library's loggers come
+out the same way.
+
+Example:
+    configure_logging("actor", run="demo", incarnation="host-1a2b")
+    structlog.get_logger().info("starting", stage="importing vLLM")
+    bind_version("1.12")  # every later line of this process names the policy version
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from configs.errors import NyalaError
+
+Level = Literal["debug", "info", "warning", "error"]
+
+NOISY = ("vllm", "transformers", "torch", "asyncio", "urllib3", "httpx", "matplotlib", "filelock")
+"""Libraries whose warnings and chatter a person running Nyala cannot act on."""
+
+_bound: dict[str, str] = {}
+"""Process-wide fields. Context variables would be lost in the threads of engine and feeder."""
+
+
+def configure_logging(
+    role: str, *, run: str = "", incarnation: str = "", level: Level = "info"
+) -> None:
+    """Route all logging of this process to stderr; call once, before importing vLLM.
+
+    Args:
+        role: `broker`, `learner`, `actor`, `publisher` or `console`.
+        run: Name of the run.
+        incarnation: This life of the process, where it has one.
+        level: Least severe level that is written.
+    """
+    _bound.clear()
+    _bound.update(role=role)
+    if run:
+        _bound.update(run=run)
+    if incarnation:
+        _bound.update(incarnation=incarnation)
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_bound,
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_rendering(sys.stderr.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(threshold)
+    logging.captureWarnings(True)
+    _quiet_libraries(threshold)
+    sys.excepthook = _log_uncaught
+
+
+def bind_version(version: str) -> None:
+    """Put the policy version, such as `1.12` for lineage 1 and step 12, into every later line."""
+    _bound["version"] = version
+
+
+def _add_bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    for key, value in _bound.items():
+        event.setdefault(key, value)
+    return event
+
+
+def _rendering(is_terminal: bool) -> list[Processor]:
+    if is_terminal:
+        return [structlog.dev.ConsoleRenderer(pad_event_to=0)]
+    render: Callable[..., str | bytes] = structlog.processors.JSONRenderer(default=str)
+    return [structlog.processors.format_exc_info, render]
+
+
+def _quiet_libraries(threshold: int) -> None:
+    """Hush libraries unless the person asked for debug lines."""
+    if threshold <= logging.DEBUG:
+        return
+    # vLLM installs handlers of its own when it is imported, unless told not to beforehand.
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    for name in NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+) -> None:
+    log = structlog.get_logger()
+    if issubclass(kind, KeyboardInterrupt):
+        log.warning("interrupted")
+    elif issubclass(kind, NyalaError):
+        # Its text is written for people; the traceback would only bury it.
+        log.error(str(error), error=kind.__name__)
+    else:
+        log.error("died of an unexpected error", exc_info=(kind, error, traceback))

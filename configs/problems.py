@@ -1,0 +1,196 @@
+"""What is wrong with a setting, in words: path, what is allowed, what was given, what was meant.
+
+Owns the wording and the guesses. Ranges are read from the JSON schema of the settings, so that they
+are written down once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from configs.aliases import owner_of
+from configs.settings import Settings
+
+Schema = dict[str, Any]
+"""A JSON schema, or a part of one."""
+
+NOUNS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "object": "a table",
+    "null": "null",
+}
+BOUNDS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
+}
+
+
+def describe_all(error: ValidationError) -> list[str]:
+    """Word every problem that pydantic found, in the order of the file."""
+    lines: dict[
+        str, None
+    ] = {}  # a union reports one problem for each of its branches; we word the setting once
+    for detail in error.errors(include_url=False):
+        for line in _describe(detail):
+            lines[line] = None
+    return list(lines)
+
+
+def unknown_key(path: Sequence[str], value: object) -> str:
+    """Say that a key is not one of ours, and which one was perhaps meant."""
+    known = _properties()
+    where = "$." + ".".join(path)
+    guess = suggest(path)
+    if guess is not None:
+        return f"{where} is not a setting, got {_show(value)}; did you mean {guess}?"
+    table = path[0]
+    if len(path) > 1 and any(own.startswith(f"{table}.") for own in known):
+        keys = ", ".join(own.partition(".")[2] for own in known if own.startswith(f"{table}."))
+        return f"{where} is not a setting, got {_show(value)}; {table} has {keys}"
+    tables = ", ".join(dict.fromkeys(own.partition(".")[0] for own in known))
+    return f"{where} is not a setting, got {_show(value)}; the tables are {tables}"
+
+
+def suggest(path: Sequence[str]) -> str | None:
+    """Guess which of our settings an unknown path means.
+
+    First a slip of the pen in the same table, then the same key in another table, then a peer's
+    name, then anything close.
+    """
+    known = list(_properties())
+    table, key = (path[0] if len(path) > 1 else ""), path[-1].lower().replace("-", "_")
+    near = difflib.get_close_matches(
+        key,
+        [own.partition(".")[2] for own in known if own.startswith(f"{table}.")],
+        n=1,
+        cutoff=0.75,
+    )
+    if table and near:
+        return f"{table}.{near[0]}"
+    homes = [own for own in known if own.partition(".")[2] == key]
+    if len(homes) == 1:
+        return homes[0]
+    alias = owner_of(".".join(path))
+    if alias is not None:
+        return alias
+    if len(homes) > 1:
+        return " or ".join(homes)
+    close = difflib.get_close_matches(".".join([*path[:-1], key]), known, n=1, cutoff=0.8)
+    if not close:
+        close = difflib.get_close_matches(
+            key, [own.partition(".")[2] for own in known], n=1, cutoff=0.8
+        )
+        close = [own for own in known if close and own.endswith(f".{close[0]}")][:1]
+    return close[0] if close else None
+
+
+def allowed(path: str) -> str:
+    """Say what a setting may be, such as `a whole number >= 1`, for `table.key`."""
+    return _constraint(_properties()[path])
+
+
+def meaning(path: str) -> str:
+    """Give the first sentence of what `table.key` is for."""
+    text = str(_properties()[path].get("description", "")).replace("\n", " ")
+    return text.partition(". ")[0].rstrip(".")
+
+
+def _describe(detail: ErrorDetails) -> Iterator[str]:
+    path = tuple(str(part) for part in detail["loc"])
+    kind, value = detail["type"], detail["input"]
+    if kind == "extra_forbidden":
+        for leaf, inner in _leaves(path, value):
+            yield unknown_key(leaf, inner)
+        return
+    if kind == "missing":
+        yield from _missing(path)
+        return
+    own = ".".join(path[:2])
+    if own in _properties():
+        about = f"; it is: {meaning(own)}" if meaning(own) else ""
+        yield f"$.{own} must be {allowed(own)}, got {_show(value)}{about}"
+    elif len(path) == 1:
+        yield f"$.{path[0]} must be a table of keys, got {_show(value)}"
+    else:
+        # The checks across tables: their text already names what is wrong and what follows.
+        yield "$." + str(detail["msg"]).removeprefix("Value error, ")
+
+
+def _missing(path: tuple[str, ...]) -> Iterator[str]:
+    if len(path) == 1:
+        required = [own for own in _required() if own.startswith(f"{path[0]}.")]
+        yield from (_missing_key(own) for own in required)
+    else:
+        yield _missing_key(".".join(path))
+
+
+def _missing_key(own: str) -> str:
+    return f"$.{own} must be {allowed(own)}, got nothing; it is: {meaning(own)}"
+
+
+def _leaves(path: tuple[str, ...], value: object) -> Iterator[tuple[tuple[str, ...], object]]:
+    """List the single settings below an unknown key: a peer's file is nested deeper than ours."""
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from _leaves((*path, str(key)), inner)
+    else:
+        yield path, value
+
+
+def _constraint(schema: Schema) -> str:
+    if "anyOf" in schema:
+        return " or ".join(_constraint(branch) for branch in schema["anyOf"])
+    if "enum" in schema:
+        return "one of " + ", ".join(str(choice) for choice in schema["enum"])
+    if "pattern" in schema:
+        return f"text like {schema['pattern']}"
+    if schema.get("format") == "path":
+        return "a path"
+    noun = NOUNS.get(str(schema.get("type")), "a value")
+    bounds = [f"{sign} {_number(schema[key])}" for key, sign in BOUNDS.items() if key in schema]
+    return f"{noun} {' and '.join(bounds)}".rstrip()
+
+
+def _number(bound: float) -> str:
+    return str(int(bound)) if float(bound).is_integer() else str(bound)
+
+
+def _show(value: object) -> str:
+    """Write a value as in YAML, short."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@cache
+def _properties() -> dict[str, Schema]:
+    """The schema of every `table.key`, in the order of the settings."""
+    schema = Settings.model_json_schema()
+    found: dict[str, Schema] = {}
+    for table, reference in schema["properties"].items():
+        name = str(reference["$ref"]).rpartition("/")[2]
+        for key, part in schema["$defs"][name]["properties"].items():
+            found[f"{table}.{key}"] = part
+    return found
+
+
+@cache
+def _required() -> list[str]:
+    """Every `table.key` that has no default."""
+    schema = Settings.model_json_schema()
+    return [
+        f"{table}.{key}"
+        for table, reference in schema["properties"].items()
+        for key in schema["$defs"][str(reference["$ref"]).rpartition("/")[2]].get("required", [])
+    ]

@@ -1,0 +1,43 @@
+"""Where a role finds the password of Redis: never in `config.yaml` or on a command line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from configs.errors import SettingsError
+from configs.settings import Settings
+
+VARIABLE = "NYALA_REDIS_URL"
+FILE_NAME = "redis.url"
+
+
+def redis_url(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+    """Find the URL of this run's Redis: the environment, then the run folder, then `buffer.url`.
+
+    Raises:
+        SettingsError: None of the three has one.
+    """
+    file = settings.run.folder / FILE_NAME
+    if environ.get(VARIABLE):
+        return environ[VARIABLE]
+    if file.exists():
+        return file.read_text(encoding="utf-8").strip()
+    if settings.buffer.url is not None:
+        return settings.buffer.url
+    raise SettingsError(
+        f"buffer.url must be the URL of a Redis server, got null, and there is no {file}; "
+        f"start the run with `nyala up`, or set {VARIABLE}"
+    )
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only this user can read, never for a moment more open than that."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+    unfinished.replace(path)
