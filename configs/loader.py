@@ -22,7 +22,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.errors import SettingsError
-from configs.problems import describe_all, unknown_key
+from configs.problems import describe_all
 from configs.settings import Settings
 
 Tree = dict[str, Any]
@@ -123,8 +123,6 @@ def _override(tree: Tree, text: str) -> str | None:
     names = path.strip().split(".")
     if not equals or not all(names):
         return f"an override must be table.key=value, got {text!r}; write --set learner.lr=1e-4"
-    if len(names) < 2:
-        return unknown_key((names[0],), value)
     try:
         parsed = yaml.load(value, Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
     except yaml.YAMLError as error:
@@ -154,12 +152,13 @@ class _Loader(yaml.SafeLoader):
     """YAML as people read it: `1e-4` is a number, and a key that is written twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` is written twice", node.start_mark
-                )
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"the key `{key.value}` is written twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
         mapping: Mapping[Hashable, Any] = super().construct_mapping(node, deep=deep)
         return dict(mapping)
 

@@ -1,0 +1,175 @@
+"""Settings from files and overrides: what is read, what is refused, and with which words."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.errors import SettingsError
+from configs.loader import load, save, settings_hash
+from configs.settings import RunSettings, Settings
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str) -> Path:
+        path = tmp_path / "settings.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def refusal(path, *overrides):
+    with pytest.raises(SettingsError) as caught:
+        load(path, overrides)
+    return str(caught.value)
+
+
+def test_a_file_gives_the_settings_it_names_and_defaults_for_the_rest(write):
+    settings = load(write("run: {model: init, steps: 7}\nlearner: {lr: 5e-4}"))
+
+    assert (settings.run.steps, settings.learner.lr) == (7, 5e-4)
+    assert settings.actors.count == 1
+
+
+def test_overrides_win_over_the_file_and_are_read_as_yaml(write):
+    path = write("run: {model: init}\nlearner: {lr: 5e-4}")
+
+    settings = load(
+        path,
+        [
+            "learner.lr=1e-6",
+            "actors.in_process=true",
+            "buffer.url=null",
+            "run.environment_settings={dataset: gcd}",
+            "run.environment_settings.style=compact",
+        ],
+    )
+
+    assert settings.learner.lr == 1e-6
+    assert settings.actors.in_process is True
+    assert settings.run.environment_settings == {"dataset": "gcd", "style": "compact"}
+
+
+def test_saved_settings_load_as_the_same_settings(write, tmp_path):
+    settings = load(write("run: {model: init, environment_settings: {a: [1, 2.5e-7, null]}}"))
+
+    save(settings, tmp_path / "deep" / "config.yaml")
+
+    assert load(tmp_path / "deep" / "config.yaml") == settings
+    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["config.yaml"]
+
+
+def test_all_problems_are_listed_with_path_range_and_value(write):
+    text = refusal(
+        write("run: {steps: true}\nactors: {count: -2}\nlearner: {correction: vtrace}"),
+        "learner.lr=0",
+        "nonsense",
+    )
+
+    assert "has 6 problems; nothing was started" in text
+    assert "$.run.model must be text, got nothing" in text
+    assert "$.run.steps must be a whole number >= 1, got true" in text
+    assert "$.actors.count must be a whole number >= 0, got -2" in text
+    assert '$.learner.correction must be one of none, tis, got "vtrace"' in text
+    assert "$.learner.lr must be a number > 0, got 0; it is: Peak learning rate" in text
+    assert "an override must be table.key=value, got 'nonsense'" in text
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("learner.learning_rate", "learner.lr"),
+        ("learner.entropy_bonsu", "learner.entropy_bonus"),
+        ("run.lr", "learner.lr"),
+        ("lr", "learner.lr"),
+        ("run.num_generations", "run.group_size"),
+        ("orchestrator.max_off_policy_steps", "run.max_policy_lag"),
+        ("actor_rollout_ref.rollout.n", "run.group_size"),
+        ("trainer.policy.model.path", "run.model"),
+        ("learner.eps-clip-high", "learner.clip_high"),
+        ("actor.max_inflight", "actors.max_concurrent_episodes"),
+        ("actor.count", "actors.count"),
+        ("run.threads", "actors.threads or learner.threads"),
+    ],
+)
+def test_an_unknown_key_gets_the_name_that_was_meant(write, typed, meant):
+    text = refusal(write("run: {model: init}"), f"{typed}=1")
+
+    assert f"$.{typed} is not a setting, got 1; did you mean {meant}?" in text
+
+
+def test_an_unknown_key_that_resembles_nothing_gets_the_names_there_are(write):
+    text = refusal(write("run: {model: init}\nconsole: {xyzzy: 1}\nplugh: {q: 2}"))
+
+    assert "$.console.xyzzy is not a setting, got 1; console has refresh_s, max_restarts" in text
+    assert "$.plugh.q is not a setting, got 2; the tables are run, buffer, broker" in text
+
+
+def test_tables_that_contradict_each_other_are_refused(write):
+    text = refusal(write("run: {model: init, max_policy_lag: 0}\nlearner: {publish_every: 2}"))
+
+    assert "$.learner.publish_every must be <= run.max_policy_lag + 1 = 1, got 2" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("", "must have a `run:` table with a `model`, got an empty file"),
+        ("# nothing but a comment", "got an empty file"),
+        ("- a\n- b", "must have tables such as `run:`, got list"),
+        ("run: [1", r"must be a YAML file, got: expected ',' or ']'"),
+        ("run:\n  model: a\n  model: b", "the key `model` is written twice (line 3)"),
+        ("run: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+        ("run: 3", "$.run must be a table of keys, got 3"),
+        ("run: {model: init, temperature: .nan}", "$.run.temperature must be a number > 0"),
+        ("run: {model: init}\nlearner: {lr: .inf}", "$.learner.lr must be a number > 0"),
+    ],
+)
+def test_a_file_that_is_not_settings_is_refused(write, text, answer):
+    assert answer in refusal(write(text))
+
+
+def test_a_path_without_a_file_is_refused_with_the_place_of_the_presets(tmp_path):
+    assert "got a path where there is none; presets are in" in refusal(tmp_path / "absent.yaml")
+    assert "got a directory" in refusal(tmp_path)
+
+
+def test_bytes_that_are_not_text_are_refused(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(b"\xff\xfe\x00run")
+
+    assert "bytes that are not UTF-8" in refusal(path)
+
+
+def test_the_hash_is_the_same_in_another_process():
+    program = (
+        "from configs.loader import settings_hash\n"
+        "from configs.settings import RunSettings, Settings\n"
+        "print(settings_hash(Settings(run=RunSettings(model='m', environment_settings={EXTRA}))))"
+    )
+    ours = settings_hash(
+        Settings(run=RunSettings(model="m", environment_settings={"b": 1, "a": 2}))
+    )
+
+    theirs = subprocess.run(
+        [sys.executable, "-c", program.replace("EXTRA", "'a': 2, 'b': 1")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert theirs.stdout.strip() == ours
+
+
+def test_the_hash_speaks_for_what_roles_share_and_not_for_folders():
+    base = Settings(run=RunSettings(model="m"))
+    elsewhere = Settings(run=RunSettings(model="/other/m", directory=Path("/data")))
+    hotter = Settings(run=RunSettings(model="m", temperature=0.7))
+    more_actors = base.model_copy(update={"actors": base.actors.model_copy(update={"count": 9})})
+
+    assert settings_hash(elsewhere) == settings_hash(base)
+    assert settings_hash(more_actors) == settings_hash(base)
+    assert settings_hash(hotter) != settings_hash(base)

@@ -1,0 +1,43 @@
+"""Where the password of Redis is found, and who may read it."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from configs.errors import SettingsError
+from configs.secrets import redis_url, write_secret
+from configs.settings import BufferSettings, RunSettings, Settings
+
+
+def settings_in(folder: Path, url: str | None = None) -> Settings:
+    return Settings(
+        run=RunSettings(model="m", name="r", directory=folder), buffer=BufferSettings(url=url)
+    )
+
+
+def test_environment_then_file_then_settings(tmp_path):
+    settings = settings_in(tmp_path, "redis://settings")
+
+    assert redis_url(settings, {}) == "redis://settings"
+    write_secret(settings.run.folder / "redis.url", "redis://file")
+    assert redis_url(settings, {}) == "redis://file"
+    assert redis_url(settings, {"NYALA_REDIS_URL": "redis://environment"}) == "redis://environment"
+
+
+def test_without_any_of_the_three_the_error_says_what_to_do(tmp_path):
+    with pytest.raises(
+        SettingsError, match=r"buffer\.url must be .* start the run with `nyala up`"
+    ):
+        redis_url(settings_in(tmp_path), {})
+
+
+def test_a_secret_is_readable_by_its_owner_alone(tmp_path):
+    path = tmp_path / "keys" / "secret"
+
+    write_secret(path, "one")
+    write_secret(path, "two")
+
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == "two\n"
+    assert [file.name for file in path.parent.iterdir()] == ["secret"]
