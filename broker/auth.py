@@ -20,7 +20,7 @@ import structlog
 import zmq
 from zmq.utils import z85
 
-from broker.keys import ALLOWED, read_allowed
+from .keys import ALLOWED, read_allowed
 
 DOMAIN = b"nyala"
 """ZAP domain of every server socket; without one libzmq would not ask at all."""
@@ -110,7 +110,6 @@ class Door:
         if name is None:
             log.warning(
                 "peer refused: its key is not in allowed/",
-                stage="auth",
                 address=address.decode(errors="replace"),
                 mechanism=mechanism.decode(errors="replace"),
             )

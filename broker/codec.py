@@ -19,10 +19,11 @@ from typing import TypeVar
 
 import msgpack
 
-from broker import messages
-from broker.manifest import WeightManifest
-from broker.shapes import MAX_ITEMS, Shape, shape_of, struct_fields, text_shape
 from configs.errors import RecordError
+
+from . import messages
+from .manifest import WeightManifest
+from .shapes import MAX_ITEMS, Shape, shape_of, struct_fields, text_shape
 
 MAX_ELEMENTS = 2**20
 """List and map entries of one message: ten times the largest manifest. A byte on the wire can cost

@@ -87,6 +87,10 @@ class Welcome:
     run_id: str
     lease_timeout_s: float
     publication: Publication | None
+    long_poll_s: float = 2.0
+    """Longest time a LEASE waits for work before its answer."""
+    max_message_bytes: int = 32 * 2**20
+    """Largest message the broker takes; a longer one would cut the connection without a word."""
 
 
 @dataclass(frozen=True, slots=True)

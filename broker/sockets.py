@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import zmq
 
-from broker.auth import DOMAIN
-from broker.keys import KeyPair
 from configs.errors import SettingsError
+
+from .auth import DOMAIN
+from .keys import KeyPair
 
 SEND_HWM = 64  # twice what one client keeps in flight: a full queue is a peer that does not read
 RECEIVE_HWM = 64  # as above; memory is bounded by this times peers times message size

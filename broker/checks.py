@@ -1,0 +1,97 @@
+"""What a well-formed message may ask for: ranges, sizes, records that are what they claim to be.
+
+Runs before the store is touched, so a message that fails here has changed nothing.
+"""
+
+from __future__ import annotations
+
+from buffer.codec import decode_completion, decode_episode
+from configs.errors import RecordError
+
+from .messages import (
+    BeatRequest,
+    FailRequest,
+    Hello,
+    LeaseRequest,
+    ReleaseRequest,
+    SubmitRequest,
+)
+
+MAX_LINES = 4096
+"""Tasks in one message; four times the most an actor generates at a time by default."""
+MAX_REASON = 2_000
+"""Characters of a failure's reason: a traceback's end, kept for each dead letter."""
+MAX_ID = 2**53
+"""Ids and fences pass through Lua, whose numbers are doubles."""
+
+
+def check_hello(hello: Hello, *, incarnation: str) -> None:
+    """Refuse a greeting in another's name."""
+    if hello.incarnation != incarnation:
+        raise RecordError(f"incarnation must be {incarnation!r:.80}, got {hello.incarnation!r:.80}")
+    if not 0 < len(hello.incarnation) <= 200:
+        raise RecordError(f"incarnation must have 1 to 200 characters, got {len(incarnation)}")
+    _in_range("capacity", hello.capacity, 1, MAX_LINES)
+
+
+def check_lease(request: LeaseRequest, *, capacity: int) -> None:
+    """Refuse a request for more than the actor said it can make at a time."""
+    _in_range("n", request.n, 1, capacity)
+
+
+def check_beats(request: BeatRequest, *, max_bytes: int) -> None:
+    """Refuse chunks that are not a completion of the length they claim."""
+    _lines(len(request.beats))
+    for beat in request.beats:
+        _task(beat.task_id, beat.fence)
+        _in_range("offset", beat.offset, 0, MAX_ID)
+        if not beat.chunk and not beat.num_tokens:
+            continue
+        length = len(decode_completion(beat.chunk, max_bytes=max_bytes).token_ids)
+        if length != beat.num_tokens:
+            raise RecordError(
+                f"chunk of task {beat.task_id} must have {beat.num_tokens} tokens, got {length}"
+            )
+
+
+def check_submissions(request: SubmitRequest, *, max_bytes: int) -> None:
+    """Refuse records that are malformed or of another task."""
+    _lines(len(request.submissions))
+    for submission in request.submissions:
+        _task(submission.task_id, submission.fence)
+        episode = decode_episode(submission.record, max_bytes=max_bytes)
+        if episode.task_id != submission.task_id:
+            raise RecordError(
+                f"record must be of task {submission.task_id}, got task {episode.task_id}"
+            )
+
+
+def check_releases(request: ReleaseRequest) -> None:
+    """Refuse ids that cannot be."""
+    _lines(len(request.tasks))
+    for task_id, fence in request.tasks:
+        _task(task_id, fence)
+
+
+def check_failures(request: FailRequest) -> None:
+    """Refuse unknown kinds and reasons of unbounded length."""
+    _lines(len(request.failures))
+    for failure in request.failures:
+        _task(failure.task_id, failure.fence)
+        if failure.kind not in ("data", "infrastructure"):
+            raise RecordError(f"kind must be data or infrastructure, got {failure.kind!r:.40}")
+        _in_range("length of reason", len(failure.reason), 0, MAX_REASON)
+
+
+def _lines(count: int) -> None:
+    _in_range("number of tasks in a message", count, 0, MAX_LINES)
+
+
+def _task(task_id: int, fence: int) -> None:
+    _in_range("task_id", task_id, 0, MAX_ID)
+    _in_range("fence", fence, 0, MAX_ID)
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise RecordError(f"{name} must be between {low} and {high}, got {value}")

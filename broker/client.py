@@ -1,0 +1,296 @@
+"""An actor's connection to the broker: calls that are sent again until they are answered.
+
+Consumes the actor's requests; each waits for the reply with its own `seq`, is resent with growing
+pauses, and ends at its deadline. Every request is idempotent (fences, and a grant is remembered by
+its `seq`), so a resent one does no harm. A broker that restarted asks for HELLO: the client says it
+again by itself.
+
+Example:
+    client = BrokerClient(endpoint, server_key=..., keys=..., run="demo", incarnation="actor-1")
+    welcome = await client.hello(Hello(...))
+    reply = await client.lease(LeaseRequest(n=8, version=version))
+    ...
+    await client.bye()
+    await client.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Coroutine
+from typing import TypeVar
+
+import structlog
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from configs.errors import DeadlineError, RecordError, RefusedError
+
+from .codec import decode, encode, sequence_of
+from .keys import KeyPair
+from .messages import (
+    BeatRequest,
+    Bye,
+    FailRequest,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    Refusal,
+    ReleaseRequest,
+    SubmitRequest,
+    Verdicts,
+    Welcome,
+)
+from .sockets import connect_dealer
+
+MAX_IN_FLIGHT = 32  # half the send queue: a call and its copy always fit
+FIRST_WAIT_S = 0.2  # a reply takes milliseconds; after this it was lost or the broker is busy
+LAST_WAIT_S = 5.0
+UNSENT_WAIT_S = 0.05  # without a connection a send fails at once and costs nothing to repeat
+DEFAULT_DEADLINE_S = 60.0
+MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+log = structlog.get_logger()
+Reply = TypeVar("Reply")
+
+
+class BrokerClient:
+    """Speaks to one broker for one incarnation, from one event loop."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        server_key: bytes,
+        keys: KeyPair,
+        run: str,
+        incarnation: str,
+        max_message_bytes: int = 32 * 2**20,
+    ) -> None:
+        """Connect in the background.
+
+        Args:
+            endpoint: `tcp://host:port` of the broker.
+            server_key: The broker's public key, z85.
+            keys: This actor's own key pair.
+            run: Name of the run.
+            incarnation: This life of the actor; a new one for every start.
+            max_message_bytes: Largest message, until the broker's WELCOME names its own limit.
+        """
+        self._endpoint = endpoint
+        self._run, self._incarnation = run, incarnation
+        self._max_message_bytes = max_message_bytes
+        self._long_poll_s = 0.0
+        self._context = zmq.asyncio.Context()
+        self._socket = connect_dealer(
+            self._context,
+            endpoint,
+            keys=keys,
+            server_key=server_key,
+            max_message_bytes=max_message_bytes,
+        )
+        self._monitor = self._socket.get_monitor_socket(MONITORED | HANDSHAKE_FAILED)
+        self._state = "no connection yet"
+        self._refused: str | None = None
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[object]] = {}
+        self._credit = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._greeting: Hello | None = None
+        self._greetings = 0
+        self._greet_lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def hello(self, hello: Hello, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Welcome:
+        """Introduce this incarnation; again by itself whenever a broker does not know it."""
+        welcome = await self._call(hello, Welcome, deadline_s)
+        self._greeting = hello
+        self._greetings += 1
+        self._long_poll_s = welcome.long_poll_s
+        self._max_message_bytes = welcome.max_message_bytes
+        return welcome
+
+    async def lease(
+        self, request: LeaseRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> LeaseReply:
+        """Ask for work; the answer may take as long as the broker's long poll."""
+        return await self._call(request, LeaseReply, deadline_s, self._long_poll_s)
+
+    async def beat(
+        self, request: BeatRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts:
+        """Keep leases and store chunks of unfinished episodes."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def submit(
+        self, request: SubmitRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts:
+        """Hand in finished episodes; returns once the store has them."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def release(
+        self, request: ReleaseRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts:
+        """Give leases back."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def fail(
+        self, request: FailRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Verdicts:
+        """Report episodes that could not be made."""
+        return await self._call(request, Verdicts, deadline_s)
+
+    async def bye(self, *, deadline_s: float = 2.0) -> None:
+        """Say that this incarnation ends; without an answer the broker finds out by itself."""
+        try:
+            await self._call(Bye(), Bye, deadline_s)
+        except (DeadlineError, RefusedError) as error:
+            log.info("bye was not heard", reason=str(error))
+
+    async def close(self) -> None:
+        """Drop the connection; calls that still wait are cancelled."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for waiting in self._pending.values():
+            waiting.cancel()
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
+
+    async def _call(
+        self, message: object, kind: type[Reply], deadline_s: float, patience_s: float = 0.0
+    ) -> Reply:
+        """Send until answered. `patience_s` is what the broker itself may take."""
+        self._start()
+        seq = next(self._numbers)
+        frame = encode(message, run=self._run, incarnation=self._incarnation, seq=seq)
+        if len(frame) > self._max_message_bytes:
+            raise RecordError(
+                f"a message must be at most broker.max_message_bytes = {self._max_message_bytes}, "
+                f"got {len(frame)} bytes; the broker would cut the connection without a word"
+            )
+        try:
+            async with asyncio.timeout(deadline_s), self._credit:
+                return await self._until_answered(seq, frame, kind, patience_s)
+        except TimeoutError:
+            name = type(message).__name__
+            raise DeadlineError(
+                self._why_silent(f"{name} had no answer in {deadline_s:g} s")
+            ) from None
+
+    async def _until_answered(
+        self, seq: int, frame: bytes, kind: type[Reply], patience_s: float
+    ) -> Reply:
+        pause = FIRST_WAIT_S
+        while True:
+            reply = await self._try(seq, frame, patience_s + _jitter(pause))
+            if isinstance(reply, kind):
+                return reply
+            if isinstance(reply, Refusal):
+                if reply.code == "hello" and kind is not Welcome and self._greeting is not None:
+                    await self._greet_again(self._greeting)
+                elif reply.code == "store":
+                    await asyncio.sleep(_jitter(pause))
+                else:
+                    raise RefusedError(f"{reply.text} (refused as {reply.code})")
+            elif reply is not None:
+                raise RefusedError(f"reply must be a {kind.__name__}, got {type(reply).__name__}")
+            pause = min(2 * pause, LAST_WAIT_S)
+
+    async def _try(self, seq: int, frame: bytes, wait_s: float) -> object | None:
+        """Send once and wait for the reply; None if there is none yet."""
+        if self._refused is not None:
+            raise RefusedError(self._refused)
+        answer = self._pending[seq] = asyncio.get_running_loop().create_future()
+        try:
+            try:
+                await self._socket.send(frame, flags=zmq.NOBLOCK)
+            except zmq.Again:
+                wait_s = UNSENT_WAIT_S
+            await asyncio.wait([answer], timeout=wait_s)
+            return answer.result() if answer.done() else None
+        finally:
+            del self._pending[seq]
+
+    async def _greet_again(self, greeting: Hello) -> None:
+        """Say HELLO once for all the calls that a restarted broker has refused."""
+        seen = self._greetings
+        async with self._greet_lock:
+            if self._greetings == seen:
+                log.info("saying HELLO again", endpoint=self._endpoint)
+                await self.hello(greeting)
+
+    def _start(self) -> None:
+        if not self._tasks:
+            self._spawn(self._receive())
+            self._spawn(self._watch())
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _receive(self) -> None:
+        """Hand every reply to the call that waits for it."""
+        while True:
+            frames = await self._socket.recv_multipart()
+            try:
+                envelope = decode(frames[-1], max_bytes=self._max_message_bytes)
+                seq, message = envelope.seq, envelope.message
+            except RecordError as error:
+                seq = sequence_of(frames[-1], max_bytes=self._max_message_bytes)
+                message = Refusal(code="reply", text=str(error))
+            answer = self._pending.get(seq)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+            elif isinstance(message, LeaseReply) and message.leases:
+                self._spawn(self._give_back(message))
+
+    async def _give_back(self, orphan: LeaseReply) -> None:
+        """Release what was granted to a call that no longer waits, so that it need not expire."""
+        tasks = tuple((lease.task_id, lease.fence) for lease in orphan.leases)
+        try:
+            await self.release(ReleaseRequest(tasks), deadline_s=LAST_WAIT_S)
+        except (DeadlineError, RefusedError) as error:
+            log.warning("leases nobody asked for will expire", count=len(tasks), reason=str(error))
+
+    async def _watch(self) -> None:
+        """Remember what became of the connection, for error texts and for a refused key."""
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._refuse(
+                    f"the broker at {self._endpoint} refused this key; put its .pub file into the "
+                    "folder allowed/ of the broker's keys, or copy the run's actor.key here"
+                )
+            elif event & HANDSHAKE_FAILED:
+                self._state = "the handshake failed: broker.pub is not the key of this broker"
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._state, self._refused = "connected", None
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._state = "the connection was cut"
+            elif self._state == "no connection yet":
+                self._state = "reached, but without a handshake"
+
+    def _refuse(self, text: str) -> None:
+        self._refused = text
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_result(Refusal(code="key", text=text))
+
+    def _why_silent(self, what: str) -> str:
+        return (
+            f"{what} from {self._endpoint} ({self._state}); likely causes: the broker is not "
+            "running, broker.endpoint is wrong, a firewall is between, or broker.pub is another run's"
+        )
+
+
+def _jitter(pause_s: float) -> float:
+    return pause_s * random.uniform(0.5, 1.5)  # or a fleet would come back in step
