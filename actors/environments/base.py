@@ -1,14 +1,14 @@
 """The environment seam, made for one turn and for several.
 
-An environment turns (index, seed) into a conversation. It is deterministic: the same (index, seed) and
-the same sampled texts give the same observations, which is how an episode continues on another actor.
-Text in, text out: the episode loop owns tokens, masks and log-probs.
+An environment turns (index, seed) into a conversation. It is deterministic: the same (index, seed)
+and the same sampled texts give the same observations, which is how an episode continues on another
+actor. Text in, text out: the episode loop owns tokens, masks and log-probs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,13 @@ class Score:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
+class Segment(NamedTuple):
+    """A stretch of a demonstration: one turn of the policy (`trained`), or an observation."""
+
+    text: str
+    trained: bool
+
+
 class Conversation(Protocol):
     """One episode in the making."""
 
@@ -40,11 +47,19 @@ class Conversation(Protocol):
 
     @property
     def answer(self) -> str | None:
-        """A reference answer where there is one; given to rewards, and to a supervised start."""
+        """A reference answer where there is one; given to rewards."""
+        ...
+
+    @property
+    def demonstration(self) -> tuple[Segment, ...]:
+        """One right way to go on from the prompt, for a supervised start; may be empty."""
         ...
 
     def step(self, text: str) -> Step:
-        """Take the text of one sampled turn (without the end token) and answer."""
+        """Take the text of one sampled turn (without the end token) and answer.
+
+        A turn that the token limit cut off is given too; what is said to it goes unheard.
+        """
         ...
 
     def score(self) -> Score:

@@ -1,0 +1,124 @@
+"""Two turns with a tool: the policy may ask a calculator before it answers.
+
+    prompt        7+8*3=
+    turn 1        [8*3]          the call; a turn without brackets is already the answer
+    observation   24;            masked out of the loss; `?;` to what is no expression
+    turn 2        31             the answer
+
+Settings: `max_operand`, `dense` (credit for a useful call and by position), `seed`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from random import Random
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .arithmetic import ArithmeticSyntaxError, evaluate
+from .base import Score, Segment, Step
+from .held_out import probe
+from .partial_credit import position_share
+
+ITEMS = 1 << 30  # numbers of questions; questions repeat long before
+CACHED_QUESTIONS = 4096
+
+
+class CalculatorSettings(BaseModel):
+    """`run.environment_settings` of this environment."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    max_operand: int = Field(default=9, ge=2, le=999)
+    dense: bool = False
+    """Reward = half of `exact` + a quarter each for a useful call and for the position share."""
+    seed: int = Field(default=0, ge=0, lt=1 << 30)
+
+
+class Question(NamedTuple):
+    """What is asked, and the part of it that is hard without the tool."""
+
+    text: str
+    product: str
+
+
+class CalculatorConversation:
+    """One question: a call, what the calculator says, an answer."""
+
+    def __init__(self, question: Question, *, dense: bool) -> None:
+        self._question = question
+        self._dense = dense
+        self._result: int | None = None
+        self._called = False
+        self._final: str | None = None
+
+    @property
+    def prompt(self) -> str:
+        """The question, ending in `=`."""
+        return self._question.text + "="
+
+    @property
+    def answer(self) -> str:
+        """The value of the question."""
+        return str(evaluate(self._question.text))
+
+    @property
+    def demonstration(self) -> tuple[Segment, ...]:
+        """The product is calculated first, then the answer is given."""
+        product = self._question.product
+        return (
+            Segment(f"[{product}]", trained=True),
+            Segment(f"{evaluate(product)};", trained=False),
+            Segment(self.answer, trained=True),
+        )
+
+    def step(self, text: str) -> Step:
+        """Answer a first call with its value; take anything else as the final answer."""
+        text = text.strip()
+        if self._called or not (text.startswith("[") and text.endswith("]")):
+            self._final = text
+            return Step()
+        self._called = True
+        try:
+            self._result = evaluate(text[1:-1])
+        except ArithmeticSyntaxError:
+            return Step("?;", done=False)
+        return Step(f"{self._result};", done=False)
+
+    def score(self) -> Score:
+        """Judge the final answer, and whether the tool was used."""
+        final = self._final or ""
+        exact = float(final == self.answer)
+        useful = float(self._result == evaluate(self._question.product))
+        parts = {"exact": exact, "used_tool": float(self._result is not None)}
+        if not self._dense:
+            return Score(exact, parts)
+        share = position_share(final, self.answer)
+        return Score(exact / 2 + useful / 4 + share / 4, parts | {"position": share})
+
+
+class Calculator:
+    """Questions such as `7+8*3`, split into training and held-out ones."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = CalculatorSettings(**settings)
+        self._find = lru_cache(CACHED_QUESTIONS)(self._probe)
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> CalculatorConversation:  # noqa: ARG002 - an item is its index
+        """Make the conversation of an item; members of a group share it, whatever their seeds."""
+        return CalculatorConversation(self._find(index, held_out), dense=self._settings.dense)
+
+    def describe(self) -> str:
+        """Name, version and settings."""
+        return f"calculator 1 {sorted(self._settings.model_dump().items())!r}"
+
+    def _probe(self, index: int, held_out: bool) -> Question:
+        return probe(index, self._make, lambda question: question.text, held_out=held_out)
+
+    def _make(self, number: int) -> Question:
+        random = Random((self._settings.seed << 31) + number % ITEMS)
+        a, b, c = (random.randint(1, self._settings.max_operand) for _ in range(3))
+        product, sign = f"{b}*{c}", random.choice("+-")
+        text = f"{a}{sign}{product}" if random.random() < 0.5 else f"{product}{sign}{a}"
+        return Question(text, product)

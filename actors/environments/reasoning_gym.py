@@ -1,0 +1,181 @@
+"""Any dataset of reasoning-gym as a single-turn environment.
+
+Settings: `dataset` (its name), `prompt_style` (`compact` or `full`), `dense` (credit by position),
+`size` (training items before they repeat), `seed`; every further key goes to the dataset. Training
+and held-out items come from separate seeds and, by `held_out.py`, never share a question.
+
+Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
+settings make a generator that never returns: whoever begins an item does it under a deadline
+(`actors/workbench.py`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from configs.errors import SettingsError
+
+from .base import Score, Segment, Step
+from .compact import CompactStyle, Item, compact_style
+from .held_out import probe
+from .partial_credit import position_share
+
+HELD_OUT_SEED = 1 << 31  # above any seed + item number, and within the 32 bits of numpy's seeds
+CACHED_ITEMS = 4096  # more than the groups in flight: members of a group share one item
+
+
+class ReasoningGymSettings(BaseModel):
+    """Our own keys of `run.environment_settings`; the others belong to the dataset."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    dataset: str = "spell_backward"
+    prompt_style: Literal["compact", "full"] = "compact"
+    dense: bool = False
+    """Reward = half of the position share + half of `exact`, instead of the dataset's own score."""
+    size: int = Field(default=1_000_000, ge=1, lt=1 << 30)
+    seed: int = Field(default=0, ge=0, lt=1 << 30)
+
+
+class _Dataset(Protocol):
+    """What is used of a reasoning-gym dataset."""
+
+    def __getitem__(self, idx: int) -> Item: ...
+
+    def score_answer(self, answer: str | None, entry: Item) -> float: ...
+
+
+class ReasoningGymConversation:
+    """One question, one answer."""
+
+    def __init__(
+        self, item: Item, dataset: _Dataset, *, style: CompactStyle | None, dense: bool
+    ) -> None:
+        self._item = item
+        self._dataset = dataset
+        self._style = style
+        self._dense = dense
+        self._text: str | None = None
+
+    @property
+    def prompt(self) -> str:
+        """The question, in the chosen style."""
+        return self._style.prompt(self._item) if self._style else str(self._item["question"])
+
+    @property
+    def answer(self) -> str:
+        """The reference answer, in the chosen style."""
+        return self._style.answer(self._item) if self._style else str(self._item["answer"])
+
+    @property
+    def demonstration(self) -> tuple[Segment, ...]:
+        """The reference answer as the only turn."""
+        return (Segment(self.answer, trained=True),)
+
+    def step(self, text: str) -> Step:
+        """Take the answer; there is no second turn."""
+        self._text = text
+        return Step()
+
+    def score(self) -> Score:
+        """Judge by the dataset's own scorer, or densely."""
+        text = _final_answer(self._text or "")
+        expanded = self._style.expand(text) if self._style else text
+        errors = 0.0
+        try:
+            score = float(self._dataset.score_answer(expanded, entry=self._item))
+        except Exception:  # noqa: BLE001 - any of 100 foreign scorers; an odd answer is a wrong one
+            score, errors = 0.0, 1.0
+        exact = 1.0 if text == self.answer or score >= 1.0 else 0.0
+        parts = {"exact": exact, "score": score}
+        reward = score
+        if self._dense:
+            parts["position"] = position_share(text, self.answer)
+            reward = (parts["position"] + exact) / 2
+        return Score(reward, parts, {"scorer_errors": errors})
+
+
+class ReasoningGym:
+    """A dataset by name, split into training and held-out items."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = ReasoningGymSettings(**settings)
+        self._extra = dict(self._settings.model_extra or {})
+        self._style = (
+            compact_style(self._settings.dataset)
+            if self._settings.prompt_style == "compact"
+            else None
+        )
+        self._training = self._create(self._settings.seed)
+        self._held_out = self._create(self._settings.seed + HELD_OUT_SEED)
+        self._item = lru_cache(CACHED_ITEMS)(self._find)
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> ReasoningGymConversation:  # noqa: ARG002 - an item is its index
+        """Make the conversation of an item; members of a group share it, whatever their seeds."""
+        return ReasoningGymConversation(
+            self._item(index, held_out),
+            self._held_out if held_out else self._training,
+            style=self._style,
+            dense=self._settings.dense,
+        )
+
+    def describe(self) -> str:
+        """Name, package version and settings."""
+        settings = sorted(self._settings.model_dump().items())
+        return f"reasoning_gym {version('reasoning-gym')} {settings!r}"
+
+    def _find(self, index: int, held_out: bool) -> Item:
+        dataset = self._held_out if held_out else self._training
+        size = self._settings.size
+        return probe(
+            index % size,
+            lambda number: dataset[number % size],
+            self._question,
+            held_out=held_out,
+        )
+
+    def _question(self, item: Item) -> str:
+        # What the policy reads, without case: `Son>` in training would give `son>` away.
+        text = self._style.prompt(item) if self._style else str(item["question"])
+        return text.casefold()
+
+    def _create(self, seed: int) -> _Dataset:
+        with warnings.catch_warnings():
+            # Dependencies of the package warn of their own syntax when they are first compiled.
+            warnings.simplefilter("ignore")
+            import reasoning_gym  # takes seconds: only who makes items pays
+            from reasoning_gym.factory import DATASETS
+        name = self._settings.dataset
+        if name not in DATASETS:
+            raise SettingsError(
+                "run.environment_settings.dataset must be a dataset of reasoning-gym, "
+                f"got {name!r}; {_similar(name, list(DATASETS))}"
+            )
+        try:
+            dataset: _Dataset = reasoning_gym.create_dataset(
+                name, seed=seed, size=self._settings.size, **self._extra
+            )
+        except (TypeError, ValueError, AssertionError) as error:
+            raise SettingsError(
+                f"run.environment_settings must be valid for reasoning-gym's {name}, "
+                f"got {self._extra}; it says: {error}"
+            ) from error
+        return dataset
+
+
+def _final_answer(text: str) -> str:
+    """Take what stands in the last `<answer>` tags where a model writes them, else all."""
+    _, tag, rest = text.rpartition("<answer>")
+    return (rest.partition("</answer>")[0] if tag else rest).strip()
+
+
+def _similar(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(close)}?" if close else "names are in its GALLERY.md"

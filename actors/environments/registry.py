@@ -1,0 +1,90 @@
+"""Environments by the name in `run.environment`.
+
+A name of ours, or `module:Class` of yours: the class is called with `run.environment_settings` as
+keywords and must have `begin` and `describe` (`base.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib import import_module
+
+from pydantic import ValidationError
+
+from configs.errors import SettingsError
+from configs.settings import RunSettings
+
+from .base import Conversation, Environment
+
+OURS = {
+    "reasoning_gym": "actors.environments.reasoning_gym:ReasoningGym",
+    "calculator": "actors.environments.calculator:Calculator",
+}
+
+
+def make_environment(run: RunSettings) -> Environment:
+    """Make the environment of a run.
+
+    Slow at times (reasoning-gym imports for seconds) and, with odd settings, endless: call it under
+    a deadline.
+
+    Raises:
+        SettingsError: The environment is unknown, or refuses its settings.
+    """
+    factory = _load_class(run.environment)
+    try:
+        environment: Environment = factory(**run.environment_settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(
+            f"run.environment_settings.{key} must be valid for {run.environment}, "
+            f"got {first['input']!r}; {first['msg']}"
+        ) from error
+    except TypeError as error:
+        raise SettingsError(
+            f"run.environment_settings must be keywords of {run.environment}, "
+            f"got {run.environment_settings}; it says: {error}"
+        ) from error
+    return environment
+
+
+def check_environment(run: RunSettings) -> Conversation:
+    """Make the environment and both a training and a held-out item; return the former.
+
+    Raises:
+        SettingsError: The environment cannot serve this run.
+    """
+    environment = make_environment(run)
+    sample = environment.begin(0, run.seed, held_out=False)
+    if run.eval_episodes:
+        environment.begin(0, run.seed, held_out=True)
+    return sample
+
+
+def environment_hash(environment: Environment) -> str:
+    """Hash of what an environment says of itself; compared between the processes of a run."""
+    return hashlib.sha256(environment.describe().encode()).hexdigest()[:16]
+
+
+def _load_class(name: str) -> type[Environment]:
+    module_name, colon, class_name = OURS.get(name, name).partition(":")
+    if not colon:
+        known = ", ".join(sorted(OURS))
+        raise SettingsError(
+            f"run.environment must be one of {known}, or module:Class, got {name!r}; "
+            "a class of your own must be importable where the actors run"
+        )
+    try:
+        found = getattr(import_module(module_name), class_name)
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise SettingsError(
+            f"run.environment must name an importable class, got {name!r}; it says: {error}"
+        ) from error
+    if not (callable(found) and hasattr(found, "begin") and hasattr(found, "describe")):
+        raise SettingsError(
+            f"run.environment must be a class with begin and describe, got {name!r}; "
+            "see actors/environments/base.py"
+        )
+    checked: type[Environment] = found
+    return checked

@@ -1,0 +1,196 @@
+"""One episode in the making: a state machine without I/O.
+
+    SAMPLING --take: turn ends--> JUDGING --settle: more to say--> SAMPLING
+                                     |
+                                     +-----settle: done, or no room--> FINISHED
+
+`judge` runs foreign code (the environment) and therefore in a thread; it only reads. Everything
+else runs on the event loop. Invariant: the transcript is a prefix of the finished completion at any
+time, so a kill at any token, inside a turn, an observation or between them, costs the tokens that
+were not yet in the store and nothing else.
+
+A lease that brings tokens is continued: finished turns are found by their stop tokens and said to
+the environment again; what it answers must be the tokens that are there. If it does not, the
+episode starts from scratch and is counted (`restarted`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker.messages import Lease
+from buffer.episode import Completion
+
+from .engine import Delta, Request
+from .environments.base import Conversation, Score
+from .tokens import Tokenizer
+from .transcript import Transcript
+
+
+class State(StrEnum):
+    """What an episode waits for."""
+
+    SAMPLING = "sampling"
+    """The engine."""
+    JUDGING = "judging"
+    """The environment."""
+    FINISHED = "finished"
+
+
+class ReplayMismatch(ValueError):
+    """The environment did not answer as it did when the tokens of an earlier lease were made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the environment said to a turn."""
+
+    observation_ids: tuple[int, ...] = ()
+    finish_reason: str | None = None
+    """None = the policy is to go on."""
+    score: Score | None = None
+    """Set iff the episode is finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """What all episodes of one actor share."""
+
+    tokenizer: Tokenizer
+    incarnation: str
+    max_completion_tokens: int
+
+
+class Rollout:
+    """An episode of one lease."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        conversation: Conversation,
+        prompt_ids: tuple[int, ...],
+        maker: Maker,
+        *,
+        partial: Completion | None = None,
+    ) -> None:
+        """Begin, or continue from `partial`.
+
+        Raises:
+            ReplayMismatch: `partial` does not fit the conversation, which is then spoiled.
+        """
+        self.lease = lease
+        self.conversation = conversation
+        self.prompt_ids = prompt_ids
+        self.state = State.SAMPLING
+        self.finish_reason = ""
+        self.score: Score | None = None
+        self.num_turns = 0
+        self.resumed_at = 0
+        self._maker = maker
+        self._transcript = Transcript()
+        self._turn_start = 0
+        self._turn_end = 0
+        self._cut = False
+        if partial is not None and len(partial.token_ids):
+            self._resume(partial)
+
+    @property
+    def length(self) -> int:
+        """Completion tokens so far."""
+        return len(self._transcript)
+
+    def completion(self, start: int = 0) -> Completion:
+        """The completion from token `start` on."""
+        return self._transcript.completion(start)
+
+    def request(self) -> Request:
+        """What the engine is to sample next."""
+        assert self.state is State.SAMPLING
+        spec = self.lease.spec
+        return Request(
+            request_id=f"{self.lease.task_id}.{self.lease.fence}.{self.num_turns}",
+            token_ids=self.prompt_ids + self._transcript.tokens(),
+            max_tokens=self._maker.max_completion_tokens - self.length,
+            temperature=spec.temperature,
+            stop_token_ids=self._maker.tokenizer.stop_token_ids,
+            group_key=f"{spec.purpose}.{spec.group_id}",
+        )
+
+    def take(self, delta: Delta) -> None:
+        """Append new tokens of the turn; the last delta of a turn ends it."""
+        assert self.state is State.SAMPLING
+        if delta.token_ids:
+            self._transcript.sign(self.lease.fence, self._maker.incarnation)
+            self._transcript.append_sampled(delta.token_ids, delta.logprobs, delta.versions)
+        if delta.finish_reason is not None:
+            self._end_turn(self.length)
+
+    def judge(self) -> Judgement:
+        """Say the turn to the environment; score if that was the last. Changes nothing here."""
+        tokenizer = self._maker.tokenizer
+        stop = self._turn_end if self._cut else self._turn_end - 1
+        turn = tokenizer.decode(self._transcript.tokens(self._turn_start, stop))
+        step = self.conversation.step(turn)
+        if self._cut:
+            return Judgement((), "length", self.conversation.score())
+        if step.done:
+            reason = "environment" if step.observation else "stop"
+            return Judgement((), reason, self.conversation.score())
+        observation_ids = tokenizer.encode_observation(step.observation)
+        if self._turn_end + len(observation_ids) >= self._maker.max_completion_tokens:
+            return Judgement((), "length", self.conversation.score())
+        return Judgement(observation_ids)
+
+    def settle(self, judgement: Judgement) -> None:
+        """Take what `judge` returned: go on with the next turn, or finish."""
+        assert self.state is State.JUDGING
+        self.num_turns += 1
+        if judgement.finish_reason is not None:
+            self.state = State.FINISHED
+            self.finish_reason, self.score = judgement.finish_reason, judgement.score
+            return
+        # While resuming, the store may already have some of the observation, or more than that.
+        missing = judgement.observation_ids[self.length - self._turn_end :]
+        if missing:
+            self._transcript.sign(self.lease.fence, self._maker.incarnation)
+            self._transcript.append_observation(missing)
+        self._turn_start = self._turn_end + len(judgement.observation_ids)
+        self.state = State.SAMPLING
+
+    def _end_turn(self, end: int) -> None:
+        last = self._transcript.tokens(end - 1, end) if end > self._turn_start else ()
+        self._cut = not last or last[0] not in self._maker.tokenizer.stop_token_ids
+        self._turn_end = end
+        self.state = State.JUDGING
+
+    def _resume(self, partial: Completion) -> None:
+        """Walk through the turns of `partial` as the lease that made it did."""
+        self._transcript = Transcript.of(partial)
+        self.resumed_at = self.length
+        while (end := self._next_turn_end()) is not None:
+            self._expect(self._turn_start, end, sampled=True)
+            self._end_turn(end)
+            judgement = self.judge()
+            stored = self._transcript.tokens(end, end + len(judgement.observation_ids))
+            if judgement.observation_ids[: len(stored)] != stored:
+                raise ReplayMismatch("the environment answers a finished turn in other words")
+            if judgement.finish_reason is not None and end < self.length:
+                raise ReplayMismatch("the environment ends the episode before its tokens end")
+            self._expect(end, end + len(stored), sampled=False)
+            self.settle(judgement)
+            if self.state is State.FINISHED:
+                return
+        self._expect(self._turn_start, self.length, sampled=True)
+
+    def _next_turn_end(self) -> int | None:
+        """Where the turn at hand ends in the stored tokens; None if it does not yet."""
+        turn = self._transcript.tokens(self._turn_start)
+        ends = [turn.index(stop) for stop in self._maker.tokenizer.stop_token_ids if stop in turn]
+        if ends:
+            return self._turn_start + min(ends) + 1
+        return self.length if self.length >= self._maker.max_completion_tokens else None
+
+    def _expect(self, start: int, stop: int, *, sampled: bool) -> None:
+        if any(bit != sampled for bit in self._transcript.mask(start, stop)):
+            raise ReplayMismatch(f"tokens {start} to {stop} must all be of one kind")
