@@ -138,7 +138,10 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
             if not versions or versions[-1].version != span.version:
                 versions.append(VersionSpan(span.version, shift + span.start))
         for run in chunk.fences:
-            same = fences and (fences[-1].fence, fences[-1].incarnation) == (run.fence, run.incarnation)
+            same = fences and (fences[-1].fence, fences[-1].incarnation) == (
+                run.fence,
+                run.incarnation,
+            )
             if not same:
                 fences.append(FenceRun(run.fence, run.incarnation, shift + run.start))
     joined = Completion(
@@ -217,7 +220,9 @@ def _fields(value: object, expected: frozenset[str]) -> _Map:
     if not isinstance(value, dict) or value.keys() != expected:
         raise RecordError(f"a record must be a map of {sorted(expected)}; other fields are refused")
     if type(value["schema"]) is not int or value["schema"] != SCHEMA:
-        raise RecordError(f"schema must be {SCHEMA}, got {value['schema']!r:.40}; update the older peer")
+        raise RecordError(
+            f"schema must be {SCHEMA}, got {value['schema']!r:.40}; update the older peer"
+        )
     return value
 
 

@@ -58,7 +58,11 @@ def check_completion(completion: Completion) -> None:
     Raises:
         RecordError: names the field, what it must be, and what it was.
     """
-    tokens, logprobs, mask = completion.token_ids, completion.behaviour_logprobs, completion.loss_mask
+    tokens, logprobs, mask = (
+        completion.token_ids,
+        completion.behaviour_logprobs,
+        completion.loss_mask,
+    )
     _array("token_ids", tokens, np.int32)
     _array("behaviour_logprobs", logprobs, np.float32)
     _array("loss_mask", mask, np.uint8)
@@ -128,14 +132,18 @@ def _starts(name: str, starts: list[int], length: int) -> None:
 
 def _array(name: str, array: object, dtype: type[np.generic]) -> None:
     if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
-        raise RecordError(f"{name} must be a flat {dtype.__name__} array, got {type(array).__name__}")
+        raise RecordError(
+            f"{name} must be a flat {dtype.__name__} array, got {type(array).__name__}"
+        )
     if array.size > MAX_TOKENS:
         raise RecordError(f"{name} must have at most {MAX_TOKENS} values, got {array.size}")
 
 
 def _ids(name: str, ids: np.ndarray) -> None:
     if ids.size and ids.min() < 0:
-        raise RecordError(f"{name} must be >= 0, got {int(ids.min())}; no vocabulary has such a token")
+        raise RecordError(
+            f"{name} must be >= 0, got {int(ids.min())}; no vocabulary has such a token"
+        )
 
 
 def _number(name: str, value: object) -> None:

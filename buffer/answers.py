@@ -1,0 +1,166 @@
+"""What the store's operations take and answer, as values.
+
+Producer: `operations.py`. Consumers: the broker, the learner, the console.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .episode import PolicyVersion
+
+
+class NewTask(NamedTuple):
+    """A task to create. Producer: the learner's feeder."""
+
+    task_id: int
+    group_id: int
+    spec: bytes
+    eval_step: int | None = None
+    """Evaluation round (the caller's lineage, this step); None = a training task."""
+
+
+class LeasedTask(NamedTuple):
+    """A task granted under a fence."""
+
+    task_id: int
+    fence: int
+    spec: bytes
+    length: int
+    """Tokens already in the store, in `chunks`."""
+    chunks: tuple[bytes, ...]
+
+
+class LeaseAnswer(NamedTuple):
+    """`status` is OK, WAIT (not admitted now), EMPTY (nothing to do) or DONE (the run has ended)."""
+
+    status: str
+    tasks: list[LeasedTask]
+
+
+class BeatLine(NamedTuple):
+    """One lease to renew; with `num_tokens` > 0 it brings a chunk that starts at token `offset`."""
+
+    task_id: int
+    fence: int
+    offset: int = 0
+    num_tokens: int = 0
+    chunk: bytes = b""
+
+
+class BeatVerdict(NamedTuple):
+    """OK, GAP, DUP, STALE or GONE, and how many tokens the store has."""
+
+    verdict: str
+    length: int
+
+
+class ClaimedUnit(NamedTuple):
+    """A unit of a batch with its finished tasks."""
+
+    group_id: int
+    task_ids: list[int]
+
+
+class Claim(NamedTuple):
+    """What batch k holds at present."""
+
+    sealed: bool
+    complete: bool
+    """It has as many units as were asked for, or is sealed."""
+    starts: int
+    """Lives of the learner that began to train it."""
+    units: list[ClaimedUnit]
+    """Oldest first."""
+
+
+class EvalRound(NamedTuple):
+    """An evaluation round so far."""
+
+    unfinished: int
+    failed: int
+    records: dict[int, bytes]
+
+
+class Memory(NamedTuple):
+    """Redis' memory."""
+
+    used_bytes: int
+    limit_bytes: int
+    """`maxmemory`; 0 = none."""
+
+    @property
+    def share(self) -> float:
+        """Used share of the limit; 0 without a limit."""
+        return self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
+
+
+class ActorSeen(NamedTuple):
+    """An actor's last sign of life."""
+
+    incarnation: str
+    silent_s: float
+    fields: dict[str, str]
+
+
+class Publication(NamedTuple):
+    """Where the current weights are: version, and `digest`, `endpoint`, `public_key`."""
+
+    version: PolicyVersion
+    fields: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimCounts:
+    """One claim in the statistics."""
+
+    k: int
+    units: int
+    sealed: bool
+    starts: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalCounts:
+    """Evaluation tasks of the open rounds."""
+
+    ready: int
+    leased: int
+    done: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """State of a run. The task counts come from the sets that hold the tasks, so they cannot drift."""
+
+    state: str
+    """RUNNING, PAUSED, RECOVERING or ENDED."""
+    lineage: int
+    version: int
+    """Batches trained in this lineage's history."""
+    committed_step: int
+    """Newest batch inside a durable checkpoint."""
+    hashes: dict[str, str]
+    created: int
+    ready: int
+    leased: int
+    buffered: int
+    """Submitted and not claimed, the waiting members of open units included."""
+    claimed: int
+    committed: int
+    dropped: dict[str, int]
+    dead: int
+    cancelled: int
+    new_units: int
+    open_units: int
+    buffered_units: int
+    claims: tuple[ClaimCounts, ...]
+    eval: EvalCounts
+
+    @property
+    def accounted(self) -> int:
+        """Tasks found in some state; equal to `created`, or a task was lost."""
+        live = self.ready + self.leased + self.buffered + self.claimed
+        return live + self.committed + sum(self.dropped.values()) + self.dead + self.cancelled

@@ -1,0 +1,11 @@
+-- ARGV: field, value, ...   Sets meta of a new run; of a known run it only compares.
+-- -> {} | {field, stored value} of the first that differs
+if call('EXISTS', META) == 1 then
+  for i = 1, #ARGV, 2 do
+    local stored = call('HGET', META, ARGV[i])
+    if stored ~= ARGV[i + 1] then return { ARGV[i], stored or '' } end
+  end
+  return {}
+end
+call('HSET', META, 'state', 'RUNNING', 'lineage', 0, 'version', 0, 'committed', 0, 'fence', 0, unpack(ARGV))
+return {}

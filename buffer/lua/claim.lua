@@ -1,0 +1,35 @@
+-- ARGV: lineage, k, units, start (0|1), most tasks to move in one call
+-- -> {'CLOSED'} | {'MORE'} | {'OK', sealed, starts, {group id, task id, ...}, ...}
+-- Sticky: what batch k has claimed stays in it; until it is sealed, the oldest complete units fill it up.
+local refused = refuse_learner(ARGV[1])
+if refused then return refused end
+local meta = call('HMGET', META, 'state', 'committed')
+if meta[1] ~= 'RUNNING' then return { 'CLOSED' } end
+local k = ARGV[2]
+if tonumber(k) <= tonumber(meta[2]) then return redis.error_reply('COMMITTED ' .. meta[2]) end
+local claim, state, size = claim_key(k), claim_state_key(k), group_size()
+local sealed = call('HEXISTS', state, 'sealed')
+draw_on_reserve()
+call('ZADD', CLAIMS, k, k)
+if ARGV[4] == '1' then call('HINCRBY', state, 'starts', 1) end
+
+local missing = sealed == 1 and 0 or tonumber(ARGV[3]) - call('ZCARD', claim)
+if missing > 0 then
+  local oldest = call('ZRANGE', BUF, 0, math.min(missing, units_of(ARGV[5], size)) - 1, 'WITHSCORES')
+  for i = 1, #oldest, 2 do
+    call('ZREM', BUF, oldest[i])
+    call('ZADD', claim, oldest[i + 1], oldest[i])
+    for _, id in ipairs(members(oldest[i], size)) do call('SMOVE', DONE, CLAIMED, id) end
+  end
+  if #oldest > 0 and #oldest / 2 < missing then return { 'MORE' } end
+end
+
+local answer = { 'OK', sealed, tonumber(call('HGET', state, 'starts') or '0') }
+for _, gid in ipairs(call('ZRANGE', claim, 0, -1)) do
+  local unit = { gid }
+  for _, id in ipairs(members(gid, size)) do
+    if call('SISMEMBER', CLAIMED, id) == 1 then unit[#unit + 1] = id end -- dead members do not count
+  end
+  answer[#answer + 1] = unit
+end
+return answer

@@ -1,0 +1,35 @@
+-- ARGV: lineage, k, most tasks to move in one call.  -> {tasks committed, 1 if there are more}
+-- Every batch up to k is inside a durable checkpoint. Of a committed task one bit remains.
+local refused = refuse_learner(ARGV[1])
+if refused then return refused end
+local meta = call('HMGET', META, 'version', 'committed')
+if tonumber(ARGV[2]) > tonumber(meta[1]) then return redis.error_reply('UNTRAINED ' .. meta[1]) end
+local claims = call('ZRANGEBYSCORE', CLAIMS, '-inf', ARGV[2])
+for _, k in ipairs(claims) do
+  if call('HEXISTS', claim_state_key(k), 'sealed') == 0 and call('EXISTS', claim_key(k)) == 1 then
+    return redis.error_reply('UNSEALED ' .. k)
+  end
+end
+local size, committed = group_size(), 0
+local room = units_of(ARGV[3], size)
+draw_on_reserve()
+for _, k in ipairs(claims) do
+  local units = room > 0 and call('ZRANGE', claim_key(k), 0, room - 1) or {}
+  for _, gid in ipairs(units) do
+    call('ZREM', claim_key(k), gid)
+    for _, id in ipairs(members(gid, size)) do
+      if call('SREM', CLAIMED, id) == 1 then
+        forget(id, COMMITTED)
+        committed = committed + 1
+      end
+    end
+  end
+  room = room - #units
+  if call('EXISTS', claim_key(k)) == 0 then
+    call('UNLINK', claim_state_key(k))
+    call('ZREM', CLAIMS, k)
+  end
+end
+local more = #call('ZRANGEBYSCORE', CLAIMS, '-inf', ARGV[2])
+if more == 0 then call('HSET', META, 'committed', math.max(tonumber(ARGV[2]), tonumber(meta[2]))) end
+return { committed, more > 0 and 1 or 0 }

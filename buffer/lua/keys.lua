@@ -1,0 +1,52 @@
+-- Put before every script. KEYS[1] is the run's prefix; every key of the run shares its hash tag and
+-- so lives on the same node. The table of keys is in buffer/keys.py.
+local call = redis.call
+local run = KEYS[1]
+local META, LINEAGES = run .. ':meta', run .. ':lineages'
+local KNOWN, COMMITTED, CANCELLED = run .. ':known', run .. ':committed', run .. ':cancelled'
+local REASONS, DEAD = run .. ':reasons', run .. ':dead'
+local NEW, OPEN, BUF = run .. ':new', run .. ':open', run .. ':buf'
+local READY, DONE, CLAIMED, CLAIMS = run .. ':ready', run .. ':done', run .. ':claimed', run .. ':claims'
+local ROUNDS = run .. ':rounds'
+local EVAL_BASE = 2 ^ 48
+
+local function task_key(id) return run .. ':t:' .. id end
+local function chunks_key(id) return run .. ':t:' .. id .. ':p' end
+local function record_key(id) return run .. ':e:' .. id end
+local function unfinished_key(gid) return run .. ':g:' .. gid end
+local function claim_key(k) return run .. ':c:' .. k end
+local function claim_state_key(k) return run .. ':c:' .. k .. ':s' end
+local function round_key(round, part) return run .. ':v:' .. round .. (part or '') end
+local function dropped_key(reason) return run .. ':dropped:' .. reason end
+local function lease_key(id) return run .. (tonumber(id) >= EVAL_BASE and ':lease:eval' or ':lease') end
+
+local function now_ms()
+  local time = call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+-- Redis refuses the first write of a script when it is full, if that write could take memory, and lets
+-- a script end what it began. Operations that free memory, or that the way out needs, begin with this
+-- removal of nothing.
+local function draw_on_reserve() call('UNLINK', run .. ':nothing') end
+
+local function group_size() return tonumber(call('HGET', META, 'group_size')) end
+
+-- Whole units among so many tasks, at least one.
+local function units_of(tasks, size) return math.max(1, math.floor(tasks / size)) end
+
+-- The ids of a unit's members, as strings: group g of size n holds the tasks g*n .. g*n + n-1.
+local function members(gid, size)
+  local ids = {}
+  for i = 0, size - 1 do ids[i + 1] = string.format('%.0f', gid * size + i) end
+  return ids
+end
+
+-- The learner's fence. Returns an error reply for a learner that no longer owns the run, else nil.
+local function refuse_learner(lineage)
+  local current = call('HGET', META, 'lineage')
+  if not current then return redis.error_reply('NORUN') end
+  if tonumber(lineage) < tonumber(current) then return redis.error_reply('LOST ' .. current) end
+  if tonumber(lineage) > tonumber(current) then return redis.error_reply('REWOUND ' .. current) end
+  return nil
+end

@@ -1,0 +1,88 @@
+-- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights
+-- -> {'OK', fence, {id, spec, length, {chunk, ...}}, ...} | {'WAIT'} | {'EMPTY'} | {'DONE'}
+-- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order.
+local meta = call('HMGET', META, 'state', 'lineage', 'version', 'group_size', 'units_per_batch',
+  'max_policy_lag', 'margin', 'fence')
+if meta[1] == 'ENDED' then return { 'DONE' } end
+if meta[1] ~= 'RUNNING' then return { 'WAIT' } end
+local lineage, version, size = tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
+local actor_lineage, actor_step = tonumber(ARGV[4]), tonumber(ARGV[5])
+if actor_lineage > lineage then return { 'WAIT' } end -- the store was rewound: wait for the learner
+local room, picked = tonumber(ARGV[3]), {}
+
+local function pick(ids)
+  for _, id in ipairs(ids) do picked[#picked + 1] = id end
+  room = room - #ids
+end
+
+local function pick_ready(key)
+  local ids = call('ZRANGE', key, 0, room - 1)
+  if #ids > 0 then call('ZREM', key, unpack(ids)) end
+  pick(ids)
+end
+
+-- Batches by which the actor's weights are behind, by the steps at which later lineages left its own.
+local function policy_lag()
+  local fork = actor_step
+  for later = actor_lineage + 1, lineage do
+    fork = math.min(fork, tonumber(call('HGET', LINEAGES, later) or '0'))
+  end
+  return math.max(0, version - fork) + (actor_step - fork)
+end
+
+-- Units that somebody began and no optimizer step has consumed.
+local function units_in_flight()
+  local units = call('SCARD', OPEN) + call('ZCARD', BUF)
+  for _, k in ipairs(call('ZRANGEBYSCORE', CLAIMS, '(' .. version, '+inf')) do
+    units = units + call('ZCARD', claim_key(k))
+  end
+  return units
+end
+
+local function start_unit(gid)
+  local ids, now, later = members(gid, size), {}, {}
+  call('ZREM', NEW, gid)
+  call('SADD', OPEN, gid)
+  call('SADD', unfinished_key(gid), unpack(ids))
+  for i, id in ipairs(ids) do
+    if i <= room then now[#now + 1] = id else later[#later + 1] = id end
+  end
+  for _, id in ipairs(later) do call('ZADD', READY, id, id) end
+  pick(now)
+end
+
+for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
+  local of, step = string.match(round, '(%d+):(%d+)')
+  of, step = tonumber(of), tonumber(step)
+  if room > 0 and (actor_lineage > of or (actor_lineage == of and actor_step >= step)) then
+    pick_ready(round_key(round, ':r'))
+  end
+end
+if room > 0 then pick_ready(READY) end
+if room > 0 then
+  local cap = (tonumber(meta[6]) + 1 - policy_lag()) * tonumber(meta[5]) * tonumber(meta[7])
+  local in_flight = units_in_flight()
+  for _, gid in ipairs(call('ZRANGE', NEW, 0, math.ceil(room / size) - 1)) do
+    -- A unit is split only when it is the first of the call: the next call starts it whole.
+    if in_flight >= cap or room < 1 or (room < size and #picked > 0) then break end
+    start_unit(gid)
+    in_flight = in_flight + 1
+  end
+end
+if #picked == 0 then return { call('ZCARD', NEW) > 0 and 'WAIT' or 'EMPTY' } end
+
+local time = call('TIME')
+-- Never below the clock: a store that lost its last seconds still grants no fence twice.
+local fence = string.format('%.0f', math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
+call('HSET', META, 'fence', fence)
+local deadline = now_ms() + tonumber(ARGV[2])
+local answer = { 'OK', fence }
+for _, id in ipairs(picked) do
+  local key = task_key(id)
+  call('HSET', key, 'st', 'L', 'fence', fence, 'inc', ARGV[1])
+  call('ZADD', lease_key(id), deadline, id)
+  local task = call('HMGET', key, 'spec', 'len')
+  local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
+  answer[#answer + 1] = { id, task[1], tonumber(task[2] or '0'), chunks }
+end
+return answer

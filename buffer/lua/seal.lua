@@ -1,0 +1,8 @@
+-- ARGV: lineage, k.  -> units in the frozen batch
+local refused = refuse_learner(ARGV[1])
+if refused then return refused end
+local units = call('ZCARD', claim_key(ARGV[2]))
+if units == 0 then return redis.error_reply('UNCLAIMED ' .. ARGV[2]) end
+draw_on_reserve()
+call('HSET', claim_state_key(ARGV[2]), 'sealed', 1)
+return units

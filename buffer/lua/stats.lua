@@ -1,0 +1,37 @@
+-- -> {meta fields}, {name, count, ...}, {reason, count, ...}, {k, units, sealed, starts, ...}
+-- Counts come from the sets and bitmaps themselves; there is no counter that could drift.
+local size = tonumber(call('HGET', META, 'group_size') or '1')
+local counts = {
+  'created', call('BITCOUNT', KNOWN),
+  'ready', call('ZCARD', READY) + call('ZCARD', NEW) * size,
+  'leased', call('ZCARD', run .. ':lease'),
+  'buffered', call('SCARD', DONE),
+  'claimed', call('SCARD', CLAIMED),
+  'committed', call('BITCOUNT', COMMITTED),
+  'dead', call('ZCARD', DEAD),
+  'cancelled', call('BITCOUNT', CANCELLED),
+  'new_units', call('ZCARD', NEW),
+  'open_units', call('SCARD', OPEN),
+  'buffered_units', call('ZCARD', BUF),
+}
+local reasons = {}
+for _, reason in ipairs(call('SMEMBERS', REASONS)) do
+  reasons[#reasons + 1] = reason
+  reasons[#reasons + 1] = call('BITCOUNT', dropped_key(reason))
+end
+local claims = {}
+for _, k in ipairs(call('ZRANGE', CLAIMS, 0, -1)) do
+  claims[#claims + 1] = {
+    tonumber(k), call('ZCARD', claim_key(k)), call('HEXISTS', claim_state_key(k), 'sealed'),
+    tonumber(call('HGET', claim_state_key(k), 'starts') or '0'),
+  }
+end
+local ready, unfinished, done, failed = 0, 0, 0, 0
+for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
+  ready = ready + call('ZCARD', round_key(round, ':r'))
+  unfinished = unfinished + call('SCARD', round_key(round, ':u'))
+  done = done + call('HLEN', round_key(round))
+  failed = failed + call('SCARD', round_key(round, ':x'))
+end
+local eval = { ready, unfinished - ready, done, failed }
+return { call('HGETALL', META), counts, reasons, claims, eval }

@@ -1,0 +1,52 @@
+-- Put before every script, after units.lua. The life of a task (field st):
+--   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
+-- Invariant: whoever acts on a task shows the fence it was last leased under.
+
+-- Returns the verdict for the holder of a fence and, where it is OK, the state and the length. A lease
+-- that expired, even a reaped one, may be revived until somebody else gets it.
+local function judge(id, fence)
+  local task = call('HMGET', task_key(id), 'st', 'fence', 'len')
+  if not task[1] then return 'GONE' end
+  if task[2] ~= fence then return 'STALE' end
+  if task[1] == 'D' then return 'DUP' end
+  if task[1] == 'X' then return 'STALE' end
+  return 'OK', task[1], tonumber(task[3] or '0')
+end
+
+-- Where a ready task waits: evaluation tasks wait in their round.
+local function ready_key(id)
+  if tonumber(id) < EVAL_BASE then return READY end
+  return round_key(call('HGET', task_key(id), 'round'), ':r')
+end
+
+-- Back to the ready tasks, before those that nobody has begun.
+local function give_back(id)
+  call('ZREM', lease_key(id), id)
+  call('HSET', task_key(id), 'st', 'R')
+  call('ZADD', ready_key(id), -1, id)
+end
+
+local function die(id, why)
+  call('ZREM', lease_key(id), id)
+  call('ZREM', ready_key(id), id)
+  if tonumber(id) >= EVAL_BASE then
+    local round = call('HGET', task_key(id), 'round')
+    call('SREM', round_key(round, ':u'), id)
+    call('SADD', round_key(round, ':x'), id)
+    call('UNLINK', task_key(id), chunks_key(id))
+  else
+    call('HSET', task_key(id), 'st', 'X', 'why', why)
+    call('ZADD', DEAD, now_ms(), id)
+    lose_member(id)
+  end
+end
+
+-- One more attempt failed. Where `progress_counts`, an attempt that added tokens is the first again.
+local function charge(id, max_attempts, why, progress_counts)
+  call('ZREM', lease_key(id), id)
+  local task = call('HMGET', task_key(id), 'att', 'len', 'lastlen')
+  local attempts, length = tonumber(task[1] or '0') + 1, tonumber(task[2] or '0')
+  if progress_counts and length > tonumber(task[3] or '0') then attempts = 1 end
+  call('HSET', task_key(id), 'att', attempts, 'lastlen', length)
+  if attempts >= max_attempts then die(id, why) else give_back(id) end
+end

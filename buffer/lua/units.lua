@@ -1,0 +1,80 @@
+-- Put before every script, after keys.lua. The life of a unit, which is a group of tasks:
+--   new -> open (first member leased) -> buf (no member unfinished) -> claim k -> committed
+-- Any of the first four may end as dropped or cancelled instead. Invariant: a unit is in exactly one of
+-- these, and g:<gid> holds the members of an open unit that are neither done nor dead.
+
+-- A task that needs nothing more leaves one bit behind.
+local function forget(id, fate)
+  call('UNLINK', task_key(id), chunks_key(id), record_key(id))
+  call('SETBIT', fate, id, 1)
+end
+
+-- Ends a unit early; its dead members stay with the dead letters. Returns how many tasks met this fate.
+local function end_unit(gid, size, fate)
+  call('UNLINK', unfinished_key(gid))
+  call('ZREM', NEW, gid)
+  call('SREM', OPEN, gid)
+  call('ZREM', BUF, gid)
+  local ended = 0
+  for _, id in ipairs(members(gid, size)) do
+    if call('HGET', task_key(id), 'st') ~= 'X' then
+      call('ZREM', READY, id)
+      call('ZREM', lease_key(id), id)
+      call('SREM', DONE, id)
+      call('SREM', CLAIMED, id)
+      forget(id, fate)
+      ended = ended + 1
+    end
+  end
+  return ended
+end
+
+local function drop_unit(gid, size, reason)
+  draw_on_reserve()
+  call('SADD', REASONS, reason)
+  return end_unit(gid, size, dropped_key(reason))
+end
+
+-- A member of an open unit is done or dead: when it was the last one, the unit enters the buffer.
+local function finish_member(gid, id)
+  call('SREM', unfinished_key(gid), id)
+  if call('EXISTS', unfinished_key(gid)) == 0 then
+    call('SREM', OPEN, gid)
+    call('ZADD', BUF, call('HINCRBY', META, 'arrivals', 1), gid)
+  end
+end
+
+-- A member died: the unit goes on with the others, or is dropped at once when they cannot be enough.
+local function lose_member(id)
+  local size = group_size()
+  local gid = string.format('%.0f', math.floor(id / size))
+  local alive = 0
+  for _, member in ipairs(members(gid, size)) do
+    if call('HGET', task_key(member), 'st') ~= 'X' then alive = alive + 1 end
+  end
+  if alive < math.min(tonumber(call('HGET', META, 'min_group_size')), size) then
+    drop_unit(gid, size, 'group_broken')
+  else
+    finish_member(gid, id)
+  end
+end
+
+-- Removes up to `limit` unfinished tasks of an evaluation round. Returns how many.
+local function end_round_tasks(round, limit)
+  local ids = call('SRANDMEMBER', round_key(round, ':u'), limit)
+  for _, id in ipairs(ids) do
+    call('SREM', round_key(round, ':u'), id)
+    call('ZREM', round_key(round, ':r'), id)
+    call('ZREM', lease_key(id), id)
+    call('UNLINK', task_key(id), chunks_key(id))
+  end
+  return #ids
+end
+
+-- Closes a round without unfinished tasks; its results stay readable for an hour.
+local function close_round(round)
+  call('ZREM', ROUNDS, round)
+  for _, id in ipairs(call('HKEYS', round_key(round))) do call('UNLINK', task_key(id)) end
+  call('EXPIRE', round_key(round), 3600)
+  call('EXPIRE', round_key(round, ':x'), 3600)
+end

@@ -1,0 +1,90 @@
+"""What an operation is: calls of Lua scripts and how their replies become a value.
+
+Knows no client. An operation is a generator of calls, so one definition serves the blocking and the
+asyncio store alike, and one that works in slices can look at a reply before it asks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+Argument: TypeAlias = "str | bytes | int | float"
+Reply: TypeAlias = Any
+"""Nested lists of bytes, int and None, as Redis sends them; parsed at once, never passed on."""
+
+SLICE = 500
+"""Tasks that one script call moves at most, so that nobody waits long for Redis."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one script."""
+
+    script: str
+    arguments: tuple[Argument, ...]
+
+
+Steps: TypeAlias = Generator[Call, Reply, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation(Generic[T]):
+    """A named operation on the store, run by `Store.run` or `AsyncStore.run`."""
+
+    name: str
+    steps: Callable[[], Steps[T]]
+
+
+def single(script: str, arguments: Iterable[Argument], parse: Callable[[Reply], T]) -> Operation[T]:
+    """Make an operation of one call."""
+    call = Call(script, tuple(arguments))
+
+    def steps() -> Steps[T]:
+        return parse((yield call))
+
+    return Operation(script, steps)
+
+
+def sliced(
+    script: str,
+    head: Sequence[Argument],
+    items: Sequence[Sequence[Argument]],
+    parse: Callable[[list[Reply]], T],
+    *,
+    size: int = SLICE,
+) -> Operation[T]:
+    """Make an operation that calls a script once per `size` items and parses all replies together."""
+
+    def steps() -> Steps[T]:
+        replies: list[Reply] = []
+        for part in _batches(items, size):
+            replies.append((yield Call(script, (*head, *(x for item in part for x in item)))))
+        return parse(replies)
+
+    return Operation(script, steps)
+
+
+def repeated(script: str, arguments: Iterable[Argument]) -> Operation[int]:
+    """Make an operation that calls a script until it says that nothing is left, and adds up its counts."""
+    call = Call(script, tuple(arguments))
+
+    def steps() -> Steps[int]:
+        total, more = 0, 1
+        while more:
+            count, more = yield call
+            total += count
+        return total
+
+    return Operation(script, steps)
+
+
+def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    remaining = iter(items)
+    while part := list(islice(remaining, size)):
+        yield part

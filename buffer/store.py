@@ -1,0 +1,203 @@
+"""The store's two clients: `Store` for threads, `AsyncStore` for an event loop.
+
+They own connections, deadlines and the wording of errors; what is asked of Redis is in `operations.py`.
+Neither ever sends a call twice: after a lost reply only the caller knows whether sending again is right.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from configs.errors import LostLineage, StoreError
+
+from .keys import run_prefix
+from .operation import Operation, Reply
+from .scripts import LoadScript, Script, load_script
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S: Final = 5.0
+REPLY_TIMEOUT_S: Final = 20.0
+"""A script call takes milliseconds; a server silent for this long is gone, saving, or swapping."""
+
+ASYNC_CONNECTIONS: Final = 16
+"""Redis runs one script at a time; more connections would only queue there."""
+
+_REFUSALS = {
+    "NORUN": "the store must know the run, got no entry for it; begin_run comes first",
+    "REWOUND": "the store's lineage must not be lower than the learner's, got {0}; the store lost writes",
+    "COMMITTED": "a claimed batch must be newer than the last committed one, got one <= {0}",
+    "SEALED": "units can be dropped only before a batch is sealed; batch {0} is",
+    "UNCLAIMED": "a sealed batch must have units, got none in batch {0}",
+    "UNSEALED": "only sealed batches can be committed; batch {0} is not, so it cannot have been trained",
+    "UNTRAINED": "a committed batch must be trained, got one > {0}; advance comes first",
+    "BACKWARDS": "versions of a lineage must not decrease, got one below {0}",
+    "DIGEST": "a version must keep its digest; other weights were published as step {0} before",
+    "GROUPS": "groups of this run must have {0} tasks; settings differ from those the run began with",
+}
+
+
+class Store:
+    """A blocking client of one run's store; any thread may use it."""
+
+    def __init__(self, url: str, run: str, *, scripts: LoadScript = load_script) -> None:
+        """Make the client; nothing is sent before the first operation."""
+        self._place = f"run {run!r} at {without_password(url)}"
+        self._prefix = run_prefix(run)
+        self._scripts = scripts
+        self._redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_client_options())
+
+    def run(self, operation: Operation[T]) -> T:
+        """Carry an operation out.
+
+        Raises:
+            LostLineage: a newer learner owns the run.
+            StoreError: Redis refused, or did not answer in time.
+        """
+        steps = operation.steps()
+        reply: Reply = None
+        while True:
+            try:
+                call = steps.send(reply)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            script = self._scripts(call.script)
+            try:
+                reply = self._evaluate(script, call.arguments)
+            except redis.RedisError as error:
+                raise explain(error, operation.name, self._place) from error
+
+    def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
+        try:
+            return self._redis.evalsha(script.sha, 1, self._prefix, *arguments)
+        except redis.exceptions.NoScriptError:
+            return self._redis.eval(script.source, 1, self._prefix, *arguments)
+
+    def ping(self) -> None:
+        """Fail at once, with a text for people, when Redis cannot be used."""
+        try:
+            self._redis.ping()
+        except redis.RedisError as error:
+            raise explain(error, "ping", self._place) from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncStore:
+    """A client of one run's store for one event loop."""
+
+    def __init__(self, url: str, run: str, *, scripts: LoadScript = load_script) -> None:
+        """Make the client; nothing is sent before the first operation."""
+        self._place = f"run {run!r} at {without_password(url)}"
+        self._prefix = run_prefix(run)
+        self._scripts = scripts
+        self._pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            max_connections=ASYNC_CONNECTIONS,
+            timeout=REPLY_TIMEOUT_S,
+            retry=AsyncRetry(NoBackoff(), 0),
+            **_client_options(),
+        )
+        self._redis = redis.asyncio.Redis(connection_pool=self._pool)
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Carry an operation out; raises as `Store.run` does."""
+        steps = operation.steps()
+        reply: Reply = None
+        while True:
+            try:
+                call = steps.send(reply)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            script = self._scripts(call.script)
+            try:
+                reply = await self._evaluate(script, call.arguments)
+            except redis.RedisError as error:
+                raise explain(error, operation.name, self._place) from error
+
+    async def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
+        try:
+            return await self._redis.evalsha(script.sha, 1, self._prefix, *arguments)
+        except redis.exceptions.NoScriptError:
+            return await self._redis.eval(script.source, 1, self._prefix, *arguments)
+
+    async def ping(self) -> None:
+        """Fail at once, with a text for people, when Redis cannot be used."""
+        try:
+            await self._redis.ping()
+        except redis.RedisError as error:
+            raise explain(error, "ping", self._place) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._redis.aclose()
+        await self._pool.aclose()
+
+
+def without_password(url: str) -> str:
+    """Write a Redis URL so that it can be shown and logged."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
+
+
+def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
+    """Say what Redis' error means for the operation and what to do about it."""
+    text = str(error)
+    code, _, detail = text.partition(" ")
+    if code == "LOST":
+        return LostLineage(
+            f"{operation}: {place} belongs to lineage {detail}; this learner must stop"
+        )
+    if code in _REFUSALS:
+        return StoreError(f"{operation}: {_REFUSALS[code].format(detail)} ({place})")
+    return StoreError(f"{operation}: {_reason(error, text)} ({place})")
+
+
+def _reason(error: redis.RedisError, text: str) -> str:
+    kinds = redis.exceptions
+    if isinstance(error, kinds.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
+        return "Redis refused the password; put the right one into the URL"
+    if isinstance(error, kinds.TimeoutError):
+        return "Redis did not answer in time; it may have acted, so look at its load and ask again"
+    if isinstance(error, kinds.BusyLoadingError):
+        return "Redis is still loading its data; ask again in some seconds"
+    if isinstance(error, kinds.ReadOnlyError) or "READONLY" in text:
+        return "Redis is a read-only replica; point the URL to the primary"
+    if "OOM" in text:
+        return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"
+    if isinstance(error, kinds.ConnectionError):
+        return f"Redis cannot be reached ({text}); start it or correct the URL"
+    return f"Redis refused ({text})"
+
+
+def _client_options() -> dict[str, Any]:
+    return {
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "retry_on_error": [],
+        "protocol": 2,  # replies of scripts are the same in both; 3 brings push messages that we do not read
+        "decode_responses": False,
+    }

