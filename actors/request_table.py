@@ -1,0 +1,145 @@
+"""The books of running requests, shared by all engines; pure, no thread, no clock of its own.
+
+`RequestTable` belongs to the thread that makes tokens: it collects them and decides what is due.
+`DeltaInbox` belongs to the event loop: it drops what was aborted and joins what came in several hand-overs,
+so that however slow its reader is, it never holds more than one delta for each request.
+
+A request is known by its `key`, a number that is never used twice: an id may be submitted again while
+tokens of its first life are still on their way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from buffer.episode import PolicyVersion, VersionSpan
+
+from .engine import Delta
+
+
+@dataclass(slots=True)
+class _Pending:
+    request_id: str
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[VersionSpan] = field(default_factory=list)
+
+    def flush(self, finish_reason: str | None) -> Delta:
+        delta = Delta(
+            request_id=self.request_id,
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            finish_reason=finish_reason,
+        )
+        self.token_ids.clear()
+        self.logprobs.clear()
+        self.versions.clear()
+        return delta
+
+
+class RequestTable:
+    """Tokens made and not yet handed over.
+
+    A finished request is due at once; running ones together, every `interval_s`.
+    """
+
+    def __init__(self, *, interval_s: float = 0.1) -> None:
+        self._interval_s = interval_s
+        self._handed_over_at = float("-inf")
+        self._pending: dict[int, _Pending] = {}
+        self._finished: list[tuple[int, Delta]] = []
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._pending
+
+    def begin(self, key: int, request_id: str) -> None:
+        """Open the books of a request."""
+        self._pending[key] = _Pending(request_id)
+
+    def forget(self, key: int) -> None:
+        """Close them without a delta."""
+        self._pending.pop(key, None)
+
+    def record(
+        self,
+        key: int,
+        token_ids: list[int],
+        logprobs: list[float],
+        finish_reason: str | None,
+        version: PolicyVersion,
+    ) -> None:
+        """Add tokens that were sampled from `version`; unknown keys (aborted meanwhile) are ignored."""
+        pending = self._pending.get(key)
+        if pending is None:
+            return
+        versions = pending.versions
+        if token_ids and (not versions or versions[-1].version != version):
+            versions.append(VersionSpan(version, len(pending.token_ids)))
+        pending.token_ids += token_ids
+        pending.logprobs += logprobs
+        if finish_reason is not None:
+            self._finished.append((key, pending.flush(finish_reason)))
+            del self._pending[key]
+
+    def take(self, now: float) -> list[tuple[int, Delta]]:
+        """Return what is due at `now` (monotonic seconds)."""
+        due, self._finished = self._finished, []
+        if now - self._handed_over_at >= self._interval_s:
+            self._handed_over_at = now
+            due += [(key, p.flush(None)) for key, p in self._pending.items() if p.token_ids]
+        return due
+
+
+class DeltaInbox:
+    """Deltas that wait for the reader, and which requests it still wants."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, int] = {}
+        self._waiting: dict[int, Delta] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def expect(self, key: int, request_id: str) -> None:
+        """Accept deltas of this request from now on, and no longer those of its earlier life."""
+        self.drop(request_id)
+        self._keys[request_id] = key
+
+    def drop(self, request_id: str) -> int | None:
+        """Stop wanting a request; return its key, or None if it is unknown or has ended."""
+        key = self._keys.pop(request_id, None)
+        if key is not None:
+            self._waiting.pop(key, None)
+        return key
+
+    def put(self, deltas: list[tuple[int, Delta]]) -> None:
+        """Take a hand-over."""
+        for key, delta in deltas:
+            if self._keys.get(delta.request_id) != key:
+                continue
+            earlier = self._waiting.get(key)
+            self._waiting[key] = delta if earlier is None else _join(earlier, delta)
+
+    def take(self) -> list[Delta]:
+        """Return all that waits, at most one delta for each request."""
+        deltas = list(self._waiting.values())
+        self._waiting.clear()
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                del self._keys[delta.request_id]
+        return deltas
+
+
+def _join(first: Delta, second: Delta) -> Delta:
+    offset = len(first.token_ids)
+    spans = [VersionSpan(span.version, span.start + offset) for span in second.versions]
+    if spans and first.versions and spans[0].version == first.versions[-1].version:
+        del spans[0]
+    return Delta(
+        request_id=first.request_id,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        versions=first.versions + tuple(spans),
+        finish_reason=second.finish_reason,
+    )

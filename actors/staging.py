@@ -1,0 +1,67 @@
+"""Reading staged weights: one flat file of canonical wire bytes seen as named tensors.
+
+Nothing is copied: the tensors are views into a private mapping of the file, which lives as long as they do.
+The digest is the receiver's business; here only what would read outside the file is refused.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from broker.manifest import TensorSpec
+from configs.errors import WeightsError
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def named_tensors(
+    path: Path, tensors: Sequence[TensorSpec], num_bytes: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) in the order of the manifest.
+
+    Args:
+        path: File of wire bytes.
+        tensors: Layout of the file.
+        num_bytes: Length that the file must have.
+
+    Raises:
+        WeightsError: the file cannot be read or does not agree with the layout.
+    """
+    mapping = _map(path, num_bytes)
+    for spec in tensors:
+        dtype = TORCH_DTYPES.get(spec.dtype)
+        if dtype is None:
+            raise WeightsError(
+                f"dtype of {spec.name} must be one of {sorted(TORCH_DTYPES)}, got {spec.dtype}; "
+                "publish in one of these"
+            )
+        count = spec.num_bytes // dtype.itemsize
+        shape = torch.Size(spec.shape)
+        in_file = 0 <= spec.offset <= spec.offset + spec.num_bytes <= num_bytes
+        if not in_file or count == 0 or shape.numel() * dtype.itemsize != spec.num_bytes:
+            raise WeightsError(
+                f"{spec.name} must hold {tuple(shape)} of {spec.dtype} inside {num_bytes} bytes, got "
+                f"{spec.num_bytes} bytes at {spec.offset}; the manifest is not of this file"
+            )
+        flat = torch.frombuffer(mapping, dtype=dtype, count=count, offset=spec.offset)
+        yield spec.name, flat.view(shape)
+
+
+def _map(path: Path, num_bytes: int) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            # ACCESS_COPY: torch wants writable memory; nothing written would ever reach the file.
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise WeightsError(
+            f"staged weights must be a readable file, got {path}: {error}; pull the version again"
+        ) from error
+    if len(mapping) != num_bytes:
+        raise WeightsError(
+            f"{path} must hold {num_bytes} bytes, got {len(mapping)}; pull the version again"
+        )
+    return mapping

@@ -1,0 +1,233 @@
+"""The vLLM engine: `LLMEngine` stepped by a thread of ours, its core in this process or in one of its own.
+
+On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no device
+whose idling a second process would hide. On a GPU it runs in a process of its own and `step` only collects
+what it made. Either way one thread sees tokens and weight swaps in one order, so the version of every token
+is exact; AsyncLLM hands each request a queue of its own, and what it says of versions comes at the end.
+
+KV and versions: running requests keep their KV cache over a swap. Prefixes cached under an older version
+must not serve later requests, so the cache is salted with the count of swaps; a request that waits for its
+first token when the weights change begins again under the new salt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from buffer.episode import PolicyVersion
+from configs.errors import EngineError
+
+from .engine import Request, StagedWeights
+from .engine_thread import Sampled, ThreadedEngine
+from .staging import named_tensors
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """What vLLM is started with; see `actors` in the settings."""
+
+    model: str
+    """Hugging Face model directory or hub name."""
+    max_model_len: int
+    dtype: str = "float32"
+    max_concurrent: int = 256
+    in_process: bool = True
+    threads: int = 1
+    """OpenMP threads on a CPU."""
+    kv_cache_gib: int = 1
+    """KV cache on a CPU, GiB."""
+    gpu_memory_utilization: float = 0.85
+    tensor_parallel_size: int = 1
+    seed: int = 0
+
+
+def vllm_engine(
+    options: VllmOptions, *, version: PolicyVersion = PolicyVersion(0, 0)
+) -> ThreadedEngine:
+    """Make a vLLM engine whose first weights are called `version`; `start` loads it."""
+    return ThreadedEngine(
+        VllmStepper(options), max_model_len=options.max_model_len, version=version
+    )
+
+
+class VllmStepper:
+    """vLLM's `LLMEngine` as a `Stepper`."""
+
+    def __init__(self, options: VllmOptions) -> None:
+        self._options = options
+        self._num_swaps = 0
+        self._waiting: dict[int, tuple[Request, int]] = {}
+        """Requests without a first token, which a swap begins again."""
+        self._engine: LLMEngine
+
+    def start(self) -> None:
+        """Import vLLM, load the model, and run one token through it."""
+        _prepare_environment(self._options)
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from . import vllm_weights
+
+        vllm_weights.register()
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(**_engine_arguments(self._options, vllm_weights.BACKEND)),
+            enable_multiprocessing=not self._options.in_process,
+        )
+        self._rpc("init_weight_transfer_engine", init_info={})
+        self.begin_probe(0, (0, 0))  # kernels compile with the first request
+        while self.has_work:
+            self._engine.step()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether requests are unfinished."""
+        return self._engine.has_unfinished_requests()
+
+    def admit(self, key: int, request: Request, max_tokens: int) -> None:
+        """Add a request under the salt of the current weights."""
+        self._waiting[key] = request, max_tokens
+        self._add(key, request.token_ids, _sampling(request, max_tokens))
+
+    def cancel(self, keys: list[int]) -> None:
+        """Drop requests."""
+        for key in keys:
+            self._waiting.pop(key, None)
+        self._engine.abort_request([str(key) for key in keys])
+
+    def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
+        """Ask for the log-probs of a prompt: vLLM then computes all of it, whatever the prefix cache holds."""
+        from vllm import SamplingParams
+
+        self._add(
+            key,
+            token_ids,
+            SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True),
+        )
+
+    def step(self) -> Iterable[Sampled]:
+        """Run one step of vLLM's scheduler."""
+        for output in self._engine.step():
+            key = int(output.request_id)
+            self._waiting.pop(key, None)
+            if output.prompt_logprobs:
+                yield Sampled(key, [], _prompt_logprobs(output), "stop")
+                continue
+            completion = output.outputs[0]
+            yield Sampled(
+                key,
+                completion.token_ids,
+                completion.logprobs.logprobs,
+                completion.finish_reason,
+            )
+
+    def load(self, staged: StagedWeights) -> None:
+        """Swap the weights through vLLM's weight-transfer interface."""
+        from .vllm_weights import update_payload
+
+        manifest = staged.manifest
+        for _ in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
+            pass  # refuses a bad file while the old weights are still whole
+        self._engine.sleep(level=0, mode="keep")  # nothing in flight; KV stays
+        self._rpc("start_weight_update")
+        self._rpc("update_weights", update_info=update_payload(staged))
+        self._rpc("finish_weight_update")
+        self._engine.set_weight_version(f"{manifest.version.lineage}.{manifest.version.step}")
+        self._num_swaps += 1
+        self._begin_waiting_again()
+        self._engine.wake_up(tags=["scheduling"])
+
+    def close(self) -> None:
+        """Stop vLLM's core."""
+        if hasattr(self, "_engine"):
+            self._engine.engine_core.shutdown()
+            del self._engine
+
+    def _begin_waiting_again(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self._engine.abort_request([str(key) for key in waiting])
+        for key, (request, max_tokens) in waiting.items():
+            self.admit(key, request, max_tokens)
+
+    def _add(self, key: int, token_ids: tuple[int, ...], sampling: SamplingParams) -> None:
+        prompt = {"prompt_token_ids": list(token_ids), "cache_salt": str(self._num_swaps)}
+        self._engine.add_request(str(key), prompt, sampling)
+
+    def _rpc(self, method: str, **kwargs: Any) -> None:
+        self._engine.collective_rpc(method, kwargs=kwargs)
+
+
+def _prepare_environment(options: VllmOptions) -> None:
+    # vLLM reads these at import and at start. What a person has set stays.
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # Pinned workers of several actors would share one core and leave the other idle.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(options.threads),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
+    if options.in_process:
+        torch.set_num_threads(options.threads)  # of this thread, and too late through the environment
+
+
+def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "seed": options.seed,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_concurrent,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # no sampling defaults out of the model's folder
+        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "weight_transfer_config": WeightTransferConfig(backend=backend),
+    }
+    if torch.cuda.is_available():
+        return arguments | {"gpu_memory_utilization": options.gpu_memory_utilization}
+    return arguments | {
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni" if options.in_process else "mp",
+        "kv_cache_memory_bytes": options.kv_cache_gib * 2**30,
+    }
+
+
+def _sampling(request: Request, max_tokens: int) -> SamplingParams:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=request.temperature,
+        max_tokens=max_tokens,
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=True,  # only the request says where it ends
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
+
+
+def _prompt_logprobs(output: RequestOutput) -> list[float]:
+    if output.prompt_token_ids is None or output.prompt_logprobs is None:
+        raise EngineError("vLLM must answer a probe with log-probs, got none; see its version")
+    pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    return [position[token].logprob for token, position in pairs]
