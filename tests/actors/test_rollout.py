@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.environments.base import Score, Segment, Step
+from actors.environments.base import Conversation, Score, Segment, Step
 from actors.environments.calculator import Calculator
 from actors.rollout import Maker, ReplayMismatch, Rollout, State
 from broker.messages import Lease, TaskSpec
@@ -45,7 +45,7 @@ def calculator_talk() -> Talk:
 
 
 def make_rollout(
-    talk: Talk,
+    talk: Conversation,
     *,
     fence: int = 10,
     incarnation: str = "first",

@@ -1,0 +1,228 @@
+"""The actor's side of the reward worker: time limits, restarts, and who was at fault.
+
+The worker may hang, crash or be killed for memory. It is then killed and started again, and costs
+the sample it was called with, no other: of a batch nobody can say which one it was, so the samples
+are tried again one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import structlog
+
+from configs.errors import DeadlineError, RewardError, SettingsError
+from configs.settings import Settings
+
+from .deadline import call_within
+from .environments.registry import check_environment
+from .frames import LENGTH, MAX_FRAME_BYTES, pack_frame, unpack_body
+from .rewards import Convention, RewardSample
+
+log = structlog.get_logger()
+
+LOAD_TIMEOUT_S = 60.0  # a reward file may import torch
+ENVIRONMENT_TIMEOUT_S = 60.0
+PATIENCE = 4  # samples of one batch that may hang before the rest of it is given up
+
+Result = float | RewardError
+
+
+class Death(NamedTuple):
+    """How a worker ended."""
+
+    reason: str
+    hung: bool
+
+
+class RewardProcess:
+    """Scores samples with the user's function.
+
+    Example:
+        rewards = RewardProcess("rewards/length.py:reward", timeout_s=30)
+        convention = await rewards.start()
+        results = await rewards.score(samples)
+        await rewards.close()
+    """
+
+    def __init__(self, reward: str, *, timeout_s: float) -> None:
+        self._reward = reward
+        self._timeout_s = timeout_s
+        self._process: Process | None = None
+        self._convention = Convention.SAMPLE
+        self._one_at_a_time = asyncio.Lock()
+        self.num_restarts = 0
+
+    async def start(self) -> Convention:
+        """Start the worker and load the function.
+
+        Raises:
+            SettingsError: The function cannot be loaded or has unknown parameters.
+            RewardError: Loading it crashed or took too long.
+        """
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "actors.reward_worker",
+            self._reward,
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,  # Ctrl-C is for the actor, which then ends this one
+            limit=MAX_FRAME_BYTES,
+        )
+        greeting = await self._receive(LOAD_TIMEOUT_S)
+        if greeting is None:
+            await self._kill()
+            raise RewardError(
+                f"run.reward must be loadable within {LOAD_TIMEOUT_S:g} s, got a crash or no end "
+                f"from {self._reward!r}; import the file with python to see why"
+            )
+        if "refusal" in greeting:
+            await self._kill()
+            raise SettingsError(str(greeting["refusal"]))
+        self._convention = Convention(greeting["convention"])
+        return self._convention
+
+    async def score(self, samples: Sequence[RewardSample]) -> list[Result]:
+        """Return a reward for each sample, or why there is none."""
+        async with self._one_at_a_time:
+            return await self._score(samples)
+
+    async def close(self) -> None:
+        """End the worker."""
+        await self._kill()
+
+    async def _score(self, samples: Sequence[RewardSample]) -> list[Result]:
+        results: list[Result] = []
+        batch, num_hangs = len(samples), 0
+        while len(results) < len(samples):
+            if num_hangs >= PATIENCE:
+                error = RewardError(f"reward was given up: it hung {num_hangs} times in one batch")
+                return results + [error] * (len(samples) - len(results))
+            part = samples[len(results) : len(results) + batch]
+            answers, death = await self._call(part)
+            results += answers
+            if death is None:
+                continue
+            num_hangs += death.hung
+            if len(part) == 1 or self._convention is Convention.SAMPLE:
+                results.append(RewardError(death.reason))
+            batch = 1 if self._convention is Convention.BATCH else batch
+        return results
+
+    async def _call(self, samples: Sequence[RewardSample]) -> tuple[list[Result], Death | None]:
+        """Return the outcomes that came, and what became of the worker if some did not."""
+        if self._process is None:
+            self.num_restarts += 1
+            await self.start()
+        answers: list[Result] = []
+        try:
+            await self._send([asdict(sample) for sample in samples])
+        except (BrokenPipeError, ConnectionResetError, DeadlineError):
+            return answers, await self._bury()
+        while len(answers) < len(samples):
+            reply = await self._receive(self._timeout_s)
+            if reply is None:
+                return answers, await self._bury()
+            answers += [
+                RewardError(reason) if value is None else float(value)
+                for value, reason in reply["outcomes"]
+            ]
+        return answers, None
+
+    async def _send(self, rows: list[dict[str, object]]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(pack_frame(rows))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._process.stdin.drain()
+        except TimeoutError as error:
+            raise DeadlineError("the reward worker does not read") from error
+
+    async def _receive(self, timeout_s: float) -> Any:
+        """Return the next reply, or None if there is none within the time limit or ever."""
+        assert self._process is not None and self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                header = await self._process.stdout.readexactly(LENGTH.size)
+                body = await self._process.stdout.readexactly(LENGTH.unpack(header)[0])
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return None
+        return unpack_body(body)
+
+    async def _bury(self) -> Death:
+        """Kill the worker and say what it died of."""
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            # A crash closes the pipe a moment before the exit status is known.
+            await asyncio.wait_for(self._process.wait(), 0.2)
+        status = self._process.returncode
+        await self._kill()
+        if status is None:
+            reason = f"reward must return within run.reward_timeout_s = {self._timeout_s:g} s"
+        else:
+            reason = f"reward ended its process with status {status}"
+        log.warning("reward worker restarts", reason=reason)
+        return Death(reason, hung=status is None)
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def check_reward(settings: Settings) -> str:
+    """Try the reward of a run on one sample and describe it; for a look before anything starts.
+
+    Raises:
+        SettingsError: The environment or the reward cannot be loaded.
+        RewardError: The reward fails on the sample.
+    """
+    return asyncio.run(_check(settings))
+
+
+async def _check(settings: Settings) -> str:
+    run = settings.run
+    sample = await asyncio.to_thread(
+        call_within, ENVIRONMENT_TIMEOUT_S, lambda: check_environment(run), what="run.environment"
+    )
+    if run.reward is None:
+        return f"the score of {run.environment}"
+    text = sample.answer or ""
+    return await try_reward(run.reward, run.reward_timeout_s, sample.prompt, text, sample.answer)
+
+
+async def try_reward(
+    reward: str, timeout_s: float, prompt: str, completion: str, answer: str | None
+) -> str:
+    """Call a reward function on two copies of a sample and describe the function.
+
+    Raises:
+        SettingsError: It cannot be loaded.
+        RewardError: It fails on the sample.
+    """
+    process = RewardProcess(reward, timeout_s=timeout_s)
+    try:
+        convention = await process.start()
+        sample = RewardSample(prompt, completion, (), answer, 0, "train", 0.0)
+        results = await process.score([sample, sample])
+    finally:
+        await process.close()
+    for result in results:
+        if isinstance(result, RewardError):
+            raise RewardError(
+                f"run.reward must score the sample {prompt!r:.80} -> {completion!r:.80}, "
+                f"got: {result}; try {reward!r} on it by hand"
+            )
+    return f"{reward}, called with a {'batch' if convention is Convention.BATCH else 'sample'}"

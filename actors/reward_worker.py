@@ -1,0 +1,105 @@
+"""The process of a user's reward function: `python -m actors.reward_worker path.py:function`.
+
+    READY --samples--> CALLING --an outcome for each sample, in order--> READY
+    end of input -> exit
+
+Outcomes are `[reward, null]` or `[null, reason]`. A batched function that raises is called again
+with one sample at a time, so that only the sample at fault fails. What the function prints goes to
+stderr. Dies with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from configs.errors import RewardError, SettingsError
+
+from .frames import LENGTH, pack_frame, unpack_body
+from .rewards import (
+    Convention,
+    RewardFunction,
+    RewardSample,
+    call_batch,
+    call_sample,
+    checked,
+    load_reward,
+    recognise,
+)
+
+PR_SET_PDEATHSIG = 1
+Outcome = tuple[float | None, str | None]
+
+
+def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
+    """Load the function, say how it will be called, then answer until the input ends."""
+    try:
+        function = load_reward(reward)
+        convention = recognise(function, reward)
+    except SettingsError as error:
+        _send(replies, {"refusal": str(error)})
+        return
+    _send(replies, {"convention": convention.value})
+    while header := requests.read(LENGTH.size):
+        rows = unpack_body(requests.read(LENGTH.unpack(header)[0]))
+        samples = [RewardSample(**row) for row in rows]
+        for outcomes in judge(function, convention, samples):
+            _send(replies, {"outcomes": outcomes})
+
+
+def judge(
+    function: RewardFunction, convention: Convention, samples: Sequence[RewardSample]
+) -> Iterator[list[Outcome]]:
+    """Yield the outcomes of all samples, in order, as soon as they are known."""
+    if convention is Convention.BATCH and len(samples) > 1:
+        try:
+            values = call_batch(function, samples)
+            yield [_outcome(value) for value in values]
+            return
+        except RewardError as error:  # not a list of n values: no sample is at fault
+            yield [(None, str(error))] * len(samples)
+            return
+        except Exception:  # noqa: BLE001, S110 - foreign code; asked again below, one by one
+            pass
+    for sample in samples:
+        yield [_judge_one(function, convention, sample)]
+
+
+def _judge_one(function: RewardFunction, convention: Convention, sample: RewardSample) -> Outcome:
+    try:
+        if convention is Convention.BATCH:
+            return _outcome(call_batch(function, [sample])[0])
+        return _outcome(call_sample(function, sample))
+    except RewardError as error:
+        return None, str(error)
+    except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
+        return None, f"reward raised {type(error).__name__}: {error}"
+
+
+def _outcome(value: object) -> Outcome:
+    try:
+        return checked(value), None
+    except RewardError as error:
+        return None, str(error)
+
+
+def _send(replies: BinaryIO, message: object) -> None:
+    replies.write(pack_frame(message))
+    replies.flush()
+
+
+def main() -> None:
+    """Serve on the pipes that this process was started with."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a print of the user must not end up among the replies
+    serve(sys.argv[1], sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

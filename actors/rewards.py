@@ -1,0 +1,222 @@
+"""Reward functions of the user: found by name, recognised by their parameters, called and checked.
+
+Three forms, sync or async:
+
+    def f(prompts, completions, **kwargs) -> list[float]     TRL's batched contract
+    def f(output, prompt) -> float                           one sample
+    def f(completion, answer) -> float                       one sample
+
+A function gets by name what its parameters ask for, all of it with `**kwargs`: `prompts`,
+`completions`, `completion_ids`, `answer`, `index`, `purpose`, `environment_reward`; one sample at a
+time the first three are called `prompt`, `completion` (or `output`) and `completion_ids`.
+
+Runs inside the reward worker, except `reward_hash`. Knows nothing of processes and time limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from configs.errors import RewardError, SettingsError
+
+FORMS = (
+    "f(prompts, completions, **kwargs) -> list[float], f(output, prompt) -> float "
+    "or f(completion, answer) -> float"
+)
+
+RewardFunction = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSample:
+    """One finished episode, as a reward function sees it."""
+
+    prompt: str
+    completion: str
+    """All turns and observations, without the last end token."""
+    completion_ids: tuple[int, ...]
+    answer: str | None
+    index: int
+    purpose: str
+    environment_reward: float
+    """What the environment itself would give."""
+
+
+class Convention(StrEnum):
+    """How a reward function wants to be called."""
+
+    BATCH = "batch"
+    SAMPLE = "sample"
+
+
+def load_reward(reward: str) -> RewardFunction:
+    """Find `path.py:function` or `module:function`.
+
+    Raises:
+        SettingsError: The file, module or function cannot be loaded.
+    """
+    place, colon, name = reward.rpartition(":")
+    if not colon or not place or not name:
+        raise _refusal("path/to/file.py:function or module:function", reward, "add the function")
+    module = _load_file(place, reward) if place.endswith(".py") else _load_module(place, reward)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = ", ".join(n for n, v in vars(module).items() if inspect.isfunction(v)) or "none"
+        raise _refusal(f"a function of {place}", reward, f"its functions: {known}")
+    found: RewardFunction = function
+    return found
+
+
+def recognise(function: RewardFunction, reward: str) -> Convention:
+    """Tell from its parameters how a function wants to be called.
+
+    Raises:
+        SettingsError: The parameters are none of the known forms.
+    """
+    parameters = inspect.signature(function).parameters
+    batched = "completions" in parameters or "prompts" in parameters
+    if not batched and not {"output", "completion"} & set(parameters):
+        raise _refusal(f"of the form {FORMS}", reward, f"it has ({', '.join(parameters)})")
+    known = set(_columns([])) if batched else set(_arguments(_EXAMPLE))
+    for name, parameter in parameters.items():
+        is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and not is_open and name not in known:
+            advice = f"there is no {name!r} among what is given: {', '.join(sorted(known))}"
+            raise _refusal(f"of the form {FORMS}", reward, advice)
+    return Convention.BATCH if batched else Convention.SAMPLE
+
+
+def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> list[object]:
+    """Call a batched function; the values are not checked yet.
+
+    Raises:
+        RewardError: It returned something else than a list of one value for each sample.
+    """
+    values = _finish(function(**_accepted(function, _columns(samples))))
+    if hasattr(values, "tolist"):  # an array or a tensor
+        values = values.tolist()
+    if not isinstance(values, list | tuple):
+        raise RewardError(f"reward must be a list of floats, got {type(values).__name__}")
+    if len(values) != len(samples):
+        raise RewardError(
+            f"reward must be a list of {len(samples)} floats, one for each completion, "
+            f"got {len(values)}"
+        )
+    return list(values)
+
+
+def call_sample(function: RewardFunction, sample: RewardSample) -> object:
+    """Call a function of one sample; the value is not checked yet."""
+    return _finish(function(**_accepted(function, _arguments(sample))))
+
+
+def checked(value: object) -> float:
+    """Return a reward as a finite float.
+
+    Raises:
+        RewardError: It is none.
+    """
+    if hasattr(value, "item"):  # a number of numpy or torch
+        value = value.item()
+    if not isinstance(value, int | float):
+        raise RewardError(f"reward must be a float, got {value!r:.80}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise RewardError(f"reward must be finite, got {number}")
+    return number
+
+
+def reward_hash(reward: str | None) -> str:
+    """Hash of a reward function's file; compared between the actors of a run.
+
+    Raises:
+        SettingsError: There is no such file or module.
+    """
+    if reward is None:
+        return "environment"
+    place, _, name = reward.rpartition(":")
+    path = Path(place)
+    if not place.endswith(".py"):
+        try:
+            spec = importlib.util.find_spec(place)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None or spec.origin is None:
+            raise _refusal("an importable module", reward, f"there is no module {place!r}")
+        path = Path(spec.origin)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise _refusal("a readable file", reward, str(error)) from error
+    return hashlib.sha256(source + name.encode()).hexdigest()[:16]
+
+
+_EXAMPLE = RewardSample("", "", (), None, 0, "train", 0.0)
+
+
+def _columns(samples: Sequence[RewardSample]) -> dict[str, Any]:
+    plural = {"prompt": "prompts", "completion": "completions"}
+    names = [field.name for field in fields(RewardSample)]
+    return {plural.get(name, name): [getattr(s, name) for s in samples] for name in names}
+
+
+def _arguments(sample: RewardSample) -> dict[str, Any]:
+    return asdict(sample) | {"output": sample.completion}
+
+
+def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return arguments
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def _finish(value: Any) -> Any:
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _load_file(place: str, reward: str) -> ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise _refusal("an existing file", reward, f"there is no {path}")
+    spec = importlib.util.spec_from_file_location(f"reward_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.parent))  # so that it can import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _refusal("a file that can be imported", reward, _describe(error)) from error
+    return module
+
+
+def _load_module(place: str, reward: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        raise _refusal("a module that can be imported", reward, _describe(error)) from error
+
+
+def _describe(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _refusal(constraint: str, reward: str, advice: str) -> SettingsError:
+    return SettingsError(f"run.reward must be {constraint}, got {reward!r}; {advice}")

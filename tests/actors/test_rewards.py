@@ -1,0 +1,206 @@
+"""Reward functions of users: recognised, checked, and kept from harming all but their sample."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from actors.reward_process import RewardProcess, check_reward, try_reward
+from actors.rewards import RewardSample, reward_hash
+from configs.errors import RewardError, SettingsError
+from configs.settings import RunSettings, Settings
+
+GOOD = {
+    "batch": "def f(prompts, completions, **kwargs): return [len(c) for c in completions]",
+    "batch_async": "async def f(completions, **kw): return [float(len(c)) for c in completions]",
+    "batch_columns": (
+        "def f(prompts, completions, completion_ids, answer, index, **kwargs):\n"
+        "    assert completion_ids == [[1, 2]] * len(prompts) and answer[0] == 'ba'\n"
+        "    return [len(c) for c in completions]"
+    ),
+    "batch_array": (
+        "import numpy as np\ndef f(completions): return np.array([len(c) for c in completions])"
+    ),
+    "output_prompt": "def f(output, prompt): return len(output)",
+    "completion_answer": "def f(completion, answer): return len(completion) * (answer == 'ba')",
+    "sample_async": "async def f(completion, answer, **kwargs): return len(completion)",
+    "prints": "print('hi')\ndef f(output, prompt):\n    print('hello')\n    return len(output)",
+}
+
+
+def sample(completion: str) -> RewardSample:
+    return RewardSample("ab>", completion, (1, 2), "ba", 3, "train", 0.5)
+
+
+def score(path, completions, *, timeout_s=20.0, name="f"):
+    async def run():
+        process = RewardProcess(f"{path}:{name}", timeout_s=timeout_s)
+        await process.start()
+        try:
+            return await process.score([sample(c) for c in completions]), process.num_restarts
+        finally:
+            await process.close()
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(source: str):
+        path = tmp_path / "reward.py"
+        path.write_text(source)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("form", GOOD)
+def test_each_form_of_function_is_recognised_and_called(write, form):
+    results, restarts = score(write(GOOD[form]), ["b", "ba", "bab"])
+
+    assert (results, restarts) == ([1.0, 2.0, 3.0], 0)
+
+
+def test_a_module_is_found_by_name(write, monkeypatch, tmp_path):
+    (tmp_path / "my_rewards.py").write_text(GOOD["batch"])
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
+
+    assert score("my_rewards", ["ba"]) == ([2.0], 0)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("float('nan')", "finite, got nan"),
+        ("float('inf')", "finite, got inf"),
+        ("None", "must be a float, got None"),
+        ("'1'", "must be a float, got '1'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        (
+            "def g(c): return {value} if c == 'bad' else 1.0\n"
+            "def f(completions, **kw): return [g(c) for c in completions]"
+        ),
+        "def f(completion, answer): return {value} if completion == 'bad' else 1.0",
+    ],
+)
+def test_a_bad_value_costs_only_its_sample(write, form, value, reason):
+    results, restarts = score(write(form.format(value=value)), ["a", "bad", "c"])
+
+    assert (results[0], results[2], restarts) == (1.0, 1.0, 0)
+    assert isinstance(results[1], RewardError)
+    assert reason in str(results[1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        ("time.sleep(60)", "run.reward_timeout_s = 0.3 s"),
+        ("os.kill(os.getpid(), 11)", "ended its process with status -11"),
+        ("os._exit(3)", "ended its process with status 3"),
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        (
+            "def f(completions, **kw):\n    if 'bad' in completions: {harm}\n"
+            "    return [1.0 for _ in completions]"
+        ),
+        "def f(completion, answer):\n    if completion == 'bad': {harm}\n    return 1.0",
+    ],
+)
+def test_a_hang_or_crash_costs_only_its_sample(write, form, harm, reason):
+    path = write("import os, time\n" + form.format(harm=harm))
+
+    results, restarts = score(path, ["a", "b", "bad", "c"], timeout_s=0.3)
+
+    assert [r for r in results if not isinstance(r, RewardError)] == [1.0, 1.0, 1.0]
+    assert reason in str(results[2])
+    assert restarts >= 1
+
+
+def test_a_function_that_always_hangs_gives_up_the_batch_in_bounded_time(write):
+    path = write("import time\ndef f(completion, answer): time.sleep(60)")
+    begun = time.monotonic()
+
+    results, _ = score(path, ["a"] * 64, timeout_s=0.2)
+
+    assert all(isinstance(r, RewardError) for r in results)
+    assert "hung 4 times" in str(results[-1])
+    assert time.monotonic() - begun < 15
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "words"),
+    [
+        (None, "f", "run.reward must be an existing file, got .*; there is no /"),
+        ("def g(output, prompt): return 1", "f", "run.reward must be a function of .*functions: g"),
+        ("def f(output, prompt) return 1", "f", "can be imported, got .*SyntaxError"),
+        ("import no_such_thing", "f", "can be imported, got .*No module named 'no_such_thing'"),
+        ("def f(a, b): return 1", "f", r"must be of the form .*it has \(a, b\)"),
+        ("def f(completion, reference): return 1", "f", "no 'reference' among what is given"),
+        ("def f(completions, labels): return 1", "f", "no 'labels' among what is given"),
+    ],
+)
+def test_a_function_that_cannot_be_used_is_refused_with_the_fix(tmp_path, source, name, words):
+    path = tmp_path / "reward.py"
+    if source is not None:
+        path.write_text(source)
+
+    with pytest.raises(SettingsError, match=f"(?s){words}"):
+        score(path, ["a"], name=name)
+
+
+def test_a_reward_without_function_name_is_refused():
+    with pytest.raises(SettingsError, match=r"must be path/to/file.py:function or module:function"):
+        asyncio.run(try_reward("rewards.py", 1.0, "p", "c", None))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("return 1.0", "must be a list of floats, got float"),
+        ("return [1.0]", "a list of 2 floats"),
+        ("return [1.0] * 7", "a list of 2 floats, one for each completion, got 7"),
+        ("raise KeyError('x')", "KeyError: 'x'"),
+        ("return [None] * len(completions)", "must be a float, got None"),
+    ],
+)
+def test_check_names_what_a_function_returns_wrongly(write, body, words):
+    path = write(f"def f(prompts, completions, **kwargs): {body}")
+    settings = make_settings(f"{path}:f")
+
+    with pytest.raises(RewardError, match=f"(?s)run.reward must score the sample .*{words}"):
+        check_reward(settings)
+
+
+def make_settings(reward: str | None) -> Settings:
+    return Settings(
+        run=RunSettings(model="init", environment="calculator", reward=reward, reward_timeout_s=5)
+    )
+
+
+def test_check_describes_what_will_judge(write):
+    path = write(GOOD["completion_answer"])
+
+    assert check_reward(make_settings(f"{path}:f")) == f"{path}:f, called with a sample"
+    assert check_reward(make_settings(None)) == "the score of calculator"
+
+
+def test_reward_hash_follows_the_source(write):
+    path = write(GOOD["batch"])
+    before = reward_hash(f"{path}:f")
+
+    path.write_text(GOOD["batch_async"])
+
+    assert reward_hash(f"{path}:f") != before
+    assert reward_hash(None) == "environment"
+    with pytest.raises(SettingsError, match="must be an importable module"):
+        reward_hash("no.such.module:f")
