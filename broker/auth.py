@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import structlog
 import zmq
@@ -60,7 +61,7 @@ class AllowList:
 class Door:
     """Answers ZAP requests of one context until closed."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Path) -> None:
+    def __init__(self, context: zmq.Context[Any], keys: Path) -> None:
         self.allowed = AllowList(keys)
         """Shared with a server that also checks the key of every message (revocation)."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)

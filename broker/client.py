@@ -288,7 +288,7 @@ class BrokerClient:
     def _why_silent(self, what: str) -> str:
         return (
             f"{what} from {self._endpoint} ({self._state}); likely causes: the broker is not "
-            "running, broker.endpoint is wrong, a firewall is between, or broker.pub is another run's"
+            "running, broker.endpoint is wrong or unreachable, or broker.pub is another run's"
         )
 
 

@@ -1,12 +1,12 @@
 """Which incarnations the broker serves, and when each was last heard.
 
-    (unknown) ──HELLO──▶ LIVE ──silent > heartbeat_timeout_s──▶ SUSPECT ──10 times that──▶ (unknown)
-                          ▲ └──BYE──▶ (unknown)                   │
-                          └──────────any message──────────────────┘
+    (unknown) ──HELLO──▶ LIVE ──heartbeat_timeout_s──▶ SUSPECT ──10 times that──▶ (unknown)
+                          ▲ └──BYE──▶ (unknown)        │
+                          └──────any message───────────┘
 
-Invariant: a SUSPECT actor gets no lease; what it holds stays its own until the store reaps it. Soft
-state: a restarted broker knows nobody, asks for HELLO, and nothing else is lost. No I/O; the clock is
-injected.
+Invariant: a SUSPECT actor gets no lease; what it holds stays its own until the store reaps it.
+Soft state: a restarted broker knows nobody, asks for HELLO, and nothing else is lost. No I/O;
+the clock is injected.
 """
 
 from __future__ import annotations

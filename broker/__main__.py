@@ -1,0 +1,58 @@
+"""`python -m broker --config runs/x/config.yaml`: serve one run until SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from buffer.store import AsyncStore
+from configs.errors import NyalaError
+from configs.loader import load
+from configs.logging import configure_logging
+from configs.secrets import redis_url
+from configs.settings import Settings
+
+from .server import Broker
+
+log = structlog.get_logger()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the broker; 0 after a clean stop, 2 if a person has to change something."""
+    parser = argparse.ArgumentParser(prog="python -m broker", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
+    chosen = parser.parse_args(arguments)
+    configure_logging("broker")
+    try:
+        settings = load(chosen.config, chosen.set)
+        configure_logging("broker", run=settings.run.name)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings))
+    except NyalaError as error:
+        log.error(str(error), error=type(error).__name__)
+        return 2
+    log.info("stopped")
+    return 0
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    store = AsyncStore(redis_url(settings), run=settings.run.name)
+    try:
+        keys = settings.broker.keys or settings.run.folder / "keys"
+        await Broker(settings, store, keys=keys).serve(stop)
+    finally:
+        await store.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

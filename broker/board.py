@@ -1,0 +1,50 @@
+"""What the broker re-reads from the store at intervals, so that a request need not: one call each.
+
+The publication goes out with every reply, at most `PUBLICATION_S` old; memory pressure closes
+leasing.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from buffer import operations
+from buffer.store import AsyncStore
+
+from .messages import Publication
+
+PUBLICATION_S = 0.2  # actors hear of new weights this late; a swap takes longer
+MEMORY_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Board:
+    """The last known publication and memory pressure."""
+
+    def __init__(self, store: AsyncStore, *, pause_at_memory: float) -> None:
+        self._store = store
+        self._pause_at_memory = pause_at_memory
+        self.publication: Publication | None = None
+        self.is_full = False
+        """Redis is so full that no new work may begin; finishing and releasing go on."""
+
+    async def read_publication(self) -> None:
+        """Look for new weights."""
+        found = await self._store.run(operations.publication())
+        if found is None or (self.publication and found.version == self.publication.version):
+            return
+        self.publication = Publication(
+            version=found.version,
+            digest=found.fields["digest"],
+            endpoint=found.fields["endpoint"],
+            public_key=found.fields["public_key"],
+        )
+
+    async def read_memory(self) -> None:
+        """Look how full Redis is."""
+        memory = await self._store.run(operations.memory())
+        is_full = memory.share >= self._pause_at_memory
+        if is_full != self.is_full:
+            log.warning("leasing paused" if is_full else "leasing goes on", memory=memory.share)
+        self.is_full = is_full

@@ -1,0 +1,207 @@
+"""What each message of an actor does: check, one call of the store, reply.
+
+Nothing is acknowledged before the store has it. A message that is malformed, out of range or of
+an unknown incarnation gets a Refusal and changes nothing; a store that cannot be reached gets
+one that asks the actor to send again. No state but the table of peers; no sockets.
+
+| code        | what the peer should do |
+| ----------- | ----------------------- |
+| `hello`     | say HELLO first: the broker has restarted, or forgot a silent peer |
+| `store`     | send the same again later: nothing was lost |
+| `mismatch`  | start with the run's own settings; the text names what differs |
+| `run`       | connect to this run's broker |
+| `full`      | come back when an actor has left |
+| `key`       | use the key that this incarnation began with |
+| `malformed` | nothing: a bug or an attack; the text says what is wrong |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from buffer import operations
+from buffer.answers import BeatLine
+from buffer.store import AsyncStore
+from configs.errors import RecordError, StoreError
+from configs.settings import Settings
+
+from .board import Board
+from .checks import (
+    check_beats,
+    check_failures,
+    check_hello,
+    check_lease,
+    check_releases,
+    check_submissions,
+)
+from .codec import Envelope
+from .leasing import Leasing
+from .liveness import Liveness, Peer
+from .messages import (
+    BeatRequest,
+    Bye,
+    FailRequest,
+    Hello,
+    LeaseRequest,
+    Refusal,
+    ReleaseRequest,
+    SubmitRequest,
+    TaskVerdict,
+    Verdict,
+    Verdicts,
+    Welcome,
+)
+
+log = structlog.get_logger()
+
+
+class Service:
+    """Answers requests."""
+
+    def __init__(
+        self,
+        store: AsyncStore,
+        settings: Settings,
+        *,
+        peers: Liveness,
+        board: Board,
+        leasing: Leasing,
+        on_outage: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._run = settings.run.name
+        self._settings = settings.broker
+        self._max_episode_bytes = settings.buffer.max_episode_bytes
+        self._ttl_ms = int(settings.broker.lease_timeout_s * 1000)
+        self._peers = peers
+        self._board = board
+        self._leasing = leasing
+        self._on_outage = on_outage
+
+    async def answer(self, envelope: Envelope, key: str) -> object | None:
+        """Do what a message asks for.
+
+        Args:
+            envelope: The decoded message.
+            key: Public key that the connection has proved to hold.
+
+        Returns:
+            The reply; None if a newer request has overtaken this one.
+        """
+        try:
+            return await self._answer(envelope, key)
+        except RecordError as error:
+            return Refusal("malformed", str(error))
+        except StoreError as error:
+            self._on_outage()
+            return Refusal("store", f"the store does not answer; send again later: {error}")
+
+    async def report(self) -> None:
+        """Tell the store which actors were heard of since the last report."""
+        for peer in self._peers:
+            if peer.unreported:
+                peer.unreported = False
+                await self._store.run(operations.actor_seen(peer.hello.incarnation, _figures(peer)))
+
+    async def _answer(self, envelope: Envelope, key: str) -> object | None:
+        if envelope.run != self._run:
+            text = (
+                f"run must be {self._run!r}, got {envelope.run!r:.80}; this broker serves only it"
+            )
+            return Refusal("run", text)
+        if not self._peers.belongs_to(envelope.inc, key):
+            return Refusal("key", f"incarnation {envelope.inc!r:.80} began with another key")
+        message = envelope.message
+        if isinstance(message, Hello):
+            check_hello(message, incarnation=envelope.inc)
+            return await self._hello(message, key)
+        if isinstance(message, Bye):
+            self._peers.forget(envelope.inc)
+            return message
+        peer = self._peers.hear(envelope.inc, key)
+        if peer is None:
+            return Refusal("hello", "this broker does not know the incarnation; say HELLO first")
+        if isinstance(message, LeaseRequest):
+            check_lease(message, capacity=peer.hello.capacity)
+            return await self._leasing.begin(peer, envelope.seq, message)
+        return await self._write(message, peer)
+
+    async def _hello(self, hello: Hello, key: str) -> Welcome | Refusal:
+        stats = await self._store.run(operations.stats())
+        if stats.state == "NONE":
+            return Refusal("store", "the run has not begun: its learner is still starting")
+        for name in sorted(stats.hashes.keys() | hello.hashes.keys()):
+            known, got = stats.hashes.get(name, "none"), hello.hashes.get(name, "none")
+            if known != got:
+                return Refusal(
+                    "mismatch",
+                    f"{name} must be the run's ({known:.12}), got {got:.12}; "
+                    "start this actor with the run's config.yaml, environment and reward",
+                )
+        if not self._peers.has_room(hello.incarnation):
+            text = f"actors must be at most broker.max_actors = {self._settings.max_actors}"
+            return Refusal("full", f"{text}, got one more; raise it or stop some")
+        self._peers.admit(hello, key)
+        log.info("actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers))
+        return Welcome(
+            run_id=self._run,
+            lease_timeout_s=self._settings.lease_timeout_s,
+            publication=self._board.publication,
+            long_poll_s=self._settings.long_poll_s,
+            max_message_bytes=self._settings.max_message_bytes,
+        )
+
+    async def _write(self, message: object, peer: Peer) -> Verdicts | Refusal:
+        match message:
+            case BeatRequest():
+                return await self._beat(message, peer)
+            case SubmitRequest():
+                check_submissions(message, max_bytes=self._max_episode_bytes)
+                rows = [(s.task_id, s.fence, s.record) for s in message.submissions]
+                verdicts = await self._store.run(operations.submit(rows))
+                return self._verdicts([row[0] for row in rows], verdicts)
+            case ReleaseRequest():
+                check_releases(message)
+                verdicts = await self._store.run(operations.release(message.tasks))
+                return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
+            case FailRequest():
+                check_failures(message)
+                failures = [(f.task_id, f.fence, f.kind, f.reason) for f in message.failures]
+                verdicts = await self._store.run(
+                    operations.fail(max_attempts=self._settings.max_attempts, failures=failures)
+                )
+                return self._verdicts([row[0] for row in failures], verdicts)
+            case _:
+                name = type(message).__name__
+                raise RecordError(f"message must be a request to the broker, got {name}")
+
+    async def _beat(self, message: BeatRequest, peer: Peer) -> Verdicts:
+        check_beats(message, max_bytes=self._max_episode_bytes)
+        peer.version, peer.stats = message.version, message.stats
+        lines = [
+            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk) for b in message.beats
+        ]
+        answers = await self._store.run(operations.beat(ttl_ms=self._ttl_ms, lines=lines))
+        verdicts = tuple(
+            TaskVerdict(line.task_id, Verdict(answer.verdict), answer.length)
+            for line, answer in zip(lines, answers, strict=True)
+        )
+        return Verdicts(verdicts, self._board.publication)
+
+    def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:
+        lines = tuple(
+            TaskVerdict(task_id, Verdict(verdict))
+            for task_id, verdict in zip(task_ids, verdicts, strict=True)
+        )
+        return Verdicts(lines, self._board.publication)
+
+
+def _figures(peer: Peer) -> dict[str, str]:
+    """What `nyala status` shows of an actor."""
+    hello = peer.hello
+    fields = {"host": hello.host, "pid": str(hello.pid), "capacity": str(hello.capacity)}
+    if peer.version is not None:
+        fields["version"] = f"{peer.version.lineage}.{peer.version.step}"
+    return fields | {name: repr(value) for name, value in peer.stats.items()}

@@ -1,0 +1,123 @@
+"""A broker in the test's own event loop, on a free loopback port, over the session's real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.client import BrokerClient
+from broker.codec import encode_spec
+from broker.keys import load_pair, load_public
+from broker.messages import Hello, TaskSpec
+from broker.server import Broker
+from buffer import operations
+from buffer.answers import NewTask
+from buffer.episode import PolicyVersion
+from buffer.store import AsyncStore
+from configs.settings import BrokerSettings, BufferSettings, RunSettings, Settings
+
+RUN = "test"
+GROUP = 2
+HASHES = {"settings": "s1", "environment": "e1", "reward": "r1"}
+FIRST = PolicyVersion(1, 0)
+
+
+def settings_with(pause_at_memory: float = 0.8, **broker: Any) -> Settings:
+    defaults: dict[str, Any] = {
+        "endpoint": "tcp://127.0.0.1:0",
+        "long_poll_s": 0.3,
+        "max_message_bytes": 2**20,
+    }
+    return Settings(
+        run=RunSettings(name=RUN, model="init", group_size=GROUP, groups_per_batch=2),
+        buffer=BufferSettings(max_episode_bytes=2**18, pause_at_memory=pause_at_memory),
+        broker=BrokerSettings(**{**defaults, **broker}),
+    )
+
+
+def spec_of(task_id: int) -> TaskSpec:
+    group = task_id // GROUP
+    return TaskSpec(group, index=group, seed=task_id, purpose="train", temperature=1.0)
+
+
+async def begin(store: AsyncStore, *, groups: int, units_per_batch: int = 100) -> None:
+    """Enter the run and create its first groups."""
+    await store.run(
+        operations.begin_run(
+            "config",
+            HASHES,
+            units_per_batch=units_per_batch,
+            max_policy_lag=0,
+            margin=1.0,
+            group_size=GROUP,
+            min_group_size=1,
+        )
+    )
+    await store.run(operations.begin_lineage(0, 0))
+    await create(store, range(groups))
+
+
+async def create(store: AsyncStore, groups: range) -> None:
+    tasks = [
+        NewTask(task_id, group, encode_spec(spec_of(task_id)))
+        for group in groups
+        for task_id in range(group * GROUP, group * GROUP + GROUP)
+    ]
+    if tasks:
+        await store.run(operations.create(1, tasks))
+
+
+def hello(incarnation: str, capacity: int = 64, **changes: str) -> Hello:
+    return Hello(incarnation, host="here", pid=1, hashes={**HASHES, **changes}, capacity=capacity)
+
+
+@dataclass
+class Ring:
+    """A running broker with its store, and clients that are closed with it."""
+
+    store: AsyncStore
+    broker: Broker
+    endpoint: str
+    keys: Path
+    clients: list[BrokerClient] = field(default_factory=list)
+
+    def client(self, incarnation: str = "actor-1", **changes: Any) -> BrokerClient:
+        options: dict[str, Any] = {
+            "server_key": load_public(self.keys, "broker"),
+            "keys": load_pair(self.keys, "actor"),
+            "run": RUN,
+            "incarnation": incarnation,
+        }
+        endpoint = changes.pop("endpoint", self.endpoint)
+        client = BrokerClient(endpoint, **{**options, **changes})
+        self.clients.append(client)
+        return client
+
+    async def actor(self, incarnation: str = "actor-1") -> BrokerClient:
+        """A client that has said HELLO."""
+        client = self.client(incarnation)
+        await client.hello(hello(incarnation), deadline_s=10)
+        return client
+
+
+@asynccontextmanager
+async def ring(redis_url: str, keys: Path, **broker: Any) -> AsyncIterator[Ring]:
+    """Serve until the block ends; an error of the server fails the test."""
+    store = AsyncStore(redis_url, RUN)
+    server = Broker(settings_with(**broker), store, keys=keys)
+    stop = asyncio.Event()
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(server.serve(stop, on_ready=address.set_result))
+    running = Ring(store, server, await asyncio.wait_for(address, 5), keys)
+    try:
+        yield running
+    finally:
+        for client in running.clients:
+            await client.close()
+        stop.set()
+        await asyncio.wait_for(serving, 10)
+        await store.close()

@@ -1,0 +1,231 @@
+"""Tasks from LEASE to the buffer, over real sockets and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import redis
+
+from broker.messages import (
+    Beat,
+    BeatRequest,
+    FailRequest,
+    Failure,
+    Lease,
+    LeaseRequest,
+    ReleaseRequest,
+    Submission,
+    SubmitRequest,
+    Verdict,
+)
+from buffer import operations
+from buffer.codec import decode_episode, encode_completion, encode_episode
+from buffer.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from configs.errors import RefusedError
+from tests.broker.ring import FIRST, begin, create, hello, ring, spec_of
+
+
+def completion(fence: int, tokens: int = 3, incarnation: str = "actor-1") -> Completion:
+    return Completion(
+        token_ids=np.arange(tokens, dtype=np.int32),
+        behaviour_logprobs=np.full(tokens, -0.5, np.float32),
+        loss_mask=np.ones(tokens, np.uint8),
+        versions=(VersionSpan(FIRST, 0),),
+        fences=(FenceRun(fence, incarnation, 0),),
+    )
+
+
+def record_of(lease: Lease, *, task_id: int | None = None) -> bytes:
+    return encode_episode(
+        Episode(
+            task_id=lease.task_id if task_id is None else task_id,
+            group_id=lease.spec.group_id,
+            purpose="train",
+            prompt_ids=np.arange(4, dtype=np.int32),
+            completion=completion(lease.fence),
+            reward=1.0,
+            reward_parts={},
+            finish_reason="stop",
+            environment_metrics={},
+            incarnation="actor-1",
+            started_at=1.0,
+            finished_at=2.0,
+        )
+    )
+
+
+def submission(lease: Lease, record: bytes | None = None) -> SubmitRequest:
+    record = record_of(lease) if record is None else record
+    return SubmitRequest((Submission(lease.task_id, lease.fence, record),))
+
+
+def test_a_group_goes_from_lease_to_claim(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor = await here.actor()
+
+            reply = await actor.lease(LeaseRequest(n=8, version=FIRST))
+            assert reply.status == "OK"
+            assert [lease.spec for lease in reply.leases] == [spec_of(0), spec_of(1)]
+            for lease in reply.leases:
+                chunk = encode_completion(completion(lease.fence))
+                beat = Beat(lease.task_id, lease.fence, offset=0, num_tokens=3, chunk=chunk)
+                verdicts = (await actor.beat(BeatRequest((beat,), FIRST, {}))).verdicts
+                assert (verdicts[0].verdict, verdicts[0].length) == (Verdict.OK, 3)
+                first = await actor.submit(submission(lease))
+                again = await actor.submit(submission(lease))
+                assert first.verdicts[0].verdict is Verdict.OK
+                assert again.verdicts[0].verdict is Verdict.DUP
+
+            claim = await here.store.run(operations.claim(1, 1, 1))
+            assert claim.units[0].task_ids == [0, 1]
+            stored = await here.store.run(operations.records([0]))
+            assert stored[0] is not None and decode_episode(stored[0]).task_id == 0
+
+    asyncio.run(story())
+
+
+def test_released_and_failed_leases_are_granted_again(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor = await here.actor()
+            a, b = (await actor.lease(LeaseRequest(2, FIRST))).leases
+
+            released = await actor.release(ReleaseRequest(((a.task_id, a.fence),)))
+            failed = await actor.fail(FailRequest((Failure(b.task_id, b.fence, "data", "no"),)))
+            c, d = (await actor.lease(LeaseRequest(2, FIRST))).leases
+
+            assert released.verdicts[0].verdict is Verdict.OK
+            assert failed.verdicts[0].verdict is Verdict.OK
+            assert {c.task_id, d.task_id} == {a.task_id, b.task_id}
+            assert min(c.fence, d.fence) > max(a.fence, b.fence)
+            stale = await actor.submit(submission(a))
+            assert stale.verdicts[0].verdict is Verdict.STALE
+
+    asyncio.run(story())
+
+
+def test_an_expired_lease_goes_to_another_actor_with_its_chunks(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys, lease_timeout_s=0.6, reap_every_s=0.1) as here:
+            await begin(here.store, groups=1)
+            dead, heir = await here.actor("actor-1"), await here.actor("actor-2")
+            lease, _ = (await dead.lease(LeaseRequest(2, FIRST))).leases
+            chunk = encode_completion(completion(lease.fence))
+            beat = Beat(lease.task_id, lease.fence, offset=0, num_tokens=3, chunk=chunk)
+            await dead.beat(BeatRequest((beat,), FIRST, {}))
+
+            reply = await heir.lease(LeaseRequest(2, FIRST))
+            started = time.monotonic()
+            while not reply.leases and time.monotonic() - started < 10:
+                reply = await heir.lease(LeaseRequest(2, FIRST))
+
+            resumed = {entry.task_id: entry for entry in reply.leases}[lease.task_id]
+            assert (resumed.length, resumed.chunks) == (3, (chunk,))
+            assert resumed.fence > lease.fence
+            verdicts = (await dead.submit(submission(lease))).verdicts
+            assert verdicts[0].verdict is Verdict.STALE
+
+    asyncio.run(story())
+
+
+def test_a_parked_request_wakes_when_work_appears(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys, long_poll_s=5.0) as here:
+            await begin(here.store, groups=0)
+            actor = await here.actor()
+            parked = asyncio.create_task(actor.lease(LeaseRequest(2, FIRST)))
+            await asyncio.sleep(0.3)
+            assert not parked.done()
+
+            await create(here.store, range(1))
+            appeared = time.monotonic()
+            reply = await asyncio.wait_for(parked, 5)
+
+            assert len(reply.leases) == 2
+            assert time.monotonic() - appeared < 0.3
+
+    asyncio.run(story())
+
+
+def test_an_unserved_request_says_why_after_the_long_poll(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys, long_poll_s=0.3) as here:
+            await begin(here.store, groups=2, units_per_batch=1)
+            actor = await here.actor()
+            assert (await actor.lease(LeaseRequest(2, FIRST))).status == "OK"
+
+            started = time.monotonic()
+            waiting = await actor.lease(LeaseRequest(2, FIRST))
+            assert waiting.status == "WAIT"
+            assert 0.25 < time.monotonic() - started < 1.5
+
+            await here.store.run(operations.cancel(1))
+            assert (await actor.lease(LeaseRequest(2, FIRST))).status == "DONE"
+
+    asyncio.run(story())
+
+
+def test_new_weights_are_announced_with_the_next_reply(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=0)
+            actor = await here.actor()
+            fields = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k"}
+            await here.store.run(operations.publish(1, 3, fields))
+            await asyncio.sleep(0.5)
+
+            reply = await actor.beat(BeatRequest((), FIRST, {"tokens_per_s": 2.0}))
+
+            assert reply.publication is not None
+            assert reply.publication.version == PolicyVersion(1, 3)
+
+    asyncio.run(story())
+
+
+def test_actors_are_shown_with_their_figures_until_bye(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=0)
+            actor = await here.actor()
+            await actor.beat(BeatRequest((), FIRST, {"tokens_per_s": 2.0}))
+            seen = []
+            for _ in range(50):
+                seen = await here.store.run(operations.actors())
+                if seen and "tokens_per_s" in seen[0].fields:
+                    break
+                await asyncio.sleep(0.1)
+            assert seen[0].fields["tokens_per_s"] == "2.0"
+            assert seen[0].fields["version"] == "1.0"
+
+            await actor.bye()
+            with pytest.raises(RefusedError, match="capacity must be between"):
+                await actor.hello(hello("actor-1", capacity=0))
+
+    asyncio.run(story())
+
+
+def test_a_full_store_grants_no_lease_and_takes_submissions(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys, pause_at_memory=0.02) as here:  # of 512 MiB
+            await begin(here.store, groups=2)
+            actor = await here.actor()
+            lease, _ = (await actor.lease(LeaseRequest(2, FIRST))).leases
+            with redis.Redis.from_url(redis_url) as other:
+                other.set("ballast", bytes(16 * 2**20))
+                await asyncio.sleep(1.5)
+
+                assert (await actor.lease(LeaseRequest(2, FIRST))).status == "WAIT"
+                assert (await actor.submit(submission(lease))).verdicts[0].verdict is Verdict.OK
+
+                other.delete("ballast")
+            await asyncio.sleep(1.5)
+            assert (await actor.lease(LeaseRequest(2, FIRST))).status == "OK"
+
+    asyncio.run(story())
