@@ -33,7 +33,7 @@ class LeasedTask(NamedTuple):
 
 
 class LeaseAnswer(NamedTuple):
-    """`status` is OK, WAIT (not admitted now), EMPTY (nothing to do) or DONE (the run has ended)."""
+    """`status` is OK, WAIT (not admitted now), EMPTY (nothing to do) or DONE (run has ended)."""
 
     status: str
     tasks: list[LeasedTask]
@@ -133,7 +133,7 @@ class EvalCounts:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """State of a run. The task counts come from the sets that hold the tasks, so they cannot drift."""
+    """State of a run; tasks are counted from the sets that hold them, so no count can drift."""
 
     state: str
     """RUNNING, PAUSED, RECOVERING or ENDED."""

@@ -1,6 +1,6 @@
 """Episodes and completions to bytes and back.
 
-A record is one msgpack map; arrays travel as raw little-endian bytes, never as lists, never as pickle.
+A record is one msgpack map; arrays travel as raw little-endian bytes, never as lists or pickle.
 Both directions validate (`validity.py`), so that neither end has to trust the other.
 
 A completion's bytes may be several maps in a row, the chunks of one snapshot: the store joins long
@@ -23,9 +23,20 @@ MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""
 
 _EPISODE_FIELDS = frozenset(
-    "schema task_id group_id purpose prompt completion reward parts finish metrics inc started finished text".split()
+    {
+        "schema",
+        "task_id",
+        "group_id",
+        "purpose",
+        "prompt",
+        "completion",
+        "reward",
+        "parts",
+        "finish",
+    }
+    | {"metrics", "inc", "started", "finished", "text"}
 )
-_COMPLETION_FIELDS = frozenset("schema tokens logprobs mask versions fences".split())
+_COMPLETION_FIELDS = frozenset(["schema", "tokens", "logprobs", "mask", "versions", "fences"])
 
 _Map = dict[str, object]
 

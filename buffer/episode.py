@@ -1,8 +1,8 @@
 """The episode record: what an actor makes and the learner trains on.
 
 Producer: `actors` (whole records, and chunks of unfinished ones). Consumer: `learner`.
-Owns the bytes: a msgpack map with a `schema` field and arrays as raw little-endian bytes. Loads without
-redis and torch. Knows nothing of leases.
+Owns the record's parts; `codec.py` makes bytes of them. Loads without redis
+and torch. Knows nothing of leases.
 
 Shapes: P prompt tokens, T completion tokens (all turns, environment tokens included).
 """
@@ -39,7 +39,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class FenceRun:
-    """From token `start` on (until the next run), tokens were made under `fence` by `incarnation`."""
+    """From token `start` on (until the next run), `incarnation` made tokens under `fence`."""
 
     fence: int
     incarnation: str
@@ -53,7 +53,7 @@ class Completion:
     token_ids: Int32
     """Sampled and environment tokens. Shape [T]."""
     behaviour_logprobs: Float32
-    """log mu of the processed distribution that was sampled from, nats; 0 on environment tokens. Shape [T]."""
+    """log mu of the distribution sampled from, nats; 0 on environment tokens. Shape [T]."""
     loss_mask: UInt8
     """1 on sampled tokens, 0 on tokens that the environment wrote. Shape [T]."""
     versions: tuple[VersionSpan, ...]

@@ -1,39 +1,43 @@
 """The keys of a run in Redis: names in one place, and who writes them.
 
-The prefix is `nyala:{run}`; the braces make one hash tag of it, so all keys of a run live on one node and
-several runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lua`).
+The prefix is `nyala:{run}`; the braces make one hash tag of it, so they all live on one node, and
+runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lua`).
 
-| key                | type   | holds                                                     | written by |
-| ------------------ | ------ | --------------------------------------------------------- | ---------- |
-| `meta`             | hash   | state, lineage, version, committed, fence, caps, hashes   | BEGIN_*, LEASE, ADVANCE, COMMIT, CANCEL |
-| `lineages`         | hash   | lineage -> step it forked at                              | BEGIN_LINEAGE |
-| `known`            | bitmap | every training task ever created                          | CREATE |
-| `new`              | zset   | unit nobody has begun -> id                               | CREATE, LEASE |
-| `open`             | set    | unit with a leased member, not complete                   | LEASE, SUBMIT |
-| `g:<unit>`         | set    | its members that are neither done nor dead                | LEASE, SUBMIT |
-| `t:<task>`         | hash   | st, spec, fence, inc, len, att, lastlen, why, round       | all |
-| `t:<task>:p`       | list   | chunks of its unfinished completion                       | BEAT |
-| `e:<task>`         | string | its record                                                | SUBMIT |
-| `ready`            | zset   | task of an open unit -> -1 if resumed, else id            | LEASE, RELEASE, REAP, FAIL |
-| `lease`            | zset   | task -> deadline, Redis ms                                | LEASE, BEAT |
-| `done`             | set    | submitted, not claimed                                    | SUBMIT, CLAIM |
-| `buf`              | zset   | complete unit -> order of arrival                         | SUBMIT, CLAIM |
-| `claims`           | zset   | batch k                                                   | CLAIM, COMMIT |
-| `c:<k>`            | zset   | unit of batch k -> order of arrival                       | CLAIM, DROP, COMMIT |
-| `c:<k>:s`          | hash   | sealed, starts                                            | CLAIM, SEAL |
-| `claimed`          | set    | task of a claim                                           | CLAIM, DROP, COMMIT |
-| `dead`             | zset   | dead task -> ms; its hash and chunks stay                 | FAIL, REAP |
-| `committed`, `cancelled`, `dropped:<reason>` | bitmap | all that is left of such tasks  | COMMIT, CANCEL, DROP |
-| `reasons`          | set    | reasons that have a bitmap                                | DROP |
-| `rounds`           | zset   | open evaluation round `<lineage>:<step>`                  | CREATE, CLOSE |
-| `v:<round>`        | hash   | evaluation task -> record                                 | SUBMIT |
-| `v:<round>:r`, `:u`, `:x` | zset, set, set | its ready, unfinished, failed tasks        | CREATE, LEASE, SUBMIT, FAIL |
-| `lease:eval`       | zset   | as `lease`, evaluation tasks                              | LEASE, BEAT |
-| `publication`      | hash   | where the current weights are                             | PUBLISH |
-| `actors`, `a:<incarnation>` | zset, hash | last seen, figures                           | ACTOR_SEEN |
+    key             type    holds                                           written by
+    meta            hash    state, lineage, version, committed, ...  begin_*, lease, advance
+    lineages        hash    lineage -> step it forked at                    begin_lineage
+    known           bitmap  every training task ever created                create
+    new             zset    unit that nobody has begun -> id                create, lease
+    open            set     unit with a leased member, not complete         lease, submit
+    g:<unit>        set     its members that are neither done nor dead      lease, submit
+    t:<task>        hash    st, spec, fence, inc, len, att, lastlen, ...    all
+    t:<task>:p      list    chunks of its unfinished completion             beat
+    e:<task>        string  its record                                      submit
+    ready           zset    task of an open unit -> -1 if resumed, else id  lease, release, reap
+    lease           zset    task -> deadline, Redis ms                      lease, beat
+    done            set     task submitted and not claimed                  submit, claim
+    buf             zset    complete unit -> order of arrival               submit, claim
+    claims          zset    batch k                                         claim, commit
+    c:<k>           zset    unit of batch k -> order of arrival             claim, drop, commit
+    c:<k>:s         hash    sealed, starts                                  claim, seal
+    claimed         set     task of a claim                                 claim, drop, commit
+    dead            zset    dead task -> ms; its hash and chunks stay       fail, reap
+    committed       bitmap  all that is left of a committed task            commit
+    cancelled       bitmap  all that is left of a cancelled task            cancel
+    dropped:<why>   bitmap  all that is left of a dropped task              drop
+    reasons         set     each <why> that has a bitmap                    drop
+    rounds          zset    open evaluation round <lineage>:<step>          create, close_eval
+    v:<round>       hash    evaluation task -> record                       submit
+    v:<round>:r     zset    its ready tasks                                 create, lease
+    v:<round>:u     set     its unfinished tasks                            create, submit
+    v:<round>:x     set     its failed tasks                                fail, reap
+    lease:eval      zset    as lease, evaluation tasks                      lease, beat
+    publication     hash    where the current weights are                   publish
+    actors          zset    incarnation -> last seen, Redis ms              actor_seen
+    a:<incarnation> hash    its figures                                     actor_seen
 
-A training task is in exactly one of: `new` (through its unit), `ready`, `lease`, `done`, `claimed`, `dead`,
-or one of the bitmaps; created = the sum of them. A counter exists only for the order of arrival.
+A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
+`dead` or a bitmap of ended tasks; created = the sum of them. The only counter numbers arrivals.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Item = TypeVar("Item")
 
 Argument: TypeAlias = "str | bytes | int | float"
@@ -34,11 +35,11 @@ Steps: TypeAlias = Generator[Call, Reply, T]
 
 
 @dataclass(frozen=True, slots=True)
-class Operation(Generic[T]):
+class Operation(Generic[T_co]):
     """A named operation on the store, run by `Store.run` or `AsyncStore.run`."""
 
     name: str
-    steps: Callable[[], Steps[T]]
+    steps: Callable[[], Steps[T_co]]
 
 
 def single(script: str, arguments: Iterable[Argument], parse: Callable[[Reply], T]) -> Operation[T]:
@@ -59,19 +60,20 @@ def sliced(
     *,
     size: int = SLICE,
 ) -> Operation[T]:
-    """Make an operation that calls a script once per `size` items and parses all replies together."""
+    """Make an operation that calls a script once per `size` items."""
 
     def steps() -> Steps[T]:
         replies: list[Reply] = []
         for part in _batches(items, size):
-            replies.append((yield Call(script, (*head, *(x for item in part for x in item)))))
+            reply = yield Call(script, (*head, *(x for item in part for x in item)))
+            replies.append(reply)
         return parse(replies)
 
     return Operation(script, steps)
 
 
 def repeated(script: str, arguments: Iterable[Argument]) -> Operation[int]:
-    """Make an operation that calls a script until it says that nothing is left, and adds up its counts."""
+    """Make an operation that calls a script until nothing is left and adds up its counts."""
     call = Call(script, tuple(arguments))
 
     def steps() -> Steps[int]:

@@ -6,11 +6,12 @@ Who uses which (the table of keys is in `keys.py`):
 | ------- | ---------- |
 | anyone  | begin_run, stats, memory, publication, lineages, actors |
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
-| learner | begin_lineage, create, claim, drop, seal, advance, commit, cancel, publish, records, eval_results, close_eval |
+| learner | begin_lineage, create, claim, drop, seal, advance, commit, cancel, publish, records, |
+|         | eval_round, eval_results, close_eval |
 
-All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's they
-raise LostLineage. Every operation may be sent again when its reply was lost, except `claim(start=True)`,
-which would count a second start.
+All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
+they raise LostLineage. Every operation may be sent again when its reply was lost; only
+`claim(start=True)` would then count two starts.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ def begin_lineage(expected_lineage: int, fork_step: int) -> Operation[int | None
 def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
     """Create tasks that the store does not know; returns how many.
 
-    Training tasks come in whole groups: members of group g are the ids g * group_size and following.
+    Training tasks come in whole groups: group g has the ids g * group_size and those after it.
 
     Raises:
         RecordError: at once, for ids that break these rules.
@@ -225,8 +226,8 @@ def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
 def claim(lineage: int, k: int, units: int, *, start: bool = False) -> Operation[Claim]:
     """Fill batch k up to `units` from the oldest complete units, and say what it holds.
 
-    What is in the batch stays in it until it is dropped or committed. `start=True` counts the start of a
-    learner's life with this batch. Incomplete and empty while the run is PAUSED or RECOVERING.
+    What is in the batch stays in it until it is dropped or committed. `start=True` counts that
+    a life of the learner begins with this batch. Empty while the run is PAUSED or RECOVERING.
     """
 
     def steps() -> Steps[Claim]:
@@ -263,7 +264,7 @@ def advance(lineage: int, k: int) -> Operation[None]:
 
 
 def commit(lineage: int, k: int) -> Operation[int]:
-    """Say that all batches up to k are inside a durable checkpoint; returns the tasks that this ended."""
+    """Say that a durable checkpoint holds all batches up to k; returns the tasks committed."""
     return repeated("commit", (lineage, k, SLICE))
 
 
@@ -273,7 +274,7 @@ def cancel(lineage: int) -> Operation[int]:
 
 
 def publish(lineage: int, step: int, fields: Mapping[str, str]) -> Operation[None]:
-    """Point actors to new weights: `digest`, `endpoint` and `public_key` of version (lineage, step)."""
+    """Point actors to new weights: `digest`, `endpoint`, `public_key` of (lineage, step)."""
     pairs = (x for field in fields.items() for x in field)
     return single("publish", (lineage, step, *pairs), _nothing)
 
@@ -281,7 +282,7 @@ def publish(lineage: int, step: int, fields: Mapping[str, str]) -> Operation[Non
 def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
     """Read the records of training tasks, in order; None where there is none."""
     rows = [(task,) for task in task_ids]
-    return sliced("records", (), rows, lambda parts: sum(parts, []), size=RECORDS_PER_CALL)
+    return sliced("records", (), rows, _joined, size=RECORDS_PER_CALL)
 
 
 def eval_round(lineage: int, step: int) -> Operation[EvalRound]:
@@ -318,6 +319,10 @@ def _group_rows(tasks: Sequence[NewTask]) -> list[list[Argument]]:
 
 def _verdicts(replies: list[Reply]) -> list[str]:
     return [verdict.decode() for reply in replies for verdict in reply]
+
+
+def _joined(replies: list[Reply]) -> list[bytes | None]:
+    return [record for reply in replies for record in reply]
 
 
 def _nothing(_reply: Reply) -> None:

@@ -1,7 +1,7 @@
 """The Lua scripts: found beside this file, put together, known by their SHA-1.
 
-Every script is a body behind the same three preludes, so each is complete in itself and Redis can keep
-it by its hash.
+Every script is a body behind the same three preludes: complete in itself, so Redis can keep it by
+its hash.
 """
 
 from __future__ import annotations

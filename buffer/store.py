@@ -1,7 +1,8 @@
 """The store's two clients: `Store` for threads, `AsyncStore` for an event loop.
 
-They own connections, deadlines and the wording of errors; what is asked of Redis is in `operations.py`.
-Neither ever sends a call twice: after a lost reply only the caller knows whether sending again is right.
+They own connections, deadlines and the wording of errors; what is asked of Redis is in
+`operations.py`. Neither ever sends a call twice: after a lost reply only the caller knows
+whether to.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 
 import redis
 import redis.asyncio
+from redis import exceptions
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -33,15 +35,15 @@ ASYNC_CONNECTIONS: Final = 16
 
 _REFUSALS = {
     "NORUN": "the store must know the run, got no entry for it; begin_run comes first",
-    "REWOUND": "the store's lineage must not be lower than the learner's, got {0}; the store lost writes",
+    "REWOUND": "the store's lineage must be at least the learner's, got {0}; the store lost writes",
     "COMMITTED": "a claimed batch must be newer than the last committed one, got one <= {0}",
     "SEALED": "units can be dropped only before a batch is sealed; batch {0} is",
     "UNCLAIMED": "a sealed batch must have units, got none in batch {0}",
-    "UNSEALED": "only sealed batches can be committed; batch {0} is not, so it cannot have been trained",
+    "UNSEALED": "only sealed batches are trained and committed; batch {0} is not sealed",
     "UNTRAINED": "a committed batch must be trained, got one > {0}; advance comes first",
     "BACKWARDS": "versions of a lineage must not decrease, got one below {0}",
     "DIGEST": "a version must keep its digest; other weights were published as step {0} before",
-    "GROUPS": "groups of this run must have {0} tasks; settings differ from those the run began with",
+    "GROUPS": "groups of this run must have {0} tasks; the run began with other settings",
 }
 
 
@@ -78,7 +80,7 @@ class Store:
     def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
         try:
             return self._redis.evalsha(script.sha, 1, self._prefix, *arguments)
-        except redis.exceptions.NoScriptError:
+        except exceptions.NoScriptError:
             return self._redis.eval(script.source, 1, self._prefix, *arguments)
 
     def ping(self) -> None:
@@ -139,7 +141,7 @@ class AsyncStore:
     async def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
         try:
             return await self._redis.evalsha(script.sha, 1, self._prefix, *arguments)
-        except redis.exceptions.NoScriptError:
+        except exceptions.NoScriptError:
             return await self._redis.eval(script.source, 1, self._prefix, *arguments)
 
     async def ping(self) -> None:
@@ -177,18 +179,17 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
 
 
 def _reason(error: redis.RedisError, text: str) -> str:
-    kinds = redis.exceptions
-    if isinstance(error, kinds.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
+    if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
         return "Redis refused the password; put the right one into the URL"
-    if isinstance(error, kinds.TimeoutError):
+    if isinstance(error, exceptions.TimeoutError):
         return "Redis did not answer in time; it may have acted, so look at its load and ask again"
-    if isinstance(error, kinds.BusyLoadingError):
+    if isinstance(error, exceptions.BusyLoadingError):
         return "Redis is still loading its data; ask again in some seconds"
-    if isinstance(error, kinds.ReadOnlyError) or "READONLY" in text:
+    if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
         return "Redis is a read-only replica; point the URL to the primary"
     if "OOM" in text:
         return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"
-    if isinstance(error, kinds.ConnectionError):
+    if isinstance(error, exceptions.ConnectionError):
         return f"Redis cannot be reached ({text}); start it or correct the URL"
     return f"Redis refused ({text})"
 
@@ -198,6 +199,6 @@ def _client_options() -> dict[str, Any]:
         "socket_timeout": REPLY_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "retry_on_error": [],
-        "protocol": 2,  # replies of scripts are the same in both; 3 brings push messages that we do not read
+        "protocol": 2,  # version 3 adds push messages that nobody here would read
         "decode_responses": False,
     }

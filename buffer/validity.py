@@ -7,6 +7,7 @@ refusal is a RecordError. Knows nothing of bytes (`codec.py`) or of what a recor
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def _spans(completion: Completion, length: int) -> None:
         _number("fences.fence", run.fence)
         _text("fences.incarnation", run.incarnation, MAX_NAME_CHARS)
     _starts("fences", [run.start for run in completion.fences], length)
-    for before, after in zip(completion.fences, completion.fences[1:], strict=False):
+    for before, after in pairwise(completion.fences):
         if after.fence < before.fence:
             raise RecordError(
                 f"fences must never decrease, got {before.fence} then {after.fence}; "
@@ -122,7 +123,7 @@ def _starts(name: str, starts: list[int], length: int) -> None:
         _number(f"{name}.start", start)
     if bool(starts) != bool(length) or len(starts) > length:
         raise RecordError(f"{name} must cover {length} tokens, got {len(starts)} spans")
-    ascending = all(a < b for a, b in zip(starts, starts[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(starts))
     if starts and (starts[0] != 0 or not ascending or starts[-1] >= length):
         raise RecordError(
             f"{name}.start must ascend from 0 and stay below {length}, got {starts[:8]}; "

@@ -59,11 +59,11 @@ def redis_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def redis_url(redis_server_url: str) -> Iterator[str]:
+def redis_url(redis_server_url: str) -> str:
     """URL of an empty database of the session's server."""
     with redis.Redis.from_url(redis_server_url) as client:
         client.flushall()
-    yield redis_server_url
+    return redis_server_url
 
 
 def _wait_until_up(url: str) -> None:

@@ -1,0 +1,26 @@
+"""Removing all that the store knows of a run, for `nyala up --fresh` on a shared server."""
+
+from __future__ import annotations
+
+import redis
+
+from .keys import run_prefix
+from .store import explain, without_password
+
+KEYS_PER_CALL = 1000  # about a millisecond of the server's time
+
+
+def forget_run(url: str, run: str) -> int:
+    """Delete every key of a run; returns how many there were.
+
+    Raises:
+        StoreError: Redis refused or cannot be reached.
+    """
+    with redis.Redis.from_url(url, socket_timeout=20.0, socket_connect_timeout=5.0) as client:
+        count = 0
+        try:
+            for key in client.scan_iter(match=f"{run_prefix(run)}:*", count=KEYS_PER_CALL):
+                count += int(client.unlink(key))
+        except redis.RedisError as error:
+            raise explain(error, "forget", f"run {run!r} at {without_password(url)}") from error
+    return count

@@ -1,0 +1,293 @@
+"""What the learner does: lineages, admission, claims, commits, the end of a run."""
+
+from __future__ import annotations
+
+import pytest
+
+from buffer import operations
+from buffer.answers import NewTask
+from buffer.operation import Operation
+from configs.errors import LostLineage, RecordError, SettingsError, StoreError
+from tests.buffer.run_in_store import GROUP_SIZE, MAX_POLICY_LAG, UNITS_PER_BATCH, RunInStore
+
+
+def _begin(
+    run: RunInStore, *, config: str = "c0", environment: str = "e0", margin: float = 1
+) -> None:
+    run.store.run(
+        operations.begin_run(
+            config,
+            {"environment": environment},
+            units_per_batch=UNITS_PER_BATCH,
+            max_policy_lag=MAX_POLICY_LAG,
+            margin=margin,
+            group_size=GROUP_SIZE,
+            min_group_size=2,
+        )
+    )
+
+
+def _fill(run: RunInStore, units: int, *, first: int = 0, step: int = 0) -> None:
+    run.create(units, first=first)
+    tasks = run.lease(units * GROUP_SIZE, step=step)
+    assert len(tasks) == units * GROUP_SIZE
+    run.submit(tasks)
+
+
+def _units(run: RunInStore, k: int, units: int = UNITS_PER_BATCH) -> list[int]:
+    claim = run.store.run(operations.claim(run.lineage, k, units))
+    return [unit.group_id for unit in claim.units]
+
+
+def test_a_run_begins_once_and_keeps_its_settings(run: RunInStore) -> None:
+    _begin(run)
+    with pytest.raises(SettingsError, match="environment must be what the run began with, 'e0'"):
+        _begin(run, environment="e1")
+    with pytest.raises(SettingsError, match=r"margin must be .* '1.0', got '2.0'"):
+        _begin(run, margin=2)
+    with pytest.raises(SettingsError, match="config_hash"):
+        _begin(run, config="c1")
+    assert run.stats().lineage == run.lineage
+
+
+def test_a_lineage_is_taken_by_one_learner_only(run: RunInStore) -> None:
+    assert run.store.run(operations.begin_lineage(run.lineage, 3)) == run.lineage + 1
+    assert run.store.run(operations.begin_lineage(run.lineage, 3)) is None
+    assert run.store.run(operations.lineages()) == {1: 0, 2: 3}
+    assert run.stats().version == 3
+
+
+def _learner_operations(lineage: int) -> list[Operation[object]]:
+    task = NewTask(400, 100, b"")
+    group = [task._replace(task_id=400 + i) for i in range(GROUP_SIZE)]
+    return [
+        operations.create(lineage, group),
+        operations.create(lineage, [NewTask(2**48, 0, b"", 0)]),
+        operations.claim(lineage, 1, 1),
+        operations.drop(lineage, 1, [0], "stale"),
+        operations.seal(lineage, 1),
+        operations.advance(lineage, 1),
+        operations.commit(lineage, 0),
+        operations.cancel(lineage),
+        operations.publish(lineage, 0, {"digest": "d"}),
+        operations.close_eval(lineage, 0),
+    ]
+
+
+def test_every_write_of_an_older_learner_is_refused(run: RunInStore) -> None:
+    _fill(run, 2)
+    run.store.run(operations.begin_lineage(run.lineage, 0))
+    before = run.redis.keys("*"), run.stats()
+
+    for operation in _learner_operations(run.lineage):
+        with pytest.raises(LostLineage, match=f"{operation.name}: .* lineage 2"):
+            run.store.run(operation)
+
+    assert sorted(run.redis.keys("*")) == sorted(before[0])
+    assert run.stats() == before[1]
+
+
+def test_a_learner_ahead_of_the_store_hears_of_lost_writes(run: RunInStore) -> None:
+    with pytest.raises(StoreError, match="lost writes"):
+        run.store.run(operations.advance(run.lineage + 1, 1))
+
+
+def test_admission_counts_open_buffered_and_training_units(run: RunInStore) -> None:
+    run.create(12)
+    cap = (MAX_POLICY_LAG + 1) * UNITS_PER_BATCH
+    tasks = run.lease()
+    assert len(tasks) == cap * GROUP_SIZE
+
+    run.submit(tasks)
+    assert run.lease_status() == "WAIT"  # buffered units count
+
+    _units(run, 1)
+    run.store.run(operations.seal(run.lineage, 1))
+    assert run.lease_status() == "WAIT"  # so does a batch in training
+
+    run.store.run(operations.advance(run.lineage, 1))
+    assert len(run.lease(step=1)) == UNITS_PER_BATCH * GROUP_SIZE
+
+
+def test_an_actor_with_old_weights_is_admitted_for_less(run: RunInStore) -> None:
+    run.create(12)
+    run.store.run(operations.advance(run.lineage, 1))
+    assert len(run.lease(step=0)) == UNITS_PER_BATCH * GROUP_SIZE
+    assert len(run.lease(step=1)) == UNITS_PER_BATCH * GROUP_SIZE
+
+    run.store.run(operations.advance(run.lineage, 5))
+    assert run.lease(step=3) == []
+
+
+def test_lag_of_an_abandoned_branch_counts_both_ways(run: RunInStore) -> None:
+    run.create(12)
+    old = run.lineage
+    run.store.run(operations.advance(old, 4))
+    run.store.run(operations.begin_lineage(old, 4))
+
+    assert run.lease_status(version=(old, 6)) == "WAIT"  # two batches off the branch
+    assert run.lease_status(version=(old + 2, 4)) == "WAIT"  # no such lineage yet
+    assert run.lease_status(version=(old, 2)) == "WAIT"
+    assert run.lease_status(4, version=(old, 3)) == "OK"  # before the fork: part of this history
+    assert run.lease_status(4, version=(old, 4)) == "OK"
+
+
+def test_a_started_unit_is_never_refused(run: RunInStore) -> None:
+    run.create(12)
+    tasks = run.lease()
+    run.store.run(operations.advance(run.lineage, 9))
+    run.expire(tasks[:1])
+
+    assert [task.task_id for task in run.lease(step=0)] == [tasks[0].task_id]
+
+
+def test_a_claim_is_sticky_and_takes_the_oldest_first(run: RunInStore) -> None:
+    run.create(4)
+    tasks = run.lease()
+    run.submit(tasks[8:12])
+    run.submit(tasks[:4])
+    run.submit(tasks[4:8])
+
+    first = run.store.run(operations.claim(run.lineage, 1, 2, start=True))
+    assert [unit.group_id for unit in first.units] == [2, 0]
+    assert (first.complete, first.sealed, first.starts) == (True, False, 1)
+    assert _units(run, 2) == [1]
+    assert not run.store.run(operations.claim(run.lineage, 2, 2)).complete
+
+    again = run.store.run(operations.claim(run.lineage, 1, 2, start=True))
+    assert again == first._replace(starts=2)
+
+
+def test_a_sealed_claim_is_the_same_for_the_next_learner(run: RunInStore) -> None:
+    _fill(run, 4)
+    run.train(1)
+    before = run.store.run(operations.claim(run.lineage, 1, 2))
+    lineage = run.store.run(operations.begin_lineage(run.lineage, 0))
+    assert lineage is not None
+
+    assert run.store.run(operations.claim(lineage, 1, 4)) == before
+
+
+def test_dropped_units_are_replaced_until_the_seal(run: RunInStore) -> None:
+    _fill(run, 4)
+    _units(run, 1)
+
+    assert run.store.run(operations.drop(run.lineage, 1, [0, 77], "zero_variance")) == GROUP_SIZE
+    assert _units(run, 1) == [1, 2]
+    assert run.store.run(operations.drop(run.lineage, 1, [0], "zero_variance")) == 0
+    run.store.run(operations.seal(run.lineage, 1))
+
+    with pytest.raises(StoreError, match="dropped only before a batch is sealed"):
+        run.store.run(operations.drop(run.lineage, 1, [1], "stale"))
+    with pytest.raises(RecordError, match="reason must be"):
+        operations.drop(run.lineage, 1, [1], "Too old!")
+    assert run.stats().dropped == {"zero_variance": GROUP_SIZE}
+    assert run.store.run(operations.records([0, 4])) == [None, b"record 4"]
+
+
+def test_claims_are_closed_while_the_run_is_paused(run: RunInStore) -> None:
+    _fill(run, 2)
+    run.train(1)
+    run.redis.hset(run.prefix + ":meta", "state", "PAUSED")
+
+    claim = run.store.run(operations.claim(run.lineage, 1, 2, start=True))
+
+    assert (claim.complete, claim.units, claim.starts) == (False, [], 0)
+
+
+def test_submit_and_beat_stay_open_while_the_run_is_recovering(run: RunInStore) -> None:
+    run.create(1)
+    tasks = run.lease()
+    run.redis.hset(run.prefix + ":meta", "state", "RECOVERING")
+
+    assert run.beat(tasks[0], 0, 1) == ("OK", 1)
+    assert run.submit(tasks) == ["OK"] * GROUP_SIZE
+
+
+def test_a_commit_leaves_one_bit_per_task(run: RunInStore) -> None:
+    _fill(run, 2)
+    keys = len(run.redis.keys("*"))
+    run.train(1)
+
+    assert run.store.run(operations.commit(run.lineage, 1)) == 2 * GROUP_SIZE
+    assert run.store.run(operations.commit(run.lineage, 1)) == 0
+
+    assert len(run.redis.keys("*")) < keys - 2 * GROUP_SIZE
+    assert not run.redis.keys("*:t:*")
+    stats = run.stats()
+    assert (stats.committed, stats.committed_step, stats.claimed) == (2 * GROUP_SIZE, 1, 0)
+    assert run.create(2) == 0  # known for ever
+    with pytest.raises(StoreError, match="newer than the last committed"):
+        run.store.run(operations.claim(run.lineage, 1, 2))
+
+
+def test_a_commit_of_many_tasks_works_in_slices(run: RunInStore) -> None:
+    units = 300
+    run.redis.hset(run.prefix + ":meta", "units_per_batch", units)
+    _fill(run, units)
+
+    run.train(1, units)
+
+    assert run.store.run(operations.commit(run.lineage, 1)) == units * GROUP_SIZE
+    assert run.stats().claims == ()
+
+
+def test_only_trained_and_sealed_batches_are_committed(run: RunInStore) -> None:
+    _fill(run, 2)
+    _units(run, 1)
+    with pytest.raises(StoreError, match="must be trained, got one > 0"):
+        run.store.run(operations.commit(run.lineage, 1))
+    run.store.run(operations.advance(run.lineage, 1))
+    with pytest.raises(StoreError, match="batch 1 is not sealed"):
+        run.store.run(operations.commit(run.lineage, 1))
+    with pytest.raises(StoreError, match="got none in batch 2"):
+        run.store.run(operations.seal(run.lineage, 2))
+    with pytest.raises(StoreError, match="must not decrease"):
+        run.store.run(operations.advance(run.lineage, 0))
+
+
+def test_the_end_of_a_run_cancels_what_is_not_trained(run: RunInStore) -> None:
+    run.create(12)
+    run.create_eval(3, step=1)
+    tasks = run.lease()
+    run.submit(tasks[:10])
+    run.train(1)
+    _units(run, 2)
+    run.store.run(operations.commit(run.lineage, 1))
+
+    assert run.store.run(operations.cancel(run.lineage)) == 10 * GROUP_SIZE
+    assert run.store.run(operations.cancel(run.lineage)) == 0
+
+    stats = run.stats()
+    assert stats.created == stats.committed + stats.cancelled == 12 * GROUP_SIZE
+    assert run.lease_status() == "DONE"
+    assert run.submit(tasks[10:11]) == ["GONE"]
+    assert not run.redis.keys("*:t:*")
+
+
+def test_a_new_learner_reopens_an_ended_run(run: RunInStore) -> None:
+    run.create(1)
+    run.store.run(operations.cancel(run.lineage))
+
+    run.lineage = run.store.run(operations.begin_lineage(run.lineage, 0)) or 0
+
+    assert run.create(1) == 0
+    assert run.create(1, first=1) == GROUP_SIZE
+    assert run.lease_status() == "OK"
+
+
+def test_publications_only_move_forward(run: RunInStore) -> None:
+    assert run.store.run(operations.publication()) is None
+    publish = operations.publish
+    run.store.run(publish(run.lineage, 2, {"digest": "d2", "endpoint": "tcp://a:1"}))
+    run.store.run(publish(run.lineage, 2, {"digest": "d2", "endpoint": "tcp://a:2"}))
+
+    with pytest.raises(StoreError, match="must not decrease"):
+        run.store.run(publish(run.lineage, 1, {"digest": "d1"}))
+    with pytest.raises(StoreError, match="keep its digest"):
+        run.store.run(publish(run.lineage, 2, {"digest": "other"}))
+
+    publication = run.store.run(operations.publication())
+    assert publication is not None
+    assert publication.version == (run.lineage, 2)
+    assert publication.fields == {"digest": "d2", "endpoint": "tcp://a:2"}

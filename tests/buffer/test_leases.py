@@ -1,0 +1,237 @@
+"""What actors do: lease, beat, submit, release, fail; and reap, which takes their leases back."""
+
+from __future__ import annotations
+
+import pytest
+
+from buffer import operations
+from buffer.answers import BeatLine, LeasedTask, NewTask
+from configs.errors import RecordError
+from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
+
+
+def test_creating_twice_creates_once(run: RunInStore) -> None:
+    assert run.create(3) == 3 * GROUP_SIZE
+    assert run.create(4) == GROUP_SIZE
+    assert run.stats().ready == 4 * GROUP_SIZE
+
+
+def test_half_a_group_is_refused(run: RunInStore) -> None:
+    with pytest.raises(RecordError, match="create groups whole"):
+        operations.create(run.lineage, [NewTask(i, 0, b"") for i in (0, 1, 3)])
+
+
+def test_groups_are_leased_whole_and_split_only_for_a_small_actor(run: RunInStore) -> None:
+    run.create(4)
+
+    assert [task.task_id for task in run.lease(6)] == [0, 1, 2, 3]
+    assert [task.task_id for task in run.lease(3)] == [4, 5, 6]
+    assert [task.task_id for task in run.lease(4)] == [7]
+    assert [task.task_id for task in run.lease(8)] == [8, 9, 10, 11, 12, 13, 14, 15]
+
+
+def test_the_spec_comes_with_the_lease(run: RunInStore) -> None:
+    run.create(1)
+
+    assert [task.spec for task in run.lease()] == [f"spec {i}".encode() for i in range(GROUP_SIZE)]
+
+
+def test_fences_only_grow_even_when_the_stored_one_is_lost(run: RunInStore) -> None:
+    run.create(2)
+    first = run.lease(4)
+    run.redis.hset(run.prefix + ":meta", "fence", 0)
+
+    second = run.lease(4)
+
+    assert second[0].fence > first[0].fence
+
+
+def test_an_empty_store_says_empty_and_a_paused_run_says_wait(run: RunInStore) -> None:
+    assert run.lease_status() == "EMPTY"
+    run.create(1)
+    for state in ("PAUSED", "RECOVERING"):
+        run.redis.hset(run.prefix + ":meta", "state", state)
+        assert run.lease_status() == "WAIT"
+
+
+def test_chunks_append_only_where_the_stored_length_ends(run: RunInStore) -> None:
+    run.create(1)
+    task = run.lease()[0]
+
+    assert run.beat(task, 0, 3) == ("OK", 3)
+    assert run.beat(task, 0, 3) == ("OK", 3)  # the same again
+    assert run.beat(task, 5, 2) == ("GAP", 3)  # 3 and 4 went missing
+    assert run.beat(task, 2, 2) == ("GAP", 3)  # half known
+    assert run.beat(task, 3, 4) == ("OK", 7)
+    assert run.beat(task) == ("OK", 7)
+
+    run.expire([task])
+    again = run.lease(1)[0]
+    assert (again.task_id, again.length) == (task.task_id, 7)
+    assert b"".join(again.chunks) == b"0,1,2,3,4,5,6,"
+
+
+def test_many_chunks_are_joined_in_order(run: RunInStore) -> None:
+    run.create(1)
+    task = run.lease()[0]
+
+    for offset in range(600):
+        assert run.beat(task, offset, 1) == ("OK", offset + 1)
+
+    run.expire([task])
+    again = run.lease(1)[0]
+    assert len(again.chunks) < operations.MAX_CHUNKS
+    assert b"".join(again.chunks).split(b",")[:-1] == [b"%d" % i for i in range(600)]
+
+
+def test_only_the_latest_fence_counts(run: RunInStore) -> None:
+    run.create(1)
+    old = run.lease()[0]
+    run.expire([old])
+    new = run.lease(1)[0]
+    stale = (old.task_id, old.fence)
+
+    assert new.task_id == old.task_id
+    assert run.beat(old, 0, 1) == ("STALE", 0)
+    assert run.submit([old]) == ["STALE"]
+    assert run.store.run(operations.release([stale])) == ["STALE"]
+    failure = (*stale, "data", "")
+    assert run.store.run(operations.fail(max_attempts=1, failures=[failure])) == ["STALE"]
+    assert run.submit([new, new]) == ["OK", "DUP"]
+
+
+def test_a_task_nobody_leased_accepts_no_fence(run: RunInStore) -> None:
+    run.create(1)
+
+    assert run.store.run(operations.submit([(0, 0, b"x"), (99, 0, b"x")])) == ["STALE", "GONE"]
+
+
+@pytest.mark.parametrize("action", ["beat", "submit"])
+def test_a_reaped_lease_is_revived_by_its_holder(run: RunInStore, action: str) -> None:
+    run.create(1)
+    task = run.lease()[0]
+    run.beat(task, 0, 2)
+    run.expire([task])
+    assert run.stats().ready == 1
+
+    if action == "beat":
+        assert run.beat(task, 2, 2) == ("OK", 4)
+        assert run.stats().leased == GROUP_SIZE
+    else:
+        assert run.submit([task]) == ["OK"]
+        assert run.stats().buffered == 1
+    assert run.stats().ready == 0
+
+
+def test_released_tasks_go_first_and_cost_no_attempt(run: RunInStore) -> None:
+    run.create(2)
+    tasks = run.lease(4)
+    for _ in range(5):
+        assert run.store.run(operations.release([(tasks[3].task_id, tasks[3].fence)])) == ["OK"]
+        tasks[3] = run.lease(1)[0]
+        assert tasks[3].task_id == 3
+    assert run.stats().dead == 0
+
+
+def test_leases_expire_in_redis_time(run: RunInStore) -> None:
+    run.create(1)
+    call = operations.lease("a", ttl_ms=-1, n=4, version=(run.lineage, 0))
+    run.store.run(call)
+
+    assert sorted(run.store.run(operations.reap(max_attempts=3))) == [0, 1, 2, 3]
+    assert run.store.run(operations.reap(max_attempts=3)) == []
+
+
+def test_attempts_without_progress_kill_a_task_and_progress_saves_it(run: RunInStore) -> None:
+    run.create(1)
+    run.lease(1)
+    task = run.lease(1)[0]
+
+    for length in range(4):
+        run.beat(task, length, 1)
+        assert run.expire([task]) == [task.task_id]
+        task = run.lease(1)[0]
+    assert run.expire([task]) == [task.task_id]
+    task = run.lease(1)[0]
+    assert run.stats().dead == 0
+
+    run.expire([task])
+    assert run.stats().dead == 1
+    assert run.submit([task]) == ["STALE"]
+
+
+def test_data_failures_count_always_and_leave_their_reason(run: RunInStore) -> None:
+    run.create(1)
+    task = run.lease()[0]
+    for attempt in range(3):
+        run.beat(task, attempt, 1)
+        row = (task.task_id, task.fence, "data", "reward raised KeyError")
+        assert run.store.run(operations.fail(max_attempts=3, failures=[row])) == ["OK"]
+        task = (run.lease(1) or [task])[0]
+
+    assert run.stats().dead == 1
+    assert run.redis.hget(f"{run.prefix}:t:{task.task_id}", "why") == b"reward raised KeyError"
+
+
+def _kill(run: RunInStore, tasks: list[LeasedTask]) -> None:
+    rows = [(task.task_id, task.fence, "data", "bad") for task in tasks]
+    run.store.run(operations.fail(max_attempts=1, failures=rows))
+
+
+def test_a_unit_goes_on_without_a_dead_member(run: RunInStore) -> None:
+    run.create(1)
+    tasks = run.lease()
+    _kill(run, tasks[:1])
+    assert run.submit(tasks[1:]) == ["OK"] * 3
+
+    claim = run.store.run(operations.claim(run.lineage, 1, 1))
+
+    assert [unit.task_ids for unit in claim.units] == [[1, 2, 3]]
+
+
+def test_a_unit_whose_last_member_dies_is_complete(run: RunInStore) -> None:
+    run.create(1)
+    tasks = run.lease()
+    run.submit(tasks[:3])
+    _kill(run, tasks[3:])
+
+    assert run.stats().buffered_units == 1
+
+
+def test_a_broken_unit_is_dropped_whole_and_gives_its_place_back(run: RunInStore) -> None:
+    run.create(6)
+    tasks = run.lease()
+    assert run.lease_status() == "WAIT"
+    run.submit(tasks[:1])
+
+    _kill(run, tasks[1:4])
+
+    stats = run.stats()
+    assert (stats.dropped, stats.dead) == ({"group_broken": 1}, 3)
+    assert run.lease_status(4) == "OK"
+
+
+def test_a_unit_broken_early_takes_its_live_leases_along(run: RunInStore) -> None:
+    run.create(1)
+    tasks = run.lease()
+
+    _kill(run, tasks[:3])
+
+    assert run.submit(tasks[3:]) == ["GONE"]
+    assert run.stats().dropped == {"group_broken": 1}
+
+
+def test_one_call_handles_more_lines_than_one_slice(run: RunInStore) -> None:
+    run.create(1)
+    tasks = run.lease()
+    lines = [BeatLine(task.task_id, task.fence) for task in tasks] * 300
+
+    assert len(run.store.run(operations.beat(ttl_ms=TTL_MS, lines=lines))) == 1200
+
+
+def test_actors_are_listed_with_what_they_said(run: RunInStore) -> None:
+    run.store.run(operations.actor_seen("host-1", {"tokens_per_s": "12.5"}))
+
+    (actor,) = run.store.run(operations.actors())
+    assert (actor.incarnation, actor.fields) == ("host-1", {"tokens_per_s": "12.5"})
+    assert 0 <= actor.silent_s < 5
