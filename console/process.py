@@ -1,0 +1,132 @@
+"""One process that `nyala up` starts: its command, its log, its process group, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+class Supervised(Protocol):
+    """What the supervisor needs to know of a process."""
+
+    @property
+    def name(self) -> str:
+        """Unique, such as `actor-0`."""
+        ...
+
+    @property
+    def role(self) -> str:
+        """`redis`, `broker`, `learner` or `actor`."""
+        ...
+
+    def start(self) -> None:
+        """Begin a new life; the last one has ended."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return the last life's exit code, minus the signal that ended it; None while it runs."""
+        ...
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM: drain, save, end."""
+        ...
+
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
+        ...
+
+
+class Watch(Protocol):
+    """Who is told about process groups, to end them if `nyala up` itself is killed."""
+
+    def add(self, group: int) -> None:
+        """A group began."""
+        ...
+
+    def remove(self, group: int) -> None:
+        """A group ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How a process is started."""
+
+    name: str
+    role: str
+    arguments: tuple[str, ...]
+    log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Process:
+    """A subprocess in a process group of its own, so that Ctrl-C reaches `nyala up` alone."""
+
+    def __init__(self, command: Command, watch: Watch) -> None:
+        self._command = command
+        self._watch = watch
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def name(self) -> str:
+        return self._command.name
+
+    @property
+    def role(self) -> str:
+        return self._command.role
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the current or last life."""
+        return self._child.pid if self._child is not None else None
+
+    def start(self) -> None:
+        self._command.log.parent.mkdir(parents=True, exist_ok=True)
+        with self._command.log.open("ab") as log:
+            self._child = subprocess.Popen(
+                self._command.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(self._command.environment),
+                start_new_session=True,
+            )
+        self._watch.add(self._child.pid)
+
+    def poll(self) -> int | None:
+        if self._child is None:
+            return 0
+        if self._child.returncode is None and self._has_ended():
+            # Its children (ranks, engine workers, the publisher) end with it. They are signalled
+            # before the leader is reaped: until then the group's number can be nobody else's.
+            self._signal_group(signal.SIGKILL)
+            self._child.wait()
+            self._watch.remove(self._child.pid)
+        return self._child.returncode
+
+    def ask_to_stop(self) -> None:
+        # The leader alone: how its children stop is its own affair.
+        if self._child is not None and self.poll() is None:
+            self._child.terminate()
+
+    def kill(self) -> None:
+        if self._child is not None and self.poll() is None:
+            self._signal_group(signal.SIGKILL)
+            self._child.wait()
+            self._watch.remove(self._child.pid)
+
+    def _has_ended(self) -> bool:
+        assert self._child is not None
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._child.pid, options) is not None
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._child is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, number)

@@ -1,0 +1,167 @@
+"""The folder of a run: what is in it, how far the run has come, one `nyala up` at a time.
+
+Owns names of files and the rule which settings may change between two lives of a run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from configs.errors import SettingsError
+from configs.loader import load
+from configs.secrets import FILE_NAME
+from configs.settings import Settings
+
+HARMLESS_TABLES = {"actors", "broker", "console"}
+HARMLESS_KEYS = {
+    "buffer.url",
+    "buffer.maxmemory_mb",
+    "buffer.pause_at_memory",
+    "learner.broadcast",
+    "learner.broadcast_join_s",
+    "learner.broadcast_send_s",
+    "learner.checkpoint_every",
+    "learner.eval_timeout_s",
+    "learner.keep_checkpoints",
+    "learner.publisher_endpoint",
+    "learner.threads",
+}
+"""With the tables above: settings that say how a run is carried out, not what it computes."""
+
+
+class RunState(StrEnum):
+    """How far a run has come, from the files it left."""
+
+    NEW = "new"
+    UNFINISHED = "unfinished"
+    FINISHED = "finished"
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.redis_url = path / FILE_NAME
+        self.redis = path / "redis"
+        self.keys = path / "keys"
+        self.init = path / "init"
+        self.metrics = path / "metrics.jsonl"
+        self.evaluations = path / "eval.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+        self.plot = path / "reward.png"
+
+    @property
+    def state(self) -> RunState:
+        """How far the run has come."""
+        if self.summary.exists():
+            return RunState.FINISHED
+        return RunState.UNFINISHED if self.config.exists() else RunState.NEW
+
+    def log(self, name: str) -> Path:
+        """Return the log of a process, such as `actor-0`."""
+        return self.path / "logs" / f"{name}.log"
+
+    def newest_checkpoint(self) -> str | None:
+        """Name the newest complete checkpoint, such as `step-000050`."""
+        steps = sorted(path.name for path in self.checkpoints.glob("step-*") if path.is_dir())
+        return steps[-1] if steps else None
+
+    def read_summary(self) -> dict[str, float]:
+        """Read the summary of a finished run."""
+        numbers: dict[str, float] = json.loads(self.summary.read_text(encoding="utf-8"))
+        return numbers
+
+    def archive(self, now: datetime | None = None) -> Path:
+        """Move the folder out of the way; the answer is where it is now."""
+        stamp = (now or datetime.now(UTC)).strftime("%Y%m%dT%H%M%SZ")
+        target = self.path.with_name(f"{self.path.name}.{stamp}")
+        count = 1
+        while target.exists():
+            count += 1
+            target = self.path.with_name(f"{self.path.name}.{stamp}-{count}")
+        return self.path.rename(target)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep every other `nyala up` of this run out; the lock ends with the process.
+
+        Raises:
+            SettingsError: Another one holds it.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the folder, not inside: `--fresh` moves the folder.
+        with self.path.with_name(f".{self.path.name}.lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise SettingsError(
+                    f"{self.path} must be started once at a time, got a second `nyala up` beside "
+                    f"process {holder}; look at it with `nyala status {self.path}`"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+
+def config_of(path: Path) -> Path:
+    """Return the settings file that a person means: a file, or the one of a run folder."""
+    return path / "config.yaml" if path.is_dir() else path
+
+
+def run_folder_of(path: Path) -> RunFolder:
+    """Return the run that a person names by its folder or by a settings file.
+
+    Raises:
+        SettingsError: There is no such run.
+    """
+    folder = RunFolder(path if path.is_dir() else load(path).run.folder)
+    if not folder.config.exists():
+        raise SettingsError(
+            f"{path} must be the folder of a run such as runs/demo, got one without a config.yaml; "
+            f"start a run with `nyala up`"
+        )
+    return folder
+
+
+def refuse_changes(folder: RunFolder, settings: Settings) -> None:
+    """Hold a resumed run to the settings it was begun with.
+
+    Raises:
+        SettingsError: Settings differ that the result depends on; names each with both values.
+    """
+    begun = load(folder.config)
+    changes = [
+        f"\n  $.{key} was {old!r}, got {new!r}"
+        for key, (old, new) in _differences(begun, settings).items()
+        if key not in HARMLESS_KEYS and key.partition(".")[0] not in HARMLESS_TABLES
+    ]
+    if changes:
+        raise SettingsError(
+            f"an unfinished run must keep the settings it was begun with, got {len(changes)} "
+            f"different in {folder.path}; restore them, or begin anew with --fresh:"
+            + "".join(changes)
+        )
+
+
+def _differences(old: Settings, new: Settings) -> dict[str, tuple[object, object]]:
+    before, after = _flat(old), _flat(new)
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def _flat(settings: Settings) -> Mapping[str, Any]:
+    tree = settings.model_dump(mode="json")
+    return {f"{table}.{key}": value for table, keys in tree.items() for key, value in keys.items()}
