@@ -18,7 +18,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from configs.errors import LostLineage, StoreError
+from configs.errors import LostLineage, StoreError, StoreUnreachable
 
 from .keys import run_prefix
 from .operation import Operation, Reply
@@ -175,7 +175,14 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
         )
     if code in _REFUSALS:
         return StoreError(f"{operation}: {_REFUSALS[code].format(detail)} ({place})")
-    return StoreError(f"{operation}: {_reason(error, text)} ({place})")
+    kind = StoreUnreachable if _is_away(error) else StoreError
+    return kind(f"{operation}: {_reason(error, text)} ({place})")
+
+
+def _is_away(error: redis.RedisError) -> bool:
+    kinds = redis.exceptions
+    away = (kinds.ConnectionError, kinds.TimeoutError, kinds.BusyLoadingError)
+    return isinstance(error, away) and not isinstance(error, kinds.AuthenticationError)
 
 
 def _reason(error: redis.RedisError, text: str) -> str:

@@ -4,6 +4,7 @@ NyalaError
 ├── SettingsError      a setting is wrong: names the key, the value and what is allowed
 ├── RecordError        an episode record or message is malformed
 ├── StoreError         the Redis store refused or cannot be reached
+├── StoreUnreachable   Redis cannot be reached or is not ready: asking again may help
 ├── LostLineage        a newer learner owns the run; this one must stop
 ├── RefusedError       the broker refused this peer; the text says why
 ├── DeadlineError      a wait ended without what it waited for
@@ -30,6 +31,10 @@ class RecordError(NyalaError, ValueError):
 
 class StoreError(NyalaError):
     """The store refused an operation or cannot be reached."""
+
+
+class StoreUnreachable(StoreError):
+    """Redis is away, or not ready yet; the same call may succeed later."""
 
 
 class LostLineage(StoreError):
