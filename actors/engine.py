@@ -1,8 +1,8 @@
 """The engine seam: what an actor asks of whatever samples tokens.
 
-Implementations: `vllm_engine.py` (in-process on a CPU), `async_vllm_engine.py` (AsyncLLM on a GPU) and
-`torch_engine.py`. An engine steps in a thread or process of its own, never on the event loop, so that
-heartbeats do not wait for it. Tokens are collected where they are made and handed over in batches.
+Implementations: `vllm_engine.py` and `torch_engine.py`. An engine steps in a thread or process of
+its own, never on the event loop, so that heartbeats do not wait for it. Tokens are collected where
+they are made and handed over in batches.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import Protocol
 from broker.manifest import WeightManifest
 from buffer.episode import PolicyVersion, VersionSpan
 
+INITIAL_VERSION = PolicyVersion(0, 0)
+"""The weights of the model directory that an engine starts from, unless told otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens wanted after `token_ids` (prompt, earlier turns, and what an earlier lease already made)."""
+    """Tokens wanted after `token_ids`: prompt, earlier turns, what an earlier lease made."""
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -74,9 +77,9 @@ class Engine(Protocol):
         ...
 
     async def deltas(self) -> list[Delta]:
-        """Wait for tokens and return all that came since the last call, at most one delta for each request.
+        """Wait for tokens; return all that came since the last call, one delta for each request.
 
-        A finished request is handed over at once; a running one at most every ~0.1 s.
+        A finished request is handed over at once; a running one at most every ~0.25 s.
 
         Raises:
             EngineError: the engine died.
@@ -88,7 +91,7 @@ class Engine(Protocol):
         ...
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-        """Log-probs of tokens 1.. of `token_ids` under the current weights at temperature 1, nats."""
+        """Log-probs of tokens 1.. under the weights of this moment at temperature 1, nats."""
         ...
 
     async def close(self) -> None:

@@ -1,8 +1,9 @@
-"""An engine made of a stepper and a thread: the thread owns the model, the event loop never waits for a step.
+"""An engine made of a stepper and a thread that owns it; the event loop never waits for a step.
 
-`ThreadedEngine` is the whole `Engine` protocol over a `Stepper`, which knows nothing of threads. Commands
-reach the thread through one queue and are obeyed between two steps, in order; with nothing to do the thread
-sleeps on that queue. Tokens come back by one `call_soon_threadsafe` per hand-over.
+`ThreadedEngine` is the whole `Engine` protocol over a `Stepper`, which knows nothing of threads.
+Commands reach the thread through one queue and are obeyed between two steps, in order; with
+nothing to do the thread sleeps on that queue. Tokens come back by one `call_soon_threadsafe` per
+hand-over.
 
 Waits: `deltas` for tokens (until cancelled), `apply` and `probe` for their turn (with a deadline).
 The death of the thread unblocks all of them with `EngineError`.
@@ -24,7 +25,7 @@ import structlog
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, EngineError, SettingsError, WeightsError
 
-from .engine import Delta, Request, StagedWeights
+from .engine import INITIAL_VERSION, Delta, Request, StagedWeights
 from .request_table import DeltaInbox, RequestTable
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ class ThreadedEngine:
         stepper: Stepper,
         *,
         max_model_len: int,
-        version: PolicyVersion = PolicyVersion(0, 0),
+        version: PolicyVersion = INITIAL_VERSION,
         start_timeout_s: float = 600.0,
         command_timeout_s: float = 120.0,
     ) -> None:
@@ -322,12 +323,16 @@ class ThreadedEngine:
         try:
             self._stepper.load(staged)
         except WeightsError as error:
-            pause.set_exception(error)  # any other error leaves a mixture of weights: the thread dies
+            pause.set_exception(
+                error
+            )  # any other error leaves a mixture of weights: the thread dies
             return
         self._version = staged.manifest.version
         pause.set_result(time.monotonic() - begun)
 
-    def _probe(self, key: int, token_ids: tuple[int, ...], answer: Future[tuple[float, ...]]) -> None:
+    def _probe(
+        self, key: int, token_ids: tuple[int, ...], answer: Future[tuple[float, ...]]
+    ) -> None:
         self._probes[key] = answer
         self._stepper.begin_probe(key, token_ids)
 

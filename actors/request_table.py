@@ -1,11 +1,12 @@
 """The books of running requests, shared by all engines; pure, no thread, no clock of its own.
 
 `RequestTable` belongs to the thread that makes tokens: it collects them and decides what is due.
-`DeltaInbox` belongs to the event loop: it drops what was aborted and joins what came in several hand-overs,
-so that however slow its reader is, it never holds more than one delta for each request.
+`DeltaInbox` belongs to the event loop: it drops what was aborted and joins what came in several
+hand-overs, so that however slow its reader is, it never holds more than one delta for each
+request.
 
-A request is known by its `key`, a number that is never used twice: an id may be submitted again while
-tokens of its first life are still on their way.
+A request is known by its `key`, a number that is never used twice: an id may be submitted again
+while tokens of its first life are still on their way.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RequestTable:
     A finished request is due at once; running ones together, every `interval_s`.
     """
 
-    def __init__(self, *, interval_s: float = 0.1) -> None:
+    def __init__(self, *, interval_s: float = 0.25) -> None:
         self._interval_s = interval_s
         self._handed_over_at = float("-inf")
         self._pending: dict[int, _Pending] = {}
@@ -69,7 +70,7 @@ class RequestTable:
         finish_reason: str | None,
         version: PolicyVersion,
     ) -> None:
-        """Add tokens that were sampled from `version`; unknown keys (aborted meanwhile) are ignored."""
+        """Add tokens sampled from `version`; unknown keys (aborted meanwhile) are ignored."""
         pending = self._pending.get(key)
         if pending is None:
             return

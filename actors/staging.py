@@ -1,7 +1,8 @@
 """Reading staged weights: one flat file of canonical wire bytes seen as named tensors.
 
-Nothing is copied: the tensors are views into a private mapping of the file, which lives as long as they do.
-The digest is the receiver's business; here only what would read outside the file is refused.
+Nothing is copied: the tensors are views into a private mapping of the file, which lives as long as
+they do. The digest is the receiver's business; here only what would read outside the file is
+refused.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def named_tensors(
         in_file = 0 <= spec.offset <= spec.offset + spec.num_bytes <= num_bytes
         if not in_file or count == 0 or shape.numel() * dtype.itemsize != spec.num_bytes:
             raise WeightsError(
-                f"{spec.name} must hold {tuple(shape)} of {spec.dtype} inside {num_bytes} bytes, got "
-                f"{spec.num_bytes} bytes at {spec.offset}; the manifest is not of this file"
+                f"{spec.name} must hold {tuple(shape)} of {spec.dtype} inside {num_bytes} bytes, "
+                f"got {spec.num_bytes} bytes at {spec.offset}; the manifest is not of this file"
             )
         flat = torch.frombuffer(mapping, dtype=dtype, count=count, offset=spec.offset)
         yield spec.name, flat.view(shape)

@@ -1,13 +1,14 @@
-"""The vLLM engine: `LLMEngine` stepped by a thread of ours, its core in this process or in one of its own.
+"""The vLLM engine: `LLMEngine` stepped by a thread, its core in this process or its own.
 
-On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no device
-whose idling a second process would hide. On a GPU it runs in a process of its own and `step` only collects
-what it made. Either way one thread sees tokens and weight swaps in one order, so the version of every token
-is exact; AsyncLLM hands each request a queue of its own, and what it says of versions comes at the end.
+On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no
+device whose idling a second process would hide. On a GPU it runs in a process of its own and
+`step` only collects what it made. Either way one thread sees tokens and weight swaps in one order,
+so the version of every token is exact; AsyncLLM hands each request a queue of its own, and what it
+says of versions comes at the end.
 
-KV and versions: running requests keep their KV cache over a swap. Prefixes cached under an older version
-must not serve later requests, so the cache is salted with the count of swaps; a request that waits for its
-first token when the weights change begins again under the new salt.
+KV and versions: running requests keep their KV cache over a swap. Prefixes cached under an older
+version must not serve later requests, so the cache is salted with the count of swaps; a request
+that waits for its first token when the weights change begins again under the new salt.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from buffer.episode import PolicyVersion
 from configs.errors import EngineError
 
-from .engine import Request, StagedWeights
+from .engine import INITIAL_VERSION, Request, StagedWeights
 from .engine_thread import Sampled, ThreadedEngine
 from .staging import named_tensors
 
@@ -52,7 +53,7 @@ class VllmOptions:
 
 
 def vllm_engine(
-    options: VllmOptions, *, version: PolicyVersion = PolicyVersion(0, 0)
+    options: VllmOptions, *, version: PolicyVersion = INITIAL_VERSION
 ) -> ThreadedEngine:
     """Make a vLLM engine whose first weights are called `version`; `start` loads it."""
     return ThreadedEngine(
@@ -91,7 +92,7 @@ class VllmStepper:
     @property
     def has_work(self) -> bool:
         """Whether requests are unfinished."""
-        return self._engine.has_unfinished_requests()
+        return bool(self._engine.has_unfinished_requests())
 
     def admit(self, key: int, request: Request, max_tokens: int) -> None:
         """Add a request under the salt of the current weights."""
@@ -105,7 +106,7 @@ class VllmStepper:
         self._engine.abort_request([str(key) for key in keys])
 
     def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
-        """Ask for the log-probs of a prompt: vLLM then computes all of it, whatever the prefix cache holds."""
+        """Ask for the log-probs of a prompt: vLLM then computes all of it, cached prefix or not."""
         from vllm import SamplingParams
 
         self._add(
@@ -116,19 +117,16 @@ class VllmStepper:
 
     def step(self) -> Iterable[Sampled]:
         """Run one step of vLLM's scheduler."""
+        waiting = self._waiting
         for output in self._engine.step():
             key = int(output.request_id)
-            self._waiting.pop(key, None)
+            if key in waiting:
+                del waiting[key]
             if output.prompt_logprobs:
                 yield Sampled(key, [], _prompt_logprobs(output), "stop")
-                continue
-            completion = output.outputs[0]
-            yield Sampled(
-                key,
-                completion.token_ids,
-                completion.logprobs.logprobs,
-                completion.finish_reason,
-            )
+            else:
+                made = output.outputs[0]
+                yield Sampled(key, made.token_ids, made.logprobs.logprobs, made.finish_reason)
 
     def load(self, staged: StagedWeights) -> None:
         """Swap the weights through vLLM's weight-transfer interface."""
@@ -159,7 +157,9 @@ class VllmStepper:
             self.admit(key, request, max_tokens)
 
     def _add(self, key: int, token_ids: tuple[int, ...], sampling: SamplingParams) -> None:
-        prompt = {"prompt_token_ids": list(token_ids), "cache_salt": str(self._num_swaps)}
+        from vllm.inputs import tokens_input
+
+        prompt = tokens_input(list(token_ids), cache_salt=str(self._num_swaps))
         self._engine.add_request(str(key), prompt, sampling)
 
     def _rpc(self, method: str, **kwargs: Any) -> None:
@@ -180,7 +180,9 @@ def _prepare_environment(options: VllmOptions) -> None:
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
     if options.in_process:
-        torch.set_num_threads(options.threads)  # of this thread, and too late through the environment
+        torch.set_num_threads(
+            options.threads
+        )  # of this thread, and too late through the environment
 
 
 def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Staged weights into vLLM's workers, through vLLM's own weight-transfer interface.
 
-The engine is registered as `nyala` (entry point `vllm.general_plugins`, so that workers in processes of
-their own know it too). An update carries only the path of a staged file and its layout, as plain JSON
-values; every worker maps the file and takes its shard. Transport, digest and version are not its business.
+The engine is registered as `nyala` (entry point `vllm.general_plugins`, so that workers in
+processes of their own know it too). An update carries only the path of a staged file and its
+layout, as plain JSON values; every worker maps the file and takes its shard. Transport, digest and
+version are not its business.
 
 A swap: `start_weight_update` -> one `update_weights` -> `finish_weight_update`, between two steps.
 """
@@ -10,6 +11,7 @@ A swap: `start_weight_update` -> one `update_weights` -> `finish_weight_update`,
 from __future__ import annotations
 
 import functools
+import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,10 @@ from .staging import named_tensors
 
 BACKEND = "nyala"
 
+# It warns of every layer that takes nothing from the file: rotary tables, a tied output layer. What
+# must not be missing is checked below.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
 
 @functools.cache  # vLLM refuses a second registration; plugin and direct call may both come
 def register() -> None:
@@ -43,7 +49,7 @@ def register() -> None:
 
 
 def update_payload(staged: StagedWeights) -> dict[str, Any]:
-    """Return the update of `staged` as JSON-able values, which is what vLLM carries to its workers."""
+    """Return the update as JSON-able values, which is what vLLM carries to its workers."""
     return {
         "path": str(staged.path),
         "num_bytes": staged.manifest.num_bytes,
@@ -75,12 +81,12 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Do nothing: the file is all there is."""
 
     def start_weight_update(self) -> None:
-        """Make the model take checkpoint tensors again. No forward may run until the update is finished."""
+        """Make the model take checkpoint tensors; no forward may run until `finish`."""
         self._expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the whole version. The base class would synchronise an accelerator that a CPU lacks."""
+        """Load the whole version; the base class would wait for an accelerator in any case."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -89,13 +95,11 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Load every tensor of the file.
 
         Raises:
-            EngineError: the file is not a whole version of this model, and the model is now neither.
+            EngineError: the file is not a whole version; the model is now a mixture.
         """
         specs = [_tensor_spec(entry) for entry in update_info.tensors]
         tensors = named_tensors(Path(update_info.path), specs, update_info.num_bytes)
-        loaded = self.model.load_weights(
-            (name, tensor.to(self.device)) for name, tensor in tensors
-        )
+        loaded = self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
         missing = self._expected - set(loaded)
         if missing:
             # Half of the model is new by now: not a WeightsError, which would promise the old one.
@@ -113,9 +117,9 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Hold nothing, release nothing."""
 
     def _refresh_output_layers(self) -> None:
-        # On a CPU the output layer multiplies with a packed copy of its weight. With tied embeddings no
-        # tensor is loaded *into* that layer, so the reload leaves its copy behind: the engine would sample
-        # from new hidden states under the old output matrix. Packing again is a copy of one matrix.
+        # On a CPU the output layer multiplies with a packed copy of its weight. With tied embeddings
+        # no tensor is loaded *into* that layer, so the reload leaves its copy behind, and the
+        # engine would sample from new hidden states under the old output matrix.
         if self.device.type != "cpu":
             return
         for layer in self.model.modules():

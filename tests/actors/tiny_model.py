@@ -43,7 +43,7 @@ def perturb(model: Qwen3ForCausalLM, *, seed: int, scale: float = 0.05) -> None:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += scale * torch.randn(parameter.shape, generator=generator)
+            parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
 
 
 def stage(

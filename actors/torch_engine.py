@@ -1,0 +1,214 @@
+"""The small engine: transformers' forward with a KV cache, for macOS and quick tests. No paging.
+
+Requests join at any step: those of one prompt length are prefilled together into free rows of the
+cache, then all rows decode together, each at its own length. Positions and mask are given for each
+row, so nothing is padded.
+
+Sampling and log-probs come from the same float32 `log_softmax(logits / temperature)`.
+
+Shapes: R rows in use, T tokens of a prompt, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from buffer.episode import PolicyVersion
+from configs.errors import WeightsError
+
+from .engine import INITIAL_VERSION, Request, StagedWeights
+from .engine_thread import Sampled, ThreadedEngine
+from .row_cache import RowCache
+from .staging import named_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """What the torch engine is started with; see `actors` in the settings."""
+
+    model: str
+    """Hugging Face model directory or hub name."""
+    max_model_len: int
+    dtype: str = "float32"
+    max_concurrent: int = 64
+    threads: int = 1
+    device: str = "cpu"
+    seed: int = 0
+
+
+def torch_engine(
+    options: TorchOptions, *, version: PolicyVersion = INITIAL_VERSION
+) -> ThreadedEngine:
+    """Make a torch engine whose first weights are called `version`; `start` loads it."""
+    return ThreadedEngine(
+        TorchStepper(options), max_model_len=options.max_model_len, version=version
+    )
+
+
+@dataclass(slots=True)
+class _Row:
+    key: int
+    request: Request
+    tokens_left: int
+    last_token: int = -1
+    has_ended: bool = False
+
+    def take(self, token: int, logprob: float) -> Sampled:
+        self.last_token = token
+        self.tokens_left -= 1
+        finish_reason = None
+        if token in self.request.stop_token_ids:
+            finish_reason = "stop"
+        elif self.tokens_left <= 0:
+            finish_reason = "length"
+        self.has_ended = finish_reason is not None
+        return Sampled(self.key, [token], [logprob], finish_reason)
+
+
+class TorchStepper:
+    """A transformers model as a `Stepper`."""
+
+    def __init__(self, options: TorchOptions) -> None:
+        self._options = options
+        self._waiting: dict[int, tuple[Request, int]] = {}
+        self._probes: list[tuple[int, tuple[int, ...]]] = []
+        self._rows: list[_Row] = []
+        """The requests in the cache, in the order of its rows."""
+
+    def start(self) -> None:
+        """Load the model and make its cache."""
+        options = self._options
+        torch.set_num_threads(options.threads)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
+        )
+        self._model.to(options.device).eval()
+        self._device = torch.device(options.device)
+        self._generator = torch.Generator(self._device).manual_seed(options.seed)
+        self._cache = RowCache(
+            num_rows=options.max_concurrent, num_slots=options.max_model_len, device=self._device
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request runs or waits."""
+        return bool(self._rows or self._waiting or self._probes)
+
+    def admit(self, key: int, request: Request, max_tokens: int) -> None:
+        """Queue a request for the next free row."""
+        self._waiting[key] = request, max_tokens
+
+    @torch.inference_mode()  # the cache was made under it
+    def cancel(self, keys: list[int]) -> None:
+        """Free the rows of requests, and forget those that wait."""
+        for key in keys:
+            self._waiting.pop(key, None)
+        self._free({row for row, held in enumerate(self._rows) if held.key in keys})
+
+    def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
+        """Queue a sequence to score in the next step."""
+        self._probes.append((key, token_ids))
+
+    @torch.inference_mode()
+    def step(self) -> Iterable[Sampled]:
+        """Answer probes, then make one token for every row, those of new requests included."""
+        probes, self._probes = self._probes, []
+        sampled = [self._score(key, token_ids) for key, token_ids in probes]
+        num_running = len(self._rows)
+        if num_running:
+            held = self._rows
+            ids_R1 = torch.tensor([[row.last_token] for row in held], device=self._device)
+            logits_RV = self._forward(ids_R1, *self._cache.begin_decode(num_running))
+            sampled += self._sample(held, logits_RV)
+        while self._waiting and len(self._rows) < self._options.max_concurrent:
+            sampled += self._prefill()
+        self._free({row for row, held in enumerate(self._rows) if held.has_ended})
+        return sampled
+
+    @torch.no_grad()
+    def load(self, staged: StagedWeights) -> None:
+        """Copy the new weights over the old ones in place."""
+        manifest = staged.manifest
+        tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
+        parameters = dict(self._model.named_parameters())
+        odd = sorted(tensors.keys() ^ parameters.keys())
+        odd += sorted(
+            name
+            for name in tensors.keys() & parameters.keys()
+            if tensors[name].shape != parameters[name].shape
+        )
+        if odd:
+            raise WeightsError(
+                f"a policy version must hold the parameters of the model, got a difference in "
+                f"{odd[:3]} ({len(odd)} in all); it is of another model"
+            )
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+    def _prefill(self) -> list[Sampled]:
+        """Take waiting requests as long as the first one, as many as there are rows."""
+        first = len(self._rows)
+        num_tokens = len(next(iter(self._waiting.values()))[0].token_ids)
+        alike = [
+            key
+            for key, (request, _) in self._waiting.items()
+            if len(request.token_ids) == num_tokens
+        ][: self._options.max_concurrent - first]
+        held = [_Row(key, *self._waiting.pop(key)) for key in alike]
+        self._rows += held
+        ids_RT = torch.tensor([row.request.token_ids for row in held], device=self._device)
+        rows = slice(first, first + len(held))
+        logits_RV = self._forward(ids_RT, *self._cache.begin_prefill(rows, num_tokens))
+        return self._sample(held, logits_RV)
+
+    def _forward(self, ids_RT: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """Append tokens to the rows that the cache is prepared for; return last logits [R, V]."""
+        output = self._model(
+            input_ids=ids_RT,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_RV: Tensor = output.logits[:, -1].float()
+        return logits_RV
+
+    def _free(self, rows: set[int]) -> None:
+        """Close the gaps: the last row moves into each."""
+        for row in sorted(rows, reverse=True):
+            last = len(self._rows) - 1
+            if row != last:
+                self._cache.move(last, row)
+                self._rows[row] = self._rows[last]
+            del self._rows[last]
+
+    def _sample(self, held: list[_Row], logits_RV: Tensor) -> list[Sampled]:
+        """Draw a token for each row."""
+        heat_R = torch.tensor([row.request.temperature for row in held], device=self._device)
+        is_greedy_R = heat_R == 0
+        divisor_R1 = torch.where(is_greedy_R, 1.0, heat_R)[:, None]
+        logprobs_RV = (logits_RV / divisor_R1).log_softmax(-1)
+        # The largest of log p - log E, E exponential, is a draw from p; without E it is the mode.
+        noise_RV = torch.empty_like(logprobs_RV).exponential_(generator=self._generator).log_()
+        noise_RV[is_greedy_R] = 0.0
+        token_R = (logprobs_RV - noise_RV).argmax(-1)
+        logprob_R = logprobs_RV.gather(-1, token_R[:, None])[:, 0]
+        drawn = zip(held, token_R.tolist(), logprob_R.tolist(), strict=True)
+        return [row.take(token, logprob) for row, token, logprob in drawn]
+
+    def _score(self, key: int, token_ids: tuple[int, ...]) -> Sampled:
+        ids_1T = torch.tensor([token_ids], device=self._device)
+        logprobs_TV = (
+            self._model(input_ids=ids_1T, use_cache=False).logits[0].float().log_softmax(-1)
+        )
+        scores_T = logprobs_TV[:-1].gather(-1, ids_1T[0, 1:, None]).squeeze(-1)
+        return Sampled(key, [], scores_T.tolist(), "stop")

@@ -1,0 +1,94 @@
+"""The torch engine passes the battery of engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterator
+
+import pytest
+import torch
+
+from actors.torch_engine import TorchOptions, TorchStepper, torch_engine
+from configs.errors import EngineError
+
+from .engine_battery import BATTERY
+from .engine_probe import Bench, tiny_folder
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def bench(request, runner, tmp_path_factory) -> Iterator[Bench]:
+    folder = tmp_path_factory.mktemp("torch-engine")
+    model = tiny_folder(folder / "model", tied=request.param)
+
+    async def begin() -> Bench:
+        # Fewer rows than the battery has requests: admission and row moves are part of it.
+        options = TorchOptions(str(folder / "model"), max_model_len=256, max_concurrent=24)
+        engine = torch_engine(options)
+        begun = time.perf_counter()
+        await engine.start()
+        assert time.perf_counter() - begun < 3
+        return Bench(engine, model, folder)
+
+    bench = runner.run(begin())
+    yield bench
+    runner.run(bench.engine.close())
+
+
+@pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
+def test_torch_engine(check: Callable[[Bench], Coroutine], bench: Bench, runner: asyncio.Runner):
+    runner.run(check(bench))
+
+
+def test_death_of_the_engine_reaches_every_waiter(runner, tmp_path):
+    tiny_folder(tmp_path, tied=True)
+    stepper = TorchStepper(TorchOptions(str(tmp_path), max_model_len=64))
+    engine = torch_engine(TorchOptions(str(tmp_path), max_model_len=64))
+    engine._stepper = stepper
+
+    async def story() -> None:
+        await engine.start()
+        stepper.begin_probe = _raise  # type: ignore[method-assign]
+        reader = asyncio.create_task(engine.deltas())
+        with pytest.raises(EngineError, match="out of order"):
+            await engine.probe((1, 2, 3))
+        with pytest.raises(EngineError, match="the engine died"):
+            await reader
+        with pytest.raises(EngineError, match="the engine died"):
+            engine.submit([])
+
+    runner.run(story())
+
+
+def test_engine_that_cannot_load_says_so(runner, tmp_path):
+    engine = torch_engine(TorchOptions(str(tmp_path / "no-model"), max_model_len=64))
+
+    with pytest.raises(EngineError, match="no-model"):
+        runner.run(engine.start())
+
+
+def test_bfloat16_engine_answers_a_probe(runner, tmp_path):
+    model = tiny_folder(tmp_path, tied=True)
+    engine = torch_engine(TorchOptions(str(tmp_path), max_model_len=64, dtype="bfloat16"))
+
+    async def story() -> torch.Tensor:
+        await engine.start()
+        answer = await engine.probe((5, 6, 7, 8))
+        await engine.close()
+        return torch.tensor(answer)
+
+    answer = runner.run(story())
+    bench = Bench(engine, model, tmp_path)
+    expected = model(torch.tensor([[5, 6, 7, 8]])).logits[0, :-1].log_softmax(-1)
+    assert bench.model is model
+    assert (answer - expected.gather(-1, torch.tensor([[6], [7], [8]]))[:, 0]).abs().max() < 1.0
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("out of order")
