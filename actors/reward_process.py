@@ -96,6 +96,23 @@ class RewardProcess:
         async with self._one_at_a_time:
             return await self._score(samples)
 
+    async def try_out(self, prompt: str, completion: str, answer: str | None) -> str:
+        """Start, score two copies of a sample, and describe how the function is called.
+
+        Raises:
+            SettingsError: The function cannot be loaded or has unknown parameters.
+            RewardError: It fails on the sample.
+        """
+        convention = await self.start()
+        sample = RewardSample(prompt, completion, (), answer, 0, "train", 0.0)
+        for result in await self.score([sample, sample]):
+            if isinstance(result, RewardError):
+                raise RewardError(
+                    f"run.reward must score the sample {prompt!r:.80} -> {completion!r:.80}, "
+                    f"got: {result}; try {self._reward!r} on it by hand"
+                )
+        return f"{self._reward}, called with a {convention}"
+
     async def close(self) -> None:
         """End the worker."""
         await self._kill()
@@ -206,7 +223,7 @@ async def _check(settings: Settings) -> str:
 async def try_reward(
     reward: str, timeout_s: float, prompt: str, completion: str, answer: str | None
 ) -> str:
-    """Call a reward function on two copies of a sample and describe the function.
+    """Start a reward's process, try it on a sample, and describe the function.
 
     Raises:
         SettingsError: It cannot be loaded.
@@ -214,15 +231,6 @@ async def try_reward(
     """
     process = RewardProcess(reward, timeout_s=timeout_s)
     try:
-        convention = await process.start()
-        sample = RewardSample(prompt, completion, (), answer, 0, "train", 0.0)
-        results = await process.score([sample, sample])
+        return await process.try_out(prompt, completion, answer)
     finally:
         await process.close()
-    for result in results:
-        if isinstance(result, RewardError):
-            raise RewardError(
-                f"run.reward must score the sample {prompt!r:.80} -> {completion!r:.80}, "
-                f"got: {result}; try {reward!r} on it by hand"
-            )
-    return f"{reward}, called with a {'batch' if convention is Convention.BATCH else 'sample'}"

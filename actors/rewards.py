@@ -10,13 +10,12 @@ A function gets by name what its parameters ask for, all of it with `**kwargs`: 
 `completions`, `completion_ids`, `answer`, `index`, `purpose`, `environment_reward`; one sample at a
 time the first three are called `prompt`, `completion` (or `output`) and `completion_ids`.
 
-Runs inside the reward worker, except `reward_hash`. Knows nothing of processes and time limits.
+Runs inside the reward worker. Knows nothing of processes and time limits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -136,31 +135,6 @@ def checked(value: object) -> float:
     if not math.isfinite(number):
         raise RewardError(f"reward must be finite, got {number}")
     return number
-
-
-def reward_hash(reward: str | None) -> str:
-    """Hash of a reward function's file; compared between the actors of a run.
-
-    Raises:
-        SettingsError: There is no such file or module.
-    """
-    if reward is None:
-        return "environment"
-    place, _, name = reward.rpartition(":")
-    path = Path(place)
-    if not place.endswith(".py"):
-        try:
-            spec = importlib.util.find_spec(place)
-        except (ImportError, ValueError):
-            spec = None
-        if spec is None or spec.origin is None:
-            raise _refusal("an importable module", reward, f"there is no module {place!r}")
-        path = Path(spec.origin)
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise _refusal("a readable file", reward, str(error)) from error
-    return hashlib.sha256(source + name.encode()).hexdigest()[:16]
 
 
 _EXAMPLE = RewardSample("", "", (), None, 0, "train", 0.0)

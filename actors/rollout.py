@@ -19,8 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from broker.messages import Lease
-from buffer.episode import Completion
+from buffer.episode import Completion, Int32
 
 from .engine import Delta, Request
 from .environments.base import Conversation, Score
@@ -87,6 +89,7 @@ class Rollout:
         self.score: Score | None = None
         self.num_turns = 0
         self.resumed_at = 0
+        self.restarted = False
         self._maker = maker
         self._transcript = Transcript()
         self._turn_start = 0
@@ -103,6 +106,10 @@ class Rollout:
     def completion(self, start: int = 0) -> Completion:
         """The completion from token `start` on."""
         return self._transcript.completion(start)
+
+    def prompt_array(self) -> Int32:
+        """The prompt's tokens. Shape [P]."""
+        return np.array(self.prompt_ids, dtype=np.int32)
 
     def request(self) -> Request:
         """What the engine is to sample next."""

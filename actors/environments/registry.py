@@ -6,7 +6,6 @@ keywords and must have `begin` and `describe` (`base.py`).
 
 from __future__ import annotations
 
-import hashlib
 from importlib import import_module
 
 from pydantic import ValidationError
@@ -60,11 +59,6 @@ def check_environment(run: RunSettings) -> Conversation:
     if run.eval_episodes:
         environment.begin(0, run.seed, held_out=True)
     return sample
-
-
-def environment_hash(environment: Environment) -> str:
-    """Hash of what an environment says of itself; compared between the processes of a run."""
-    return hashlib.sha256(environment.describe().encode()).hexdigest()[:16]
 
 
 def _load_class(name: str) -> type[Environment]:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from actors.reward_process import RewardProcess, check_reward, try_reward
-from actors.rewards import RewardSample, reward_hash
+from actors.rewards import RewardSample
 from configs.errors import RewardError, SettingsError
 from configs.settings import RunSettings, Settings
 
@@ -192,15 +192,3 @@ def test_check_describes_what_will_judge(write):
 
     assert check_reward(make_settings(f"{path}:f")) == f"{path}:f, called with a sample"
     assert check_reward(make_settings(None)) == "the score of calculator"
-
-
-def test_reward_hash_follows_the_source(write):
-    path = write(GOOD["batch"])
-    before = reward_hash(f"{path}:f")
-
-    path.write_text(GOOD["batch_async"])
-
-    assert reward_hash(f"{path}:f") != before
-    assert reward_hash(None) == "environment"
-    with pytest.raises(SettingsError, match="must be an importable module"):
-        reward_hash("no.such.module:f")

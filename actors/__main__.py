@@ -1,0 +1,90 @@
+"""`python -m actors --config runs/x/config.yaml`: sample for one run until it ends, or SIGTERM.
+
+`python -m actors export --config ... --out FILE --count N` writes demonstrations for a supervised
+start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from configs.errors import NyalaError
+from configs.loader import load
+from configs.logging import configure_logging
+from configs.settings import Settings
+
+log = structlog.get_logger()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run an actor or an export; 0 after a clean end, 2 if a person has to change something."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["export"]:
+        return _export(arguments[1:])
+    parser = _parser("python -m actors")
+    parser.add_argument("--name", default="actor", help="what its log lines and records call it")
+    chosen = parser.parse_args(arguments)
+    configure_logging("actor")
+    try:
+        settings = load(chosen.config, chosen.set)
+        return _act(settings, chosen.name)
+    except NyalaError as error:
+        log.error(str(error), error=type(error).__name__)
+        return 2
+
+
+def _act(settings: Settings, name: str) -> int:
+    from .assembly import new_incarnation
+
+    incarnation = new_incarnation(name)
+    configure_logging("actor", run=settings.run.name, incarnation=incarnation)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_until_told(settings, incarnation))
+    log.info("stopped")
+    return 0
+
+
+async def _until_told(settings: Settings, incarnation: str) -> None:
+    from .assembly import run_actor
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await run_actor(settings, incarnation, stop)
+
+
+def _export(arguments: list[str]) -> int:
+    from .export import export
+
+    parser = _parser("python -m actors export")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines to write")
+    parser.add_argument("--count", type=int, required=True, help="items to write")
+    parser.add_argument("--seed", type=int, default=1, help="which items; RL begins with 0")
+    chosen = parser.parse_args(arguments)
+    configure_logging("actor")
+    try:
+        settings = load(chosen.config, chosen.set)
+        written = export(settings.run, chosen.out, count=chosen.count, seed=chosen.seed)
+    except NyalaError as error:
+        log.error(str(error), error=type(error).__name__)
+        return 2
+    log.info("exported", items=written, out=str(chosen.out))
+    return 0
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+"""Build an actor from settings: engine, tokenizer, environment, reward, connections.
+
+The only place that knows which class stands behind each seam.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+
+import structlog
+
+from broker.client import BrokerClient
+from broker.keys import ACTOR, load_pair, load_public
+from broker.messages import Hello
+from configs.identity import run_hashes
+from configs.settings import RunSettings, Settings
+
+from .deadline import call_within
+from .engine import Engine
+from .environments.base import Environment
+from .environments.registry import make_environment
+from .episodes import EpisodeMaker
+from .gate import SwapGate
+from .loop import ActorLoop, Crew
+from .reward_process import ENVIRONMENT_TIMEOUT_S, RewardProcess
+from .tokens import ModelTokenizer
+
+log = structlog.get_logger()
+
+
+def new_incarnation(name: str) -> str:
+    """Name one life of an actor; no two are the same, on whatever machine."""
+    return f"{name}-{secrets.token_hex(4)}"
+
+
+async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -> None:
+    """Be an actor of this run until it ends or `stop` is set.
+
+    Raises:
+        NyalaError: What a person has to look at.
+    """
+    from .receiver import WeightReceiver  # torch: a bad setting should not wait for it
+
+    keys_folder = settings.broker.keys or settings.run.folder / "keys"
+    keys = load_pair(keys_folder, ACTOR)
+    client = BrokerClient(
+        settings.broker.endpoint,
+        server_key=load_public(keys_folder, "broker"),
+        keys=keys,
+        run=settings.run.name,
+        incarnation=incarnation,
+        max_message_bytes=settings.broker.max_message_bytes,
+    )
+    engine, device = make_engine(settings)
+    gate = SwapGate(hold_s=settings.actors.eval_hold_s)
+    receiver = WeightReceiver(
+        engine,
+        settings.actors,
+        keys=keys,
+        run=settings.run.name,
+        incarnation=incarnation,
+        staging=settings.run.folder / "staging",
+        device=device,
+        gate=gate.passed,
+    )
+    loop = ActorLoop(
+        settings,
+        greeting(settings, incarnation),
+        broker=client,
+        engine=engine,
+        weights=receiver,
+        gate=gate,
+        prepare=lambda: prepare(settings.run, incarnation),
+    )
+    stopping = asyncio.create_task(_pass_on(stop, loop))
+    try:
+        await loop.run()
+    finally:
+        stopping.cancel()
+        await client.close()
+
+
+def greeting(settings: Settings, incarnation: str) -> Hello:
+    """Say who this incarnation is and what it believes the run to be."""
+    return Hello(
+        incarnation=incarnation,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        hashes=run_hashes(settings),
+        capacity=settings.actors.max_concurrent_episodes,
+    )
+
+
+async def prepare(run: RunSettings, incarnation: str) -> Crew:
+    """Make environment, tokenizer and reward function, and try them on a sample.
+
+    Raises:
+        SettingsError: One of them cannot be made as the settings say.
+        RewardError: The reward fails on the sample.
+        DeadlineError: The environment takes for ever to make an item.
+    """
+    environment, tokenizer = await asyncio.to_thread(_load, run)
+    if run.reward is None:
+        log.info("reward", function=f"the score of {run.environment}")
+        return Crew(EpisodeMaker(environment, tokenizer, run, incarnation), None)
+    rewards = RewardProcess(run.reward, timeout_s=run.reward_timeout_s)
+    sample = environment.begin(0, run.seed, held_out=False)
+    try:
+        description = await rewards.try_out(sample.prompt, sample.answer or "", sample.answer)
+    except BaseException:
+        await rewards.close()
+        raise
+    log.info("reward", function=description)
+    return Crew(EpisodeMaker(environment, tokenizer, run, incarnation), rewards)
+
+
+def make_engine(settings: Settings) -> tuple[Engine, str]:
+    """Make the engine of an actor, not started, and name the device it runs on."""
+    import torch
+
+    run, actors = settings.run, settings.actors
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
+    if actors.engine == "torch":
+        from .torch_engine import TorchOptions, torch_engine
+
+        options = TorchOptions(
+            model=run.model_path,
+            max_model_len=max_model_len,
+            dtype=run.dtype,
+            max_concurrent=actors.max_concurrent_episodes,
+            threads=actors.threads,
+            device=device,
+            seed=_engine_seed(),
+        )
+        return torch_engine(options), device
+    from .vllm_engine import VllmOptions, vllm_engine
+
+    in_process = device == "cpu" if actors.in_process is None else actors.in_process
+    return vllm_engine(
+        VllmOptions(
+            model=run.model_path,
+            max_model_len=max_model_len,
+            dtype=run.dtype,
+            max_concurrent=actors.max_concurrent_episodes,
+            in_process=in_process,
+            threads=actors.threads,
+            kv_cache_gib=actors.kv_cache_gib,
+            gpu_memory_utilization=actors.gpu_memory_utilization,
+            tensor_parallel_size=actors.tensor_parallel_size,
+            seed=_engine_seed(),
+        )
+    ), device
+
+
+def _engine_seed() -> int:
+    # Two actors with one seed would sample the same continuations of one prompt.
+    return secrets.randbits(31)
+
+
+def _load(run: RunSettings) -> tuple[Environment, ModelTokenizer]:
+    def make() -> Environment:
+        environment = make_environment(run)
+        environment.begin(0, run.seed, held_out=False)
+        if run.eval_episodes:
+            environment.begin(0, run.seed, held_out=True)
+        return environment
+
+    environment = call_within(ENVIRONMENT_TIMEOUT_S, make, what="run.environment")
+    return environment, ModelTokenizer(run.model_path)
+
+
+async def _pass_on(stop: asyncio.Event, loop: ActorLoop) -> None:
+    await stop.wait()
+    loop.stop()

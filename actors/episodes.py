@@ -1,0 +1,139 @@
+"""From a lease to a rollout, and from a finished rollout to a record.
+
+Runs in the workbench's thread: it calls the environment and the tokenizer, and does no I/O.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import structlog
+
+from broker.messages import Lease
+from buffer.codec import decode_completion, join_completions
+from buffer.episode import Completion, Episode
+from configs.errors import NyalaError, RecordError
+from configs.settings import RunSettings
+
+from .environments.base import Environment, Score
+from .rewards import RewardSample
+from .rollout import Maker, ReplayMismatch, Rollout
+from .tokens import Tokenizer
+
+log = structlog.get_logger()
+
+CACHED_PROMPTS = 4096  # more than the groups in flight: members of a group share a prompt
+MAX_METADATA_CHARACTERS = 400  # for people: enough to see what was asked and said
+
+
+class EpisodeError(NyalaError):
+    """The episode cannot be made, here or on any other actor."""
+
+
+class EpisodeMaker:
+    """Begins episodes of one environment, as one incarnation."""
+
+    def __init__(
+        self, environment: Environment, tokenizer: Tokenizer, run: RunSettings, incarnation: str
+    ) -> None:
+        self._environment = environment
+        self._tokenizer = tokenizer
+        self._run = run
+        self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens)
+        self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
+
+    def begin(self, lease: Lease) -> Rollout:
+        """Begin the episode of a lease, or continue what earlier leases have made of it.
+
+        Raises:
+            EpisodeError: The prompt is too long.
+        """
+        try:
+            return self._begin(lease, _partial(lease))
+        except (ReplayMismatch, RecordError) as error:
+            log.warning("episode restarts", task_id=lease.task_id, reason=str(error))
+        rollout = self._begin(lease, None)
+        rollout.restarted = True
+        return rollout
+
+    def sample(self, rollout: Rollout) -> RewardSample:
+        """Show a finished episode to a reward function."""
+        assert rollout.score is not None
+        spec = rollout.lease.spec
+        token_ids = tuple(rollout.completion().token_ids.tolist())
+        return RewardSample(
+            prompt=rollout.conversation.prompt,
+            completion=self._text(token_ids),
+            completion_ids=token_ids,
+            answer=rollout.conversation.answer,
+            index=spec.index,
+            purpose=spec.purpose,
+            environment_reward=rollout.score.reward,
+        )
+
+    def episode(
+        self, rollout: Rollout, score: Score, *, started_at: float, finished_at: float
+    ) -> Episode:
+        """Make the episode of a finished rollout.
+
+        Args:
+            rollout: The finished rollout.
+            score: Its reward: the environment's, or that of a reward function.
+            started_at: When this lease began generating, Unix seconds.
+            finished_at: When the last token came, Unix seconds.
+        """
+        lease = rollout.lease
+        metrics = {
+            "num_turns": float(rollout.num_turns),
+            "resumed_tokens": float(rollout.resumed_at),
+            "restarted": float(rollout.restarted),
+        }
+        answer = (rollout.conversation.answer or "")[:MAX_METADATA_CHARACTERS]
+        return Episode(
+            task_id=lease.task_id,
+            group_id=lease.spec.group_id,
+            purpose=lease.spec.purpose,
+            prompt_ids=rollout.prompt_array(),
+            completion=rollout.completion(),
+            reward=score.reward,
+            reward_parts=score.parts,
+            finish_reason=rollout.finish_reason,
+            environment_metrics=metrics | score.metrics,
+            incarnation=self._maker.incarnation,
+            started_at=started_at,
+            finished_at=finished_at,
+            metadata={"answer": answer},
+        )
+
+    def _begin(self, lease: Lease, partial: Completion | None) -> Rollout:
+        spec = lease.spec
+        held_out = spec.purpose == "eval"
+        conversation = self._environment.begin(spec.index, spec.seed, held_out=held_out)
+        prompt_ids = self._encode(conversation.prompt)
+        limit = self._run.max_prompt_tokens
+        if len(prompt_ids) > limit:
+            raise EpisodeError(
+                f"prompt must be at most run.max_prompt_tokens = {limit}, got {len(prompt_ids)} "
+                f"tokens for item {spec.index}; raise the limit or make the questions shorter"
+            )
+        return Rollout(lease, conversation, prompt_ids, self._maker, partial=partial)
+
+    def _text(self, token_ids: tuple[int, ...]) -> str:
+        ended = token_ids and token_ids[-1] in self._tokenizer.stop_token_ids
+        return self._tokenizer.decode(token_ids[:-1] if ended else token_ids)
+
+
+def _partial(lease: Lease) -> Completion | None:
+    """Decode the chunks of a lease.
+
+    Raises:
+        RecordError: They are malformed, or not as many tokens as the store counts.
+    """
+    if not lease.chunks:
+        return None
+    partial = join_completions([decode_completion(chunk) for chunk in lease.chunks])
+    if len(partial.token_ids) != lease.length:
+        raise RecordError(
+            f"chunks of a lease must have {lease.length} tokens, got {len(partial.token_ids)}"
+        )
+    return partial

@@ -1,0 +1,66 @@
+"""Write training items with their right answers, for a supervised start.
+
+One JSON object a line: `{"prompt": str, "answer": str | null, "segments": [[text, trained], ...]}`.
+Segments follow the prompt in order: the policy's turns (`trained`, each to be followed by the
+end-of-turn token) and what the environment says between them. Held-out items are never written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.errors import SettingsError
+from configs.settings import RunSettings
+
+from .deadline import call_within
+from .environments.registry import make_environment
+
+TIMEOUT_S = (
+    600.0  # a hundred thousand items take seconds; a generator may be slow, but not for ever
+)
+
+
+def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
+    """Write `count` demonstrations to `out`, which is complete once it exists.
+
+    Args:
+        run: Names the environment.
+        out: The file.
+        count: Items to write.
+        seed: Where among the training items to begin; RL begins at item 0.
+
+    Raises:
+        SettingsError: The environment cannot be made, or has no demonstrations.
+        DeadlineError: It takes for ever.
+    """
+
+    def write() -> int:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+        with unfinished.open("w", encoding="utf-8") as file:
+            num_lines = sum(file.write(line) > 0 for line in _lines(run, count, seed))
+        unfinished.replace(out)
+        return num_lines
+
+    return call_within(TIMEOUT_S, write, what="export of run.environment")
+
+
+def _lines(run: RunSettings, count: int, seed: int) -> Iterator[str]:
+    environment = make_environment(run)
+    for index in range(count):
+        conversation = environment.begin(seed * count + index, seed, held_out=False)
+        segments = conversation.demonstration
+        if not segments:
+            raise SettingsError(
+                f"run.environment must know right answers for a supervised start, got none from "
+                f"{run.environment}; set learner.warm_start_steps to 0"
+            )
+        fields = {
+            "prompt": conversation.prompt,
+            "answer": conversation.answer,
+            "segments": [list(segment) for segment in segments],
+        }
+        yield json.dumps(fields, ensure_ascii=False) + "\n"

@@ -1,0 +1,130 @@
+"""Finished episodes and failures on their way to the broker, kept until it acknowledges them.
+
+Consumes what `Finishing` puts in; waits for the broker's verdicts; a full outbox stops the leasing,
+and with it everything before. Small batches wait a moment for company, since the store does a batch
+in one round trip.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from broker.messages import (
+    FailRequest,
+    Failure,
+    Submission,
+    SubmitRequest,
+    TaskVerdict,
+    Verdict,
+    Verdicts,
+)
+from configs.errors import RefusedError
+
+BATCH = 64
+BATCH_BYTES = 4 * 2**20  # below the broker's message limit with room to spare
+LINGER_S = 0.05
+
+log = structlog.get_logger()
+
+Parcel = Submission | Failure
+
+
+class Receiver(Protocol):
+    """The two calls of the broker's client that the outbox needs."""
+
+    async def submit(self, request: SubmitRequest, *, deadline_s: float) -> Verdicts: ...
+
+    async def fail(self, request: FailRequest, *, deadline_s: float) -> Verdicts: ...
+
+
+class Outbox:
+    """Parcels that are not acknowledged yet."""
+
+    def __init__(self, broker: Receiver, *, deadline_s: float) -> None:
+        self._broker = broker
+        self._deadline_s = deadline_s
+        self._waiting: deque[Parcel] = deque()
+        self._num_sent = 0
+        self._filled = asyncio.Event()
+        self._acked = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + self._num_sent
+
+    def put(self, parcel: Parcel) -> None:
+        """Take a parcel to deliver."""
+        self._waiting.append(parcel)
+        self._filled.set()
+
+    async def until_below(self, limit: int) -> None:
+        """Wait until fewer parcels than this are unacknowledged."""
+        while len(self) >= limit:
+            self._acked.clear()
+            await self._acked.wait()
+
+    async def deliver(self) -> list[tuple[Parcel, TaskVerdict]]:
+        """Wait for parcels, send a batch of them, and return the broker's verdicts.
+
+        Raises:
+            DeadlineError: The broker does not answer.
+        """
+        await self._filled.wait()
+        if len(self._waiting) < BATCH:
+            await asyncio.sleep(LINGER_S)
+        parcels = self._next_batch()
+        try:
+            return await self._send(parcels)
+        except BaseException:
+            self._waiting.extendleft(
+                reversed(parcels)
+            )  # for who tries again, or counts what is left
+            raise
+        finally:
+            self._num_sent = 0
+            self._acked.set()
+            if not self._waiting:
+                self._filled.clear()
+
+    def _next_batch(self) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        size = 0
+        while self._waiting and len(parcels) < BATCH and size < BATCH_BYTES:
+            parcel = self._waiting.popleft()
+            parcels.append(parcel)
+            size += len(parcel.record) if isinstance(parcel, Submission) else 0
+        self._num_sent = len(parcels)
+        return parcels
+
+    async def _send(self, parcels: Sequence[Parcel]) -> list[tuple[Parcel, TaskVerdict]]:
+        submissions = tuple(p for p in parcels if isinstance(p, Submission))
+        failures = tuple(p for p in parcels if isinstance(p, Failure))
+        answered: list[tuple[Parcel, TaskVerdict]] = []
+        if submissions:
+            answered += await self._submit(submissions)
+        if failures:
+            reply = await self._broker.fail(FailRequest(failures), deadline_s=self._deadline_s)
+            answered += zip(failures, reply.verdicts, strict=True)
+        return answered
+
+    async def _submit(
+        self, submissions: tuple[Submission, ...]
+    ) -> list[tuple[Parcel, TaskVerdict]]:
+        try:
+            request = SubmitRequest(submissions)
+            reply = await self._broker.submit(request, deadline_s=self._deadline_s)
+        except RefusedError as error:
+            if len(submissions) > 1:  # one record of them is at fault
+                singles = [await self._submit((submission,)) for submission in submissions]
+                return [pair for single in singles for pair in single]
+            parcel = submissions[0]
+            log.error("record is refused", task_id=parcel.task_id, reason=str(error))
+            self.put(
+                Failure(parcel.task_id, parcel.fence, "data", f"record refused: {error}"[:2000])
+            )
+            return [(parcel, TaskVerdict(parcel.task_id, Verdict.OK))]
+        return list(zip(submissions, reply.verdicts, strict=True))

@@ -1,0 +1,58 @@
+"""What the episode loop asks of the broker's client and of the weight receiver."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from broker.messages import (
+    BeatRequest,
+    FailRequest,
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    Publication,
+    ReleaseRequest,
+    SubmitRequest,
+    Verdicts,
+    Welcome,
+)
+from buffer.episode import PolicyVersion
+
+
+class Broker(Protocol):
+    """`broker.client.BrokerClient`: every call is repeated until its deadline."""
+
+    async def hello(self, hello: Hello, *, deadline_s: float) -> Welcome: ...
+
+    async def lease(self, request: LeaseRequest, *, deadline_s: float) -> LeaseReply: ...
+
+    async def beat(self, request: BeatRequest, *, deadline_s: float) -> Verdicts: ...
+
+    async def submit(self, request: SubmitRequest, *, deadline_s: float) -> Verdicts: ...
+
+    async def fail(self, request: FailRequest, *, deadline_s: float) -> Verdicts: ...
+
+    async def release(self, request: ReleaseRequest, *, deadline_s: float) -> Verdicts: ...
+
+    async def bye(self, *, deadline_s: float) -> None: ...
+
+
+class Weights(Protocol):
+    """`actors.receiver.WeightReceiver`."""
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the engine's weights are those of no version."""
+        ...
+
+    def offer(self, publication: Publication | None) -> None:
+        """Take the newest address of the publisher."""
+        ...
+
+    async def first_sync(self, publication: Publication) -> PolicyVersion:
+        """Wait until the engine has this version or a newer one."""
+        ...
+
+    async def run(self) -> None:
+        """Receive and apply weights until cancelled."""
+        ...

@@ -1,0 +1,75 @@
+"""What all processes of a run must agree on, as hashes that are compared when an actor joins.
+
+The learner enters them into the store, every actor sends its own with HELLO. Computed from settings
+and files alone: the learner can do it without importing an environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from configs.errors import SettingsError
+from configs.loader import settings_hash
+from configs.settings import Settings
+
+HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
+
+
+def run_hashes(settings: Settings) -> dict[str, str]:
+    """Hash the shared settings, the environment with its package, and the reward function's file.
+
+    Raises:
+        SettingsError: The reward's file or module is not there.
+    """
+    return {
+        "settings": settings_hash(settings),
+        "environment": _environment_hash(settings),
+        "reward": reward_hash(settings.run.reward),
+    }
+
+
+def reward_hash(reward: str | None) -> str:
+    """Hash of a reward function: its file and its name.
+
+    Raises:
+        SettingsError: There is no such file or module.
+    """
+    if reward is None:
+        return "environment"
+    place, _, name = reward.rpartition(":")
+    path = Path(place) if place.endswith(".py") else _module_file(place, reward)
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"run.reward must be a readable file, got {reward!r}; {error.strerror}: {path}"
+        ) from error
+    return hashlib.sha256(source + name.encode()).hexdigest()[:HASH_CHARACTERS]
+
+
+def _environment_hash(settings: Settings) -> str:
+    run = settings.run
+    keys = json.dumps(run.environment_settings, sort_keys=True, default=str)
+    try:
+        package = version(run.environment.partition(":")[0].partition(".")[0].replace("_", "-"))
+    except PackageNotFoundError:
+        package = ""  # ours, or a file beside the run
+    text = f"{run.environment}\n{package}\n{keys}"
+    return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
+
+
+def _module_file(place: str, reward: str) -> Path:
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise SettingsError(
+            f"run.reward must be in an importable module, got {reward!r}; "
+            f"there is no module {place!r} on this machine"
+        )
+    return Path(spec.origin)
