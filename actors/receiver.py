@@ -1,0 +1,261 @@
+"""The weight receiver: news of a version in, an engine that serves it out.
+
+Consumes what the publisher says; waits for news, for bytes, and for the gate (an evaluation under
+way may hold a swap back). Transfer never touches the engine: bytes are staged in shared memory and
+their digest is checked first, so generation pauses for the swap alone. After each swap the engine's
+own log-probs of the probe must equal the learner's.
+
+    news ──▶ group, else pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right: serving
+                    ▲                                                 │
+                    └─────────── wrong: DIRTY, pull once more ────────┘ wrong again: WeightsError
+
+A publisher that vanishes changes nothing here: the engine goes on with the version it has.
+
+Example:
+    receiver = WeightReceiver(engine, settings, keys=keys, run="demo", incarnation=me, staging=path)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(receiver.run())
+        await receiver.first_sync(welcome.publication)  # before the first lease
+        receiver.offer(reply.publication)  # with every reply of the broker
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from broker.keys import KeyPair
+from broker.manifest import WeightManifest
+from broker.messages import Publication
+from broker.weights import Abort, Announce, Chunk, Epoch, Join, Moved, Send
+from buffer.episode import PolicyVersion
+from configs.errors import DeadlineError, WeightsError
+from configs.settings import ActorSettings
+
+from .engine import Engine, StagedWeights
+from .publisher_link import PublisherLink
+from .staging_files import StagingFile, StagingFiles
+from .weight_transfer import NOTHING, WeightTransfer
+
+log = structlog.get_logger()
+
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
+"""Default of `actors.probe_tolerance`, nats: float32 agrees to 1e-6, bfloat16 has 8 bits."""
+
+Gate = Callable[[], Awaitable[None]]
+
+
+async def open_gate() -> None:
+    """Let every swap through at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverCounters:
+    """What has happened so far, for heartbeats and metrics."""
+
+    updates: int
+    """Swaps whose probe agreed."""
+    broadcasts: int
+    pulls: int
+    digest_mismatches: int
+    probe_mismatches: int
+    transfer_s: float
+    """From news to staged bytes, summed; generation goes on meanwhile."""
+    pause_s: float
+    """Generation paused for swaps, summed."""
+    probe_max_diff: float
+    """Largest difference that passed, nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    manifest: WeightManifest
+    file: StagingFile
+
+
+class WeightReceiver:
+    """Keeps an engine on the newest weights.
+
+    Args:
+        engine: Whose weights these are.
+        settings: Deadlines and the tolerance of the probe.
+        keys: This actor's key pair.
+        run: Name of the run.
+        incarnation: This life of the actor.
+        staging: Folder for models that do not fit into shared memory.
+        device: `cuda` if this process can be in an NCCL group.
+        gate: Returns when a swap may happen; bounds its own waiting.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: ActorSettings,
+        *,
+        keys: KeyPair,
+        run: str,
+        incarnation: str,
+        staging: Path,
+        device: str = "cpu",
+        gate: Gate = open_gate,
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._device = device
+        self._gate = gate
+        self._files = StagingFiles("staging", fallback=staging)
+        self._link = PublisherLink(
+            keys=keys, run=run, incarnation=incarnation, join=self._join, take=self._take
+        )
+        self._transfer = WeightTransfer(
+            self._files,
+            post=self._link.post,
+            stage=self._stage,
+            timeout_s=settings.weight_timeout_s,
+        )
+        self._staged: _Staged | None = None
+        self._arrived = asyncio.Event()
+        self._served = asyncio.Condition()
+        self._updates = self._probe_mismatches = 0
+        self._pause_s = self._probe_max_diff = 0.0
+        self.version = NOTHING
+        """What the engine serves, probed."""
+        self.is_dirty = False
+        """The engine's weights are not known to be those of a version: give it no new work."""
+
+    @property
+    def counters(self) -> ReceiverCounters:
+        """What has happened so far."""
+        transfer = self._transfer.counters
+        return ReceiverCounters(
+            updates=self._updates,
+            broadcasts=transfer.broadcasts,
+            pulls=transfer.pulls,
+            digest_mismatches=transfer.digest_mismatches,
+            probe_mismatches=self._probe_mismatches,
+            transfer_s=transfer.transfer_s,
+            pause_s=self._pause_s,
+            probe_max_diff=self._probe_max_diff,
+        )
+
+    def offer(self, publication: Publication | None) -> None:
+        """Follow the publisher to where the broker says it is."""
+        if publication is None:
+            return
+        if publication.version.lineage < self._transfer.held.lineage:
+            log.warning("publication refused: lower lineage", offered=tuple(publication.version))
+            return
+        self._link.follow(publication)
+
+    async def first_sync(self, publication: Publication) -> PolicyVersion:
+        """Wait until the engine serves this version or a newer one; `run` must be under way.
+
+        Raises:
+            DeadlineError: it does not come within `actors.weight_timeout_s`.
+        """
+        self.offer(publication)
+        try:
+            async with asyncio.timeout(self._settings.weight_timeout_s), self._served:
+                await self._served.wait_for(lambda: self.version >= publication.version)
+        except TimeoutError:
+            raise DeadlineError(
+                f"weights {tuple(publication.version)} must arrive from {publication.endpoint} "
+                f"within {self._settings.weight_timeout_s:g} s, got {tuple(self.version)}; is the "
+                "address reachable from here, and is this actor's key in the learner's "
+                "keys/allowed?"
+            ) from None
+        return self.version
+
+    async def run(self) -> None:
+        """Receive and apply until cancelled.
+
+        Raises:
+            WeightsError: the engine's weights cannot be made to agree with the learner's.
+            EngineError: the engine died.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._transfer.run())
+                tasks.create_task(self._link.run())
+                tasks.create_task(self._apply_all())
+        except ExceptionGroup as group:
+            raise _first(group) from group  # it has cancelled the others
+        finally:
+            self._files.close()
+
+    def _join(self) -> Join:
+        return Join(version=self._transfer.held, can_group=not self.is_dirty, device=self._device)
+
+    def _take(self, message: object) -> None:
+        match message:
+            case Announce() | Epoch() | Send() | Abort() | Chunk() | Moved():
+                self._transfer.take(message)
+            case _:
+                log.warning("unexpected message ignored", message=type(message).__name__)
+
+    def _stage(self, manifest: WeightManifest, file: StagingFile) -> None:
+        """Offer a whole version to the engine, in place of an older one that still waits."""
+        if self._staged is not None:
+            self._files.give_back(self._staged.file)
+        self._staged = _Staged(manifest, file)
+        self._arrived.set()
+
+    async def _apply_all(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if not self.is_dirty:
+                await self._gate()
+            self._arrived.clear()
+            staged, self._staged = self._staged, None
+            assert staged is not None
+            try:
+                await self._apply(StagedWeights(staged.file.path, staged.manifest))
+            finally:
+                self._files.give_back(staged.file)
+
+    async def _apply(self, staged: StagedWeights) -> None:
+        manifest, was_dirty = staged.manifest, self.is_dirty
+        self.is_dirty = True
+        self._pause_s += await self._engine.apply(staged)
+        logprobs = await self._engine.probe(manifest.probe.token_ids)
+        difference = largest_difference(logprobs, manifest.probe.logprobs)
+        if difference <= self._tolerance(manifest):
+            self._updates += 1
+            self._probe_max_diff = max(self._probe_max_diff, difference)
+            await self._serve(manifest.version)
+            return
+        self._probe_mismatches += 1
+        if was_dirty:
+            raise WeightsError(
+                f"log-probs of the probe under weights {tuple(manifest.version)} must be within "
+                f"{self._tolerance(manifest):g} nats of the learner's, got {difference:g} twice "
+                "in a row; engine and learner do not compute the same model"
+            )
+        log.error("probe disagrees; pulling once more", difference=difference)
+        self._transfer.pull_again(manifest)
+
+    async def _serve(self, version: PolicyVersion) -> None:
+        self.is_dirty = False
+        async with self._served:
+            self.version = version
+            self._served.notify_all()
+
+    def _tolerance(self, manifest: WeightManifest) -> float:
+        return self._settings.probe_tolerance or TOLERANCES[manifest.tensors[0].dtype]
+
+
+def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Return the largest difference; infinite if lengths differ or one is not a number."""
+    if len(ours) != len(theirs):
+        return math.inf
+    differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
+    return math.inf if any(map(math.isnan, differences)) else max(differences, default=0.0)
+
+
+def _first(error: Exception) -> Exception:
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error

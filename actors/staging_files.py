@@ -1,0 +1,72 @@
+"""Where arriving weights are put together: files in shared memory, mapped, and used again.
+
+Two or three alternate: one is being applied or waits for it, one is being filled. A file whose
+filling was broken off may still be written to by a stuck thread, so it is discarded and never given
+out again.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from broker.shared_folder import SharedFolder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StagingFile:
+    """A file and its memory."""
+
+    path: Path
+    memory: mmap.mmap
+
+
+class StagingFiles:
+    """A pool of files of one size.
+
+    Args:
+        label: Part of the folder's name.
+        fallback: Folder for models that do not fit into shared memory.
+    """
+
+    def __init__(self, label: str, *, fallback: Path) -> None:
+        self._label = label
+        self._fallback = fallback
+        self._folder: SharedFolder | None = None
+        self._numbers = count()
+        self._free: list[StagingFile] = []
+
+    def take(self, num_bytes: int) -> StagingFile:
+        """Return a file of this size with arbitrary contents.
+
+        Raises:
+            WeightsError: there is no room for it.
+        """
+        while self._free:
+            file = self._free.pop()
+            if len(file.memory) == num_bytes:
+                return file
+            self.discard(file)
+        if self._folder is None:
+            room = 3 * num_bytes
+            self._folder = SharedFolder(self._label, num_bytes=room, fallback=self._fallback)
+        path = self._folder.create(f"weights-{next(self._numbers)}", num_bytes)
+        with path.open("r+b") as opened:
+            return StagingFile(path, mmap.mmap(opened.fileno(), num_bytes))
+
+    def give_back(self, file: StagingFile) -> None:
+        """Take a file back that nobody reads or writes any more."""
+        self._free.append(file)
+
+    def discard(self, file: StagingFile) -> None:
+        """Remove a file that a stuck thread may still write to; its memory outlives it."""
+        file.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove all files."""
+        self._free.clear()
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None

@@ -1,0 +1,107 @@
+"""A private folder in shared memory for files of weights; gone when its owner is.
+
+Two processes of one machine hand weights over as files here: learner and publisher (slots), actor
+and engine (staging). Names cannot be guessed and only the owner may enter. A killed owner cannot
+clean up, so it holds a file lock, which the kernel lets go; the next owner removes what nobody
+holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from pathlib import Path
+from types import TracebackType
+
+from configs.errors import WeightsError
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder of mode 0700 in it, see `SharedFolder`
+PREFIX = "nyala-"
+HEADROOM = 1.1
+"""Shared memory is also torch's and vLLM's: do not take the last of it."""
+
+
+class SharedFolder:
+    """A new folder of mode 0700: in shared memory if `num_bytes` fit, else under `fallback`."""
+
+    def __init__(self, label: str, *, num_bytes: int, fallback: Path) -> None:
+        base = SHARED_MEMORY if _has_room(SHARED_MEMORY, num_bytes) else fallback
+        base.mkdir(parents=True, exist_ok=True)
+        _sweep(base)
+        self.path = base / f"{PREFIX}{label}-{secrets.token_hex(8)}"
+        self.path.mkdir(mode=0o700)
+        self._lock = _hold(self.path)
+
+    def create(self, name: str, num_bytes: int) -> Path:
+        """Make a file of this length whose memory is reserved, so that writing to it cannot fail.
+
+        Raises:
+            WeightsError: there is no room.
+        """
+        path = self.path / name
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, num_bytes)
+        except OSError as error:
+            path.unlink()
+            if error.errno != errno.ENOSPC:
+                raise
+            free = shutil.disk_usage(self.path).free
+            raise WeightsError(
+                f"free space in {self.path.parent} must be >= {num_bytes} bytes, got {free}; "
+                "enlarge shared memory (docker: --shm-size) or stop what fills it"
+            ) from error
+        finally:
+            os.close(file)
+        return path
+
+    def close(self) -> None:
+        """Remove the folder. Mappings of its files stay valid where they are open."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> SharedFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _has_room(base: Path, num_bytes: int) -> bool:
+    return os.access(base, os.W_OK) and shutil.disk_usage(base).free > num_bytes * HEADROOM
+
+
+def _hold(folder: Path) -> int:
+    """Lock a file, then give it its name: a sweeper never meets one that is not yet locked."""
+    unnamed = folder / "starting"
+    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    unnamed.rename(folder / "alive")
+    return lock
+
+
+def _sweep(base: Path) -> None:
+    """Remove folders of ours whose owner is dead."""
+    for folder in base.glob(f"{PREFIX}*"):
+        try:
+            lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # another user's, being made, or just removed
+            continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # its owner lives
+            continue
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(lock)

@@ -1,0 +1,164 @@
+"""The messages of the weight plane: between an actor's receiver and the weight publisher.
+
+Each actor keeps one connection to the publisher. It says JOIN every `JOIN_EVERY_S`; what comes back
+is news of a version (ANNOUNCE), an invitation to receive it by a process group (EPOCH, SEND,
+ABORT), or the bytes themselves (CHUNK). `codec.py` turns these structs into bytes, one frame each.
+
+    actor                         publisher
+    Join          ──────────────▶             every 2 s: who is silent for 6 s is no member
+                  ◀────────────── Announce    a version is there: epoch 0 = pull it, else wait
+                  ◀────────────── Epoch       membership is frozen: rank, size, the store's address
+    Ready         ──────────────▶             able; nobody blocks before all have said so
+                  ◀────────────── Send        enter the group and receive
+    Ack | Fault   ──────────────▶             bytes staged, digest equal | not received
+                  ◀────────────── Abort       leave the group, pull instead
+    Pull          ──────────────▶             at most `PULL_CREDIT` outstanding
+                  ◀────────────── Chunk       or Moved: this version is gone, take a newer one
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.codec import register
+from broker.manifest import WeightManifest
+from buffer.episode import PolicyVersion
+
+JOIN_EVERY_S = 2.0
+"""Pause between two JOINs."""
+SILENT_AFTER_S = 6.0
+"""Three JOINs missed: an actor that is merely slow says the next one in time."""
+CHUNK_BYTES = 4 * 2**20
+"""Largest chunk of a pull: beyond 1 MiB CURVE's cost for each message no longer shows."""
+PULL_CREDIT = 4
+"""Chunks a puller may have outstanding: hides the round trip, bounds what one actor can queue."""
+MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
+"""A chunk and its header; also a manifest of 20 000 tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Actor -> publisher: this incarnation lives and serves `version`."""
+
+    version: PolicyVersion
+    can_group: bool
+    """False: never invite it; it pulls (another network, or a transfer under way)."""
+    device: str
+    """`cpu` or `cuda`: a group uses NCCL only if all of it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Publisher -> actor: these are the newest weights."""
+
+    manifest: WeightManifest
+    epoch: int
+    """Weight epoch that will bring them; 0 = pull."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """Publisher -> member: version `version` comes over this group."""
+
+    number: int
+    """Increases with each new membership. The same number again = the group is reused."""
+    version: PolicyVersion
+    fresh: bool
+    """True: build the group. False: use the one of this number, or answer FAULT."""
+    backend: str
+    """`gloo` or `nccl`."""
+    host: str
+    port: int
+    """Where the store of a fresh group listens."""
+    rank: int
+    size: int
+    bucket_bytes: int
+    """The wire bytes travel in slices of this size, the last one shorter."""
+    join_s: float
+    send_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Member -> publisher: will enter the group at SEND."""
+
+    epoch: int
+    version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Publisher -> member: all are ready; enter the group now."""
+
+    epoch: int
+    version: PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Member -> publisher: the bytes are staged and have this digest. They are applied later."""
+
+    epoch: int
+    version: PolicyVersion
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Member -> publisher: the group failed here; it is of no use to anybody any more."""
+
+    epoch: int
+    version: PolicyVersion
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Publisher -> member, out of band: give the group up and pull."""
+
+    epoch: int
+    version: PolicyVersion
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Actor -> publisher: send this slice of this version."""
+
+    version: PolicyVersion
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Publisher -> actor: the slice that was asked for."""
+
+    version: PolicyVersion
+    offset: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Publisher -> actor, instead of a chunk: that version is gone; this is the newest."""
+
+    manifest: WeightManifest
+    offset: int
+    """Of the pull that it answers."""
+
+
+for _op, _kind in {
+    "weights.join": Join,
+    "weights.announce": Announce,
+    "weights.epoch": Epoch,
+    "weights.ready": Ready,
+    "weights.send": Send,
+    "weights.ack": Ack,
+    "weights.fault": Fault,
+    "weights.abort": Abort,
+    "weights.pull": Pull,
+    "weights.chunk": Chunk,
+    "weights.moved": Moved,
+}.items():
+    register(_op, _kind)

@@ -1,0 +1,194 @@
+"""Weight epochs: who receives a version by a process group, and when to give up on whom.
+
+Pure: no socket, no torch, the clock is injected. The publisher asks what to do and says what
+happened.
+
+    IDLE ──begin──▶ FORMING ──all ready──▶ SENDING ──all acks──▶ DONE ──begin──▶ FORMING ...
+                     │    ▲                   │
+        silent at t1 │    └── without them,   │ silent at t2, a fault, a wrong digest
+                     │        once more       ▼
+                     └─────────────────▶   BROKEN ──begin──▶ FORMING (always a new group)
+
+FORMING costs one round trip and blocks nobody: a member that died or stopped since its last JOIN is
+found here, in milliseconds, and not inside the collective, where it would hold up all the others.
+
+Invariants: numbers never decrease; a number is reused only while its membership is unchanged and
+its last version was DONE; a member with an open epoch ends it by an ack, or is told to abort and
+pulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from broker.weights import SILENT_AFTER_S
+from buffer.episode import PolicyVersion
+
+READY_SHARE = 0.2
+"""Share of `broadcast_join_s` for READY: actors answer in milliseconds, a rendezvous does not."""
+MAX_TRIES = 2
+"""Formations for one version; then those who lack it pull."""
+MAX_STRIKES = 3
+"""Broken sends in a row after which an actor only pulls and no longer spoils the others' epochs."""
+
+
+class Phase(StrEnum):
+    """State of the current weight epoch."""
+
+    IDLE = "IDLE"
+    FORMING = "FORMING"
+    SENDING = "SENDING"
+    DONE = "DONE"
+    BROKEN = "BROKEN"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A frozen list of members. Rank 0 is the publisher, member i has rank i + 1."""
+
+    number: int
+    version: PolicyVersion
+    fresh: bool
+    """Whether a new group is to be built."""
+    members: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Actor:
+    heard: float
+    can_group: bool
+    strikes: int = 0
+
+
+class WeightEpochs:
+    """Membership by JOIN, and the state machine of one epoch at a time.
+
+    Args:
+        join_s: Time for a group to form.
+        send_s: Time from SEND to the last ack.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, *, join_s: float, send_s: float, clock: Callable[[], float]) -> None:
+        self._ready_s = join_s * READY_SHARE
+        self._send_s = join_s + send_s
+        self._clock = clock
+        self._actors: dict[str, _Actor] = {}
+        self._number = 0
+        self._intact: tuple[str, ...] = ()
+        self._waiting: set[str] = set()
+        self._tries = 0
+        self.phase = Phase.IDLE
+        self.deadline = 0.0
+        self.membership: Membership | None = None
+
+    def heard(self, actor: str, *, can_group: bool) -> None:
+        """Note a JOIN."""
+        known = self._actors.get(actor)
+        if known is None:
+            self._actors[actor] = _Actor(self._clock(), can_group)
+        else:
+            known.heard, known.can_group = self._clock(), can_group
+
+    def live(self) -> tuple[str, ...]:
+        """Return who has been heard lately, in a fixed order."""
+        oldest = self._clock() - SILENT_AFTER_S
+        return tuple(sorted(name for name, a in self._actors.items() if a.heard >= oldest))
+
+    def open_epoch_of(self, actor: str) -> int:
+        """Return the epoch that still has to bring its version to this actor; 0 = none."""
+        is_open = self.membership is not None and actor in self._waiting
+        return self._number if is_open else 0
+
+    def forget_silent(self) -> None:
+        """Between epochs: drop who is silent; a list of the dead would grow for ever."""
+        live = set(self.live())
+        self._actors = {name: actor for name, actor in self._actors.items() if name in live}
+
+    def begin(self, version: PolicyVersion) -> Membership | None:
+        """IDLE, DONE, BROKEN -> FORMING. None (and no change) if nobody can be in a group."""
+        assert self.phase not in (Phase.FORMING, Phase.SENDING), self.phase
+        self._tries = 0
+        return self._form(version)
+
+    def ready(self, actor: str, number: int) -> None:
+        """Note a READY; the last one moves FORMING -> SENDING."""
+        if self._is_open(number, Phase.FORMING):
+            self._waiting.discard(actor)
+            if not self._waiting:
+                self._enter(Phase.SENDING, self._send_s)
+
+    def acked(self, actor: str, number: int) -> None:
+        """Note an ack with the right digest; the last one moves SENDING -> DONE."""
+        if not self._is_open(number, Phase.SENDING) or actor not in self._waiting:
+            return
+        self._waiting.discard(actor)
+        self._actors[actor].strikes = 0
+        if not self._waiting and self.membership is not None:
+            self._intact = self.membership.members
+            self.phase = Phase.DONE
+
+    def broke(self, number: int) -> tuple[str, ...]:
+        """Note that the group failed; -> BROKEN. Returns who was still waited for."""
+        if not (self._is_open(number, Phase.FORMING) or self._is_open(number, Phase.SENDING)):
+            return ()
+        behind = tuple(sorted(self._waiting))
+        if self.phase is Phase.SENDING:
+            for name in behind:
+                self._actors[name].strikes += 1
+        self._break()
+        return behind
+
+    def expire(self) -> tuple[str, ...]:
+        """If the deadline has passed: count the silent as gone and -> BROKEN. Returns them.
+
+        They are members again with their next JOIN. `retry` may form the group once more without
+        them.
+        """
+        if self.phase not in (Phase.FORMING, Phase.SENDING) or self._clock() < self.deadline:
+            return ()
+        sending, silent = self.phase is Phase.SENDING, tuple(sorted(self._waiting))
+        for name in silent:
+            self._actors[name].heard = float("-inf")
+            self._actors[name].strikes += sending
+        self._break()
+        return silent
+
+    def retry(self) -> Membership | None:
+        """BROKEN -> FORMING for the same version, unless its tries are used up."""
+        assert self.phase is Phase.BROKEN and self.membership is not None, self.phase
+        return self._form(self.membership.version) if self._tries < MAX_TRIES else None
+
+    def _form(self, version: PolicyVersion) -> Membership | None:
+        members = tuple(name for name in self.live() if self._may_group(self._actors[name]))
+        if not members:
+            return None
+        fresh = members != self._intact
+        self._number += fresh
+        self._intact = ()
+        self._tries += 1
+        self.membership = Membership(self._number, version, fresh, members)
+        self._enter(Phase.FORMING, self._ready_s)
+        return self.membership
+
+    @staticmethod
+    def _may_group(actor: _Actor) -> bool:
+        return actor.can_group and actor.strikes < MAX_STRIKES
+
+    def _enter(self, phase: Phase, time_s: float) -> None:
+        assert self.membership is not None
+        self.phase = phase
+        self._waiting = set(self.membership.members)
+        self.deadline = self._clock() + time_s
+
+    def _break(self) -> None:
+        self.phase = Phase.BROKEN
+        self._waiting = set()
+        self._intact = ()
+
+    def _is_open(self, number: int, phase: Phase) -> bool:
+        return (
+            self.phase is phase and self.membership is not None and self.membership.number == number
+        )

@@ -1,0 +1,170 @@
+"""The weight publisher process: the sidecar of learner rank 0, `python -m learner.publisher`.
+
+Consumes sealed slots (`slots.py`), woken by a byte on stdin; serves actors on a ROUTER with CURVE.
+Anything that could hang is here and not in the learner, so killing this process *is* the abort of a
+broadcast. It ends when stdin does, or when rank 0 dies.
+Writes JSON lines to stdout: `listening` once, `alive` every second, `sent` for each version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import ipaddress
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from broker.auth import Door
+from broker.keys import load_pair
+from broker.sockets import bind_router, bound_endpoint
+from broker.weights import MAX_WEIGHTS_FRAME, PULL_CREDIT
+from configs.logging import configure_logging
+
+from .broadcast import BroadcastSettings
+from .slots import Slots
+from .weight_server import Sent, WeightServer
+
+ALIVE_EVERY_S = 1.0
+SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """The command line of the process."""
+
+    run: str
+    slots: Path
+    keys: Path
+    endpoint: str
+    broadcast: bool
+    join_s: float
+    send_s: float
+    use_cuda: bool
+
+    def arguments(self) -> list[str]:
+        """Return the command line that `parse` reads."""
+        return [
+            f"--run={self.run}",
+            f"--slots={self.slots}",
+            f"--keys={self.keys}",
+            f"--endpoint={self.endpoint}",
+            f"--join-s={self.join_s}",
+            f"--send-s={self.send_s}",
+            *["--broadcast"] * self.broadcast,
+            *["--use-cuda"] * self.use_cuda,
+        ]
+
+
+def parse(arguments: list[str]) -> PublisherSettings:
+    """Read what `PublisherSettings.arguments` wrote."""
+    parser = argparse.ArgumentParser(prog="learner.publisher", allow_abbrev=False)
+    for name, kind in (("run", str), ("slots", Path), ("keys", Path), ("endpoint", str)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    for name in ("join-s", "send-s"):
+        parser.add_argument(f"--{name}", type=float, required=True)
+    for name in ("broadcast", "use-cuda"):
+        parser.add_argument(f"--{name}", action="store_true")
+    return PublisherSettings(**vars(parser.parse_args(arguments)))
+
+
+def main() -> None:
+    """Serve until stdin ends."""
+    settings = parse(sys.argv[1:])
+    parent = os.getppid()
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
+    configure_logging("publisher", run=settings.run)
+    os.set_blocking(sys.stdout.fileno(), False)  # a learner that does not read must not stop us
+    context = zmq.asyncio.Context()
+    with Door(context, settings.keys):
+        router = bind_router(
+            context,
+            settings.endpoint,
+            keys=load_pair(settings.keys, "learner"),
+            max_message_bytes=MAX_WEIGHTS_FRAME,
+            send_hwm=SEND_HWM,
+        )
+        try:
+            asyncio.run(_serve(settings, router))
+        finally:
+            router.close(linger=0)
+            if os.getppid() != parent:  # the learner was killed: nobody else cleans up
+                shutil.rmtree(settings.slots, ignore_errors=True)
+
+
+async def _serve(settings: PublisherSettings, router: zmq.asyncio.Socket) -> None:
+    host, port = reachable(bound_endpoint(router))
+    groups = BroadcastSettings(host, settings.join_s, settings.send_s, settings.use_cuda)
+    server = WeightServer(
+        router,
+        Slots(settings.slots),
+        run=settings.run,
+        broadcast=groups if settings.broadcast else None,
+        report=_report,
+    )
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), _read_stdin, server, ended)
+    loop.add_signal_handler(signal.SIGTERM, ended.set)
+    shown = f"[{host}]" if ":" in host else host
+    _say({"event": "listening", "endpoint": f"tcp://{shown}:{port}"})
+    async with asyncio.TaskGroup() as tasks:
+        working = [tasks.create_task(server.serve()), tasks.create_task(_say_alive())]
+        await ended.wait()
+        for task in working:
+            task.cancel()
+
+
+def reachable(endpoint: str) -> tuple[str, int]:
+    """Return host and port for others; for `0.0.0.0`, the one that outward packets come from."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host = host.strip("[]")
+    if ipaddress.ip_address(host).is_unspecified:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+            outward.connect(("192.0.2.1", 9))  # a documentation address; connecting sends nothing
+            host = outward.getsockname()[0]
+    return host, int(port)
+
+
+def _read_stdin(server: WeightServer, ended: asyncio.Event) -> None:
+    if os.read(sys.stdin.fileno(), 4096):
+        server.wake()
+    else:
+        ended.set()
+
+
+async def _say_alive() -> None:
+    while True:
+        _say({"event": "alive"})
+        await asyncio.sleep(ALIVE_EVERY_S)
+
+
+def _report(sent: Sent) -> None:
+    _say({"event": "sent", **asdict(sent)})
+
+
+def _say(line: dict[str, object]) -> None:
+    with contextlib.suppress(BlockingIOError):  # one line less; `alive` comes again
+        os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
+
+
+def _die_with_parent() -> None:
+    """Ask for SIGTERM when rank 0 dies (Linux); elsewhere the end of stdin has to do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The versions that actors can pull: the current one, and one that somebody is still pulling.
+
+Without the second, a slow puller would start over with every publication and never arrive.
+
+Invariant: holds at most two slots, so the learner always finds one to write to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker.weights import CHUNK_BYTES, Pull
+from buffer.episode import PolicyVersion
+
+from .slots import Slot, Slots
+
+PULL_IDLE_S = 20.0
+"""A puller that has not asked for so long is gone; on a slow link one slice may take seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    version: PolicyVersion
+    asked: float
+
+
+class Shelf:
+    """Slots taken from the learner, and who reads them.
+
+    Args:
+        slots: Where the learner seals versions.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, slots: Slots, *, clock: Callable[[], float]) -> None:
+        self._slots = slots
+        self._clock = clock
+        self._readers: dict[str, _Reader] = {}
+        self._pinned: Slot | None = None
+        self.current: Slot | None = None
+
+    def advance(self) -> Slot | None:
+        """Make a sealed version the current one and return it; None if there is no news."""
+        if self._pinned is not None and not self._is_read(self._pinned):
+            self._slots.free(self._pinned)
+            self._pinned = None
+        if not self._slots.has_news():
+            return None
+        previous, self.current = self.current, None
+        if previous is not None and (self._pinned is not None or not self._is_read(previous)):
+            self._slots.free(previous)
+            previous = None
+        if previous is not None:
+            self._pinned = previous
+        # None if the learner is just overtaking it with a newer one, whose wake-up then comes.
+        self.current = self._slots.take()
+        return self.current
+
+    def read(self, actor: str, pull: Pull) -> bytes | None:
+        """Return the slice that was asked for; None if that version or place does not exist."""
+        slot = self._find(pull.version)
+        if slot is None or not 0 <= pull.offset < slot.manifest.num_bytes:
+            return None
+        end = min(pull.offset + min(pull.num_bytes, CHUNK_BYTES), slot.manifest.num_bytes)
+        if end == slot.manifest.num_bytes:
+            self._readers.pop(actor, None)
+        else:
+            self._readers[actor] = _Reader(pull.version, self._clock())
+        return slot.memory[pull.offset : end]
+
+    def _find(self, version: PolicyVersion) -> Slot | None:
+        for slot in (self.current, self._pinned):
+            if slot is not None and slot.manifest.version == version:
+                return slot
+        return None
+
+    def _is_read(self, slot: Slot) -> bool:
+        oldest = self._clock() - PULL_IDLE_S
+        self._readers = {a: r for a, r in self._readers.items() if r.asked >= oldest}
+        return any(r.version == slot.manifest.version for r in self._readers.values())

@@ -1,0 +1,111 @@
+"""The slots in which the learner hands sealed weights to its publisher; neither ever waits.
+
+A slot is a file of wire bytes with its manifest beside it. Its state is its name, and a rename is
+what changes it: of two processes that want the same change exactly one succeeds, also while the
+other is stopped by a debugger, swapped out or dead. No lock can be left behind.
+
+    free ──acquire──▶ writing ──seal──▶ ready ──take──▶ taken ──free──▶ free
+                         ▲                │ acquire: a version that nobody took yet is overtaken
+                         └────────────────┘
+    learner: acquire, seal.  publisher: take, free.
+
+Invariant: the publisher holds at most two slots (the current version, and one that is still being
+pulled), so of three there is always one for the learner, and `publish` never waits.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from broker.codec import decode, encode
+from broker.manifest import WeightManifest
+from broker.weights import MAX_WEIGHTS_FRAME
+
+NUM_SLOTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A sealed version, taken by the publisher."""
+
+    index: int
+    manifest: WeightManifest
+    memory: mmap.mmap
+
+
+class Slots:
+    """Slot files in a folder. Producer: learner rank 0. Consumer: the publisher."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def acquire(self) -> int:
+        """Return a slot to write to, already in state `writing`."""
+        for _ in range(NUM_SLOTS):  # the publisher may swap two slots between our two looks
+            for state in ("free", "ready"):
+                for index in range(NUM_SLOTS):
+                    if self._move(index, state, "writing"):
+                        return index
+        raise AssertionError("the publisher holds every slot")
+
+    def seal(self, index: int, manifest: WeightManifest) -> None:
+        """Offer a written slot in place of an older one that nobody took.
+
+        From here on its bytes do not change until it is acquired again.
+        """
+        frame = encode(manifest, run="", incarnation="", seq=index)
+        self._manifest(index).write_bytes(frame)
+        for other in range(NUM_SLOTS):
+            self._move(other, "ready", "free")
+        assert self._move(index, "writing", "ready"), f"slot {index} was not being written"
+
+    def has_news(self) -> bool:
+        """Say whether there is a sealed version to take."""
+        return any(self.path(index, "ready").exists() for index in range(NUM_SLOTS))
+
+    def take(self) -> Slot | None:
+        """Take the sealed version; None if there is nothing new."""
+        for index in range(NUM_SLOTS):
+            if self._move(index, "ready", "taken"):
+                return self._open(index)
+        return None
+
+    def free(self, slot: Slot) -> None:
+        """Give a slot back. Its mapping stays readable but may change under the reader."""
+        assert self._move(slot.index, "taken", "free"), f"slot {slot.index} was not taken"
+
+    def reclaim(self) -> None:
+        """Undo what a dead publisher held: the newest version is ready again, the rest free."""
+        taken = [i for i in range(NUM_SLOTS) if self.path(i, "taken").exists()]
+        taken.sort(key=lambda index: self._read(index).version)
+        newest = None if self.has_news() or not taken else taken.pop()
+        for index in taken:
+            self._move(index, "taken", "free")
+        if newest is not None:
+            self._move(newest, "taken", "ready")
+
+    def path(self, index: int, state: str) -> Path:
+        """Return the file of a slot as it is called in `state`."""
+        return self._folder / f"slot-{index}.{state}"
+
+    def _manifest(self, index: int) -> Path:
+        return self._folder / f"slot-{index}.manifest"
+
+    def _move(self, index: int, before: str, after: str) -> bool:
+        try:
+            self.path(index, before).rename(self.path(index, after))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _read(self, index: int) -> WeightManifest:
+        frame = self._manifest(index).read_bytes()
+        manifest = decode(frame, max_bytes=MAX_WEIGHTS_FRAME).message
+        assert isinstance(manifest, WeightManifest)
+        return manifest
+
+    def _open(self, index: int) -> Slot:
+        with self.path(index, "taken").open("r+b") as file:
+            return Slot(index, self._read(index), mmap.mmap(file.fileno(), 0))

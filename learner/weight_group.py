@@ -1,0 +1,108 @@
+"""The sending end of a weight group: a torch process group of its own, rank 0.
+
+Not torch's default group: that one belongs to FSDP2, and no actor may ever be able to hang it. The
+store listens on one address only, and so does gloo; neither authenticates, so groups are for a
+trusted network (`learner.broadcast: false` elsewhere). Every function blocks and belongs into a
+`GroupThread`.
+
+Not thread-safe, and of no use after an exception: gloo kills the process of a receiver whose stream
+is out of step, so a group with any doubt about it is closed and never sent to again.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import Store, TCPStore  # re-exported, but not for type checkers
+from torch.distributed import BroadcastOptions, ProcessGroupGloo
+
+BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """How to build the group of one weight epoch."""
+
+    backend: str
+    """`gloo` or `nccl`."""
+    host: str
+    size: int
+    join_s: float
+
+
+def can_nccl() -> bool:
+    """Say whether this process could be rank 0 of an NCCL group."""
+    return torch.cuda.is_available() and distributed.is_nccl_available()
+
+
+def listen(host: str) -> socket.socket:
+    """Open the socket of a group's store: TCPStore by itself would listen on every interface."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(BACKLOG)
+    return listener
+
+
+class SendingGroup:
+    """Rank 0 of a weight group."""
+
+    def __init__(self, plan: GroupPlan, listener: socket.socket) -> None:
+        timeout = timedelta(seconds=plan.join_s)
+        port = listener.getsockname()[1]
+        self._store = TCPStore(
+            plan.host,
+            port,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+        self._is_cuda = plan.backend == "nccl"
+        self._group = _open(self._store, plan, timeout)
+
+    def send(self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float) -> None:
+        """Broadcast these bytes in buckets. A return does not mean that they have arrived.
+
+        Raises:
+            RuntimeError: a member died, or `send_s` passed.
+        """
+        deadline = time.monotonic() + send_s
+        flat = torch.frombuffer(memory, dtype=torch.uint8)
+        for bucket in flat.split(bucket_bytes):
+            options = BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+            on_device = bucket.cuda() if self._is_cuda else bucket
+            self._group.broadcast([on_device], options).wait(options.timeout)
+        if self._is_cuda:
+            torch.cuda.synchronize()
+
+    def close(self) -> None:
+        """Close all connections, which wakes members that still wait."""
+        if self._is_cuda:
+            self._group.abort()
+        del self._group, self._store
+
+
+def _open(store: Store, plan: GroupPlan, timeout: timedelta) -> Any:
+    """Make the group object itself: torch's stubs know neither its options nor its methods."""
+    if plan.backend == "nccl":
+        # By default a timeout of NCCL would end this whole process.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        nccl: Any = distributed.ProcessGroupNCCL
+        return nccl(store, 0, plan.size, timeout)
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=plan.host)]
+    options._timeout = timeout
+    options._threads = 1
+    return gloo(store, 0, plan.size, options)

@@ -1,0 +1,182 @@
+"""The publisher's door: actors' messages in, news and slices of weights out.
+
+Owns who is connected by which route. One task reads the socket and never waits for anything else,
+so that pulls are answered while a broadcast is under way; another carries version after version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from broker.codec import decode, encode
+from broker.weights import (
+    Ack,
+    Announce,
+    Chunk,
+    Fault,
+    Join,
+    Moved,
+    Pull,
+    Ready,
+)
+from buffer.episode import PolicyVersion
+from configs.errors import RecordError
+
+from .broadcast import Broadcast, BroadcastSettings
+from .epochs import WeightEpochs
+from .shelf import Shelf
+from .slots import Slot, Slots
+
+log = structlog.get_logger()
+MAX_REQUEST_BYTES = 4096
+"""Actors only send small messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of one version."""
+
+    version: PolicyVersion
+    actors: int
+    """Live actors when it was announced."""
+    members: int
+    """Of these, members of its weight epoch."""
+    is_complete: bool
+    """All members confirmed it."""
+    wall_s: float
+
+
+class WeightServer:
+    """Serves sealed versions to actors until cancelled.
+
+    Args:
+        socket: A bound ROUTER.
+        slots: Where the learner seals versions.
+        run: Name of the run; messages of another are ignored.
+        broadcast: How to send to groups; None = actors pull.
+        report: Is told what became of each version.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.asyncio.Socket,
+        slots: Slots,
+        *,
+        run: str,
+        broadcast: BroadcastSettings | None,
+        report: Callable[[Sent], None],
+    ) -> None:
+        self._socket = socket
+        self._run = run
+        self._report = report
+        self._clock = asyncio.get_running_loop().time
+        self._shelf = Shelf(slots, clock=self._clock)
+        self._routes: dict[str, bytes] = {}
+        self._devices: dict[str, str] = {}
+        self._woken = asyncio.Event()
+        self._woken.set()  # a restarted publisher finds its version already sealed
+        join_s, send_s = (broadcast.join_s, broadcast.send_s) if broadcast else (1.0, 1.0)
+        self._epochs = WeightEpochs(join_s=join_s, send_s=send_s, clock=self._clock)
+        self._broadcast: Broadcast | None = None
+        if broadcast is not None:
+            self._broadcast = Broadcast(
+                broadcast, self._epochs, post=self._post, device_of=self._devices.__getitem__
+            )
+
+    def wake(self) -> None:
+        """Say that there may be a newly sealed version."""
+        self._woken.set()
+
+    async def serve(self) -> None:
+        """Read the socket and carry versions, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read())
+            tasks.create_task(self._carry())
+
+    async def _read(self) -> None:
+        while True:
+            route, *frames = await self._socket.recv_multipart()
+            if len(frames) == 1:
+                try:
+                    self._take(route, frames[0])
+                except RecordError as error:
+                    log.warning("malformed message ignored", reason=str(error))
+
+    def _take(self, route: bytes, frame: bytes) -> None:
+        envelope = decode(frame, max_bytes=MAX_REQUEST_BYTES)
+        actor, message = envelope.inc, envelope.message
+        if envelope.run != self._run:
+            raise RecordError(f"run must be {self._run}, got {envelope.run:.64}")
+        self._routes[actor] = route
+        match message:
+            case Join():
+                self._joined(actor, message)
+            case Pull():
+                self._pulled(actor, message)
+            case Ready() | Ack() | Fault() if self._broadcast is not None:
+                self._broadcast.heard(actor, message)
+            case _:
+                raise RecordError(f"an actor must not send {type(message).__name__}")
+
+    def _joined(self, actor: str, join: Join) -> None:
+        self._devices[actor] = join.device
+        self._epochs.heard(actor, can_group=join.can_group)
+        current = self._shelf.current
+        if current is None or join.version >= current.manifest.version:
+            return
+        self._post(actor, Announce(current.manifest, self._epochs.open_epoch_of(actor)))
+
+    def _pulled(self, actor: str, pull: Pull) -> None:
+        payload = self._shelf.read(actor, pull)
+        if payload is not None:
+            self._post(actor, Chunk(pull.version, pull.offset, payload))
+        elif self._shelf.current is not None:
+            self._post(actor, Moved(self._shelf.current.manifest, pull.offset))
+
+    async def _carry(self) -> None:
+        while True:
+            await self._woken.wait()
+            self._woken.clear()
+            slot = self._shelf.advance()
+            if slot is not None:
+                self._woken.set()  # a newer one may have been sealed meanwhile
+                await self._announce(slot)
+
+    async def _announce(self, slot: Slot) -> None:
+        started = self._clock()
+        self._forget_silent()
+        version, actors = slot.manifest.version, self._epochs.live()
+        membership = self._broadcast.begin(version) if self._broadcast is not None else None
+        members = membership.members if membership is not None else ()
+        for actor in actors:
+            epoch = membership.number if membership is not None and actor in members else 0
+            self._post(actor, Announce(slot.manifest, epoch))
+        is_complete = True
+        if self._broadcast is not None and membership is not None:
+            is_complete = await self._broadcast.run(slot, membership)
+        wall_s = self._clock() - started
+        self._report(Sent(version, len(actors), len(members), is_complete, wall_s))
+
+    def _forget_silent(self) -> None:
+        self._epochs.forget_silent()
+        live = set(self._epochs.live())
+        for table in (self._routes, self._devices):
+            for actor in table.keys() - live:
+                del table[actor]
+
+    def _post(self, actor: str, message: object) -> None:
+        """Send if the actor is there and reads. What matters is asked for again."""
+        route = self._routes.get(actor)
+        if route is None:
+            return
+        frame = encode(message, run=self._run, incarnation="", seq=0)
+        sending = self._socket.send_multipart([route, frame], flags=zmq.NOBLOCK)
+        assert isinstance(sending, asyncio.Future)
+        if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
+            log.debug("message not sent", actor=actor, message=type(message).__name__)
