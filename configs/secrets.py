@@ -10,6 +10,8 @@ from configs.errors import SettingsError
 from configs.settings import Settings
 
 VARIABLE = "NYALA_REDIS_URL"
+FILE_VARIABLE = "NYALA_REDIS_URL_FILE"
+"""Names a file with the URL: what container platforms mount as a secret."""
 FILE_NAME = "redis.url"
 
 
@@ -17,11 +19,13 @@ def redis_url(settings: Settings, environ: Mapping[str, str] = os.environ) -> st
     """Find the URL of this run's Redis: the environment, then the run folder, then `buffer.url`.
 
     Raises:
-        SettingsError: None of the three has one.
+        SettingsError: None of the three has one, or a file that was named cannot be read.
     """
     file = settings.run.folder / FILE_NAME
     if environ.get(VARIABLE):
         return environ[VARIABLE]
+    if environ.get(FILE_VARIABLE):
+        return _read_named(Path(environ[FILE_VARIABLE]))
     if file.exists():
         return file.read_text(encoding="utf-8").strip()
     if settings.buffer.url is not None:
@@ -30,6 +34,17 @@ def redis_url(settings: Settings, environ: Mapping[str, str] = os.environ) -> st
         f"buffer.url must be the URL of a Redis server, got null, and there is no {file}; "
         f"start the run with `nyala up`, or set {VARIABLE}"
     )
+
+
+def _read_named(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SettingsError(
+            f"{FILE_VARIABLE} must name a file this process can read, "
+            f"got {file}: {error.strerror}; "
+            f"check that the secret is mounted and belongs to this user"
+        ) from None
 
 
 def write_secret(path: Path, text: str) -> None:

