@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections import deque
 from collections.abc import Coroutine
 from typing import TypeVar
 
@@ -102,6 +103,8 @@ class BrokerClient:
         self._refused: str | None = None
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[object]] = {}
+        self._abandoned: deque[int] = deque(maxlen=MAX_IN_FLIGHT)
+        """LEASE calls that gave up: what is granted to them is nobody's."""
         self._credit = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._greeting: Hello | None = None
         self._greetings = 0
@@ -189,35 +192,45 @@ class BrokerClient:
         self, seq: int, frame: bytes, kind: type[Reply], patience_s: float
     ) -> Reply:
         pause = FIRST_WAIT_S
-        while True:
-            reply = await self._try(seq, frame, patience_s + _jitter(pause))
-            if isinstance(reply, kind):
-                return reply
-            if isinstance(reply, Refusal):
-                if reply.code == "hello" and kind is not Welcome and self._greeting is not None:
-                    await self._greet_again(self._greeting)
-                elif reply.code == "store":
-                    await asyncio.sleep(_jitter(pause))
-                else:
-                    raise RefusedError(f"{reply.text} (refused as {reply.code})")
-            elif reply is not None:
-                raise RefusedError(f"reply must be a {kind.__name__}, got {type(reply).__name__}")
-            pause = min(2 * pause, LAST_WAIT_S)
+        try:
+            while True:
+                reply = await self._try(seq, frame, patience_s + _jitter(pause))
+                if isinstance(reply, kind):
+                    return reply
+                if isinstance(reply, Refusal):
+                    await self._heed(reply, kind, pause)
+                elif reply is not None:
+                    raise RefusedError(f"reply must be {kind.__name__}, got {type(reply).__name__}")
+                pause = min(2 * pause, LAST_WAIT_S)
+        except asyncio.CancelledError:  # by the caller, or at the deadline
+            if kind is LeaseReply:
+                self._abandoned.append(seq)
+            raise
+        finally:
+            self._pending.pop(seq, None)
 
     async def _try(self, seq: int, frame: bytes, wait_s: float) -> object | None:
         """Send once and wait for the reply; None if there is none yet."""
         if self._refused is not None:
             raise RefusedError(self._refused)
         answer = self._pending[seq] = asyncio.get_running_loop().create_future()
-        try:
+        while not answer.done():
             try:
                 await self._socket.send(frame, flags=zmq.NOBLOCK)
+                break
             except zmq.Again:
-                wait_s = UNSENT_WAIT_S
-            await asyncio.wait([answer], timeout=wait_s)
-            return answer.result() if answer.done() else None
-        finally:
-            del self._pending[seq]
+                await asyncio.wait([answer], timeout=UNSENT_WAIT_S)
+        await asyncio.wait([answer], timeout=wait_s)
+        return answer.result() if answer.done() else None
+
+    async def _heed(self, refusal: Refusal, kind: type, pause_s: float) -> None:
+        """Do what lets the request be sent again, or give it up."""
+        if refusal.code == "store":
+            await asyncio.sleep(_jitter(pause_s))
+        elif refusal.code == "hello" and kind is not Welcome and self._greeting is not None:
+            await self._greet_again(self._greeting)
+        else:
+            raise RefusedError(f"{refusal.text} (refused as {refusal.code})")
 
     async def _greet_again(self, greeting: Hello) -> None:
         """Say HELLO once for all the calls that a restarted broker has refused."""
@@ -250,11 +263,12 @@ class BrokerClient:
             answer = self._pending.get(seq)
             if answer is not None and not answer.done():
                 answer.set_result(message)
-            elif isinstance(message, LeaseReply) and message.leases:
+            elif isinstance(message, LeaseReply) and seq in self._abandoned:
+                self._abandoned.remove(seq)  # a second copy must not be given back as well
                 self._spawn(self._give_back(message))
 
     async def _give_back(self, orphan: LeaseReply) -> None:
-        """Release what was granted to a call that no longer waits, so that it need not expire."""
+        """Release what was granted to a call that had given up, so that it need not expire."""
         tasks = tuple((lease.task_id, lease.fence) for lease in orphan.leases)
         try:
             await self.release(ReleaseRequest(tasks), deadline_s=LAST_WAIT_S)

@@ -23,9 +23,8 @@ HANDSHAKE_MS = 5_000  # who has not shown a key by then is cut off
 HEARTBEAT_MS = 2_000  # finds a peer whose machine vanished: TCP alone would wait for hours
 HEARTBEAT_TIMEOUT_MS = 6_000  # three beats
 RECONNECT_MS = 200
-RECONNECT_MAX_MS = 5_000
+RECONNECT_MAX_MS = 2_000  # bounds how long a broker that is back waits for its actors
 SERVER_LINGER_MS = 2_000  # last replies of a server that drains; clients resend in any case
-LISTEN_HINT = "listen on another port, or stop the process that holds it"
 
 Socket = TypeVar("Socket", bound=zmq.Socket)  # type: ignore[type-arg]  # sync or asyncio
 
@@ -66,7 +65,8 @@ def bind_router(
     except zmq.ZMQError as error:
         socket.close(linger=0)
         raise SettingsError(
-            f"{endpoint} must be an address this process can listen on, got {error}; {LISTEN_HINT}"
+            f"{endpoint} must be an address this process can listen on, got: "
+            f"{zmq.strerror(error.errno or 0)}; listen on another port, or stop who holds this one"
         ) from None
     return socket
 

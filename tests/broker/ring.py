@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import zmq
+import zmq.asyncio
+
 from broker.client import BrokerClient
 from broker.codec import encode_spec
 from broker.keys import load_pair, load_public
 from broker.messages import Hello, TaskSpec
 from broker.server import Broker
+from broker.sockets import connect_dealer
 from buffer import operations
 from buffer.answers import NewTask
 from buffer.episode import PolicyVersion
@@ -77,10 +81,9 @@ def hello(incarnation: str, capacity: int = 64, **changes: str) -> Hello:
 
 @dataclass
 class Ring:
-    """A running broker with its store, and clients that are closed with it."""
+    """A broker's address and store, and clients that are closed with it."""
 
     store: AsyncStore
-    broker: Broker
     endpoint: str
     keys: Path
     clients: list[BrokerClient] = field(default_factory=list)
@@ -103,6 +106,28 @@ class Ring:
         await client.hello(hello(incarnation), deadline_s=10)
         return client
 
+    @asynccontextmanager
+    async def raw_socket(self) -> AsyncIterator[zmq.asyncio.Socket]:
+        """An authenticated connection that says what it likes."""
+        context = zmq.asyncio.Context()
+        socket = connect_dealer(
+            context,
+            self.endpoint,
+            keys=load_pair(self.keys, "actor"),
+            server_key=load_public(self.keys, "broker"),
+            max_message_bytes=2**20,
+        )
+        try:
+            assert await socket.poll(5000, zmq.POLLOUT)  # type: ignore[call-arg]  # wrong stub
+            yield socket
+        finally:
+            context.destroy(linger=0)
+
+    async def close(self) -> None:
+        for client in self.clients:
+            await client.close()
+        await self.store.close()
+
 
 @asynccontextmanager
 async def ring(redis_url: str, keys: Path, **broker: Any) -> AsyncIterator[Ring]:
@@ -112,12 +137,10 @@ async def ring(redis_url: str, keys: Path, **broker: Any) -> AsyncIterator[Ring]
     stop = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(server.serve(stop, on_ready=address.set_result))
-    running = Ring(store, server, await asyncio.wait_for(address, 5), keys)
+    running = Ring(store, await asyncio.wait_for(address, 5), keys)
     try:
         yield running
     finally:
-        for client in running.clients:
-            await client.close()
         stop.set()
         await asyncio.wait_for(serving, 10)
-        await store.close()
+        await running.close()

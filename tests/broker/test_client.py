@@ -1,0 +1,164 @@
+"""What a client does when things are slow, lost, too large or not there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker.codec import decode, encode
+from broker.messages import (
+    Beat,
+    BeatRequest,
+    LeaseReply,
+    LeaseRequest,
+    ReleaseRequest,
+    Submission,
+    SubmitRequest,
+    Verdict,
+)
+from buffer import operations
+from buffer.codec import encode_completion
+from buffer.store import AsyncStore
+from configs.errors import DeadlineError, RecordError
+from tests.broker.ring import FIRST, RUN, Ring, begin, hello, ring
+from tests.broker.test_life import completion
+from tests.broker.test_restart import free_port
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def test_without_a_broker_a_call_ends_at_its_deadline_with_likely_causes(
+    redis_url: str, keys: Path
+) -> None:
+    async def story() -> None:
+        store = AsyncStore(redis_url, RUN)
+        nobody = Ring(store, f"tcp://127.0.0.1:{free_port()}", keys)
+        client = nobody.client()
+        started = time.monotonic()
+
+        with pytest.raises(DeadlineError, match=r"Hello had no answer in 0\.5 s.*not running"):
+            await client.hello(hello("actor-1"), deadline_s=0.5)
+        assert time.monotonic() - started < 2
+        await nobody.close()
+
+    asyncio.run(story())
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_is_sent(
+    redis_url: str, keys: Path
+) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor = await here.actor()
+
+            with pytest.raises(RecordError, match=r"broker.max_message_bytes = 1048576, got 20"):
+                await actor.submit(SubmitRequest((Submission(0, 1, bytes(2 * 2**20)),)))
+
+    asyncio.run(story())
+
+
+def test_many_calls_in_flight_each_get_their_own_answer(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor = await here.actor()
+            asked = [actor.release(ReleaseRequest(((n, 1),))) for n in range(2, 302)]
+
+            answers = await asyncio.gather(*asked)
+
+            assert [answer.verdicts[0].task_id for answer in answers] == list(range(2, 302))
+            assert {answer.verdicts[0].verdict for answer in answers} == {Verdict.GONE}
+
+    asyncio.run(story())
+
+
+def test_a_resent_lease_request_is_granted_once(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=4)
+            await here.actor()
+            request = encode(LeaseRequest(2, FIRST), run=RUN, incarnation="actor-1", seq=9)
+
+            replies = []
+            async with here.raw_socket() as socket:
+                for _ in range(3):
+                    await socket.send(request)
+                    replies.append(decode(await socket.recv(), max_bytes=2**20).message)
+
+            assert replies[0] == replies[1] == replies[2]
+            assert (await here.store.run(operations.stats())).leased == 2
+
+    asyncio.run(story())
+
+
+def test_leases_that_come_too_late_are_given_back(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys, long_poll_s=3.0) as here:
+            await begin(here.store, groups=0)
+            actor = await here.actor()
+            with pytest.raises(DeadlineError):
+                await actor.lease(LeaseRequest(2, FIRST), deadline_s=0.3)
+
+            await begin(here.store, groups=1)  # the parked request is granted now
+            await asyncio.sleep(1.0)
+
+            assert (await here.store.run(operations.stats())).leased == 0
+            assert (await here.store.run(operations.stats())).ready == 2
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_does_not_read_costs_no_memory(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            actor = await here.actor()
+            (lease, _) = (await actor.lease(LeaseRequest(2, FIRST))).leases
+            chunk = encode_completion(completion(lease.fence, tokens=20_000))  # 180 kB
+            beat = Beat(lease.task_id, lease.fence, 0, 20_000, chunk)
+            assert (await actor.beat(BeatRequest((beat,), FIRST, {}))).verdicts[0].length == 20_000
+            await actor.release(ReleaseRequest(((lease.task_id, lease.fence),)))
+            request = encode(LeaseRequest(1, FIRST), run=RUN, incarnation="actor-1", seq=10**6)
+            before = resident_mib()
+
+            async with here.raw_socket() as socket:
+                for _ in range(2000):  # 360 MB of replies, were they kept
+                    await socket.send(request)
+                await asyncio.sleep(1.0)
+
+                assert resident_mib() - before < 100
+                assert (await actor.beat(BeatRequest((), FIRST, {}))).verdicts == ()
+
+    asyncio.run(story())
+
+
+def test_replies_never_exceed_the_message_limit(redis_url: str, keys: Path) -> None:
+    """Resumed episodes whose chunks do not fit into one reply are granted over several."""
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=5)
+            actor = await here.actor()
+            leases = (await actor.lease(LeaseRequest(10, FIRST))).leases
+            for lease in leases:
+                chunk = encode_completion(completion(lease.fence, tokens=25_000))  # 225 kB
+                beat = Beat(lease.task_id, lease.fence, 0, 25_000, chunk)
+                await actor.beat(BeatRequest((beat,), FIRST, {}))
+            await actor.release(ReleaseRequest(tuple((e.task_id, e.fence) for e in leases)))
+
+            resumed: list[int] = []
+            while len(resumed) < 10:
+                reply: LeaseReply = await actor.lease(LeaseRequest(10, FIRST), deadline_s=10)
+                assert 0 < len(reply.leases) < 5
+                assert np.all([lease.length == 25_000 for lease in reply.leases])
+                resumed += [lease.task_id for lease in reply.leases]
+            assert sorted(resumed) == list(range(10))
+
+    asyncio.run(story())

@@ -1,0 +1,152 @@
+"""The pure classes: liveness, reaper, intake, and the row of waiting requests."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.intake import MAX_REQUESTS, Intake
+from broker.liveness import FORGET_AFTER, Liveness
+from broker.reaper import Reaper
+from broker.turnstile import Turnstile
+from tests.broker.ring import hello
+
+
+class FakeClock:
+    """Time that passes when told: the classes only subtract two readings."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table(clock: FakeClock, max_actors: int = 2) -> Liveness:
+    return Liveness(heartbeat_timeout_s=6.0, max_actors=max_actors, clock=clock)
+
+
+def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
+    clock = FakeClock()
+    peers = table(clock)
+    peer = peers.admit(hello("a"), "key")
+
+    clock.now += 6.0
+    assert not peers.is_suspect(peer)
+    clock.now += 0.1
+    assert peers.is_suspect(peer)
+    assert peers.hear("a", "key") is peer
+    assert not peers.is_suspect(peer)
+
+
+def test_a_long_silent_actor_is_forgotten_and_has_to_say_hello() -> None:
+    clock = FakeClock()
+    peers = table(clock)
+    peer = peers.admit(hello("a"), "key")
+
+    clock.now += 6.0 * FORGET_AFTER + 1
+    assert peers.expire() == ["a"]
+    assert peers.hear("a", "key") is None
+    assert peers.is_suspect(peer)
+
+
+def test_only_its_own_key_speaks_for_an_incarnation() -> None:
+    peers = table(FakeClock())
+    peers.admit(hello("a"), "key")
+
+    assert peers.hear("a", "other") is None
+    assert not peers.belongs_to("a", "other")
+    assert peers.belongs_to("unheard of", "other")
+
+
+def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
+    peers = table(FakeClock(), max_actors=1)
+    peer = peers.admit(hello("a"), "key")
+
+    assert peers.has_room("a")
+    assert not peers.has_room("b")
+    assert peers.admit(hello("a", capacity=3), "key") is peer
+    assert peer.hello.capacity == 3
+    peers.forget("a")
+    assert peers.has_room("b")
+
+
+def test_nothing_is_reaped_within_the_grace_after_start_or_outage() -> None:
+    clock = FakeClock()
+    reaper = Reaper(grace_s=15.0, clock=clock)
+
+    def passes(seconds: int) -> bool:
+        for _ in range(seconds):
+            clock.now += 1.0
+            last = reaper.may_reap()
+        return last
+
+    assert not passes(14)
+    assert passes(1)
+    reaper.hold()
+    assert not passes(14)
+    assert passes(1)
+
+
+def test_nothing_is_reaped_right_after_the_process_was_stopped() -> None:
+    clock = FakeClock()
+    reaper = Reaper(grace_s=15.0, clock=clock)
+    for _ in range(20):
+        clock.now += 1.0
+        reaper.may_reap()
+    assert reaper.may_reap()
+
+    clock.now += 30.0
+    assert not reaper.may_reap()
+    clock.now += 5.0
+    assert not reaper.may_reap()
+
+
+def test_the_intake_closes_when_requests_or_bytes_are_many() -> None:
+    async def has_room(intake: Intake) -> bool:
+        try:
+            await asyncio.wait_for(intake.room(), 0.01)
+        except TimeoutError:
+            return False
+        return True
+
+    async def story() -> None:
+        intake = Intake(max_message_bytes=100)
+        with intake.admit(399):
+            assert await has_room(intake)
+            with intake.admit(1):
+                assert not await has_room(intake)
+            assert await has_room(intake)
+        places = [intake.admit(0) for _ in range(MAX_REQUESTS)]
+        for place in places:
+            place.__enter__()
+        assert not await has_room(intake)
+        places[0].__exit__(None, None, None)
+        assert await has_room(intake)
+
+    asyncio.run(story())
+
+
+def test_the_row_moves_in_order_and_forgets_who_left() -> None:
+    async def story() -> None:
+        row, served = Turnstile(), []
+
+        async def wait(name: str, timeout_s: float) -> None:
+            await row.wait(timeout_s)
+            served.append(name)
+
+        tasks = [asyncio.create_task(wait(name, 5.0)) for name in "abc"]
+        impatient = asyncio.create_task(wait("impatient", 0.01))
+        left = asyncio.create_task(wait("left", 5.0))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        await asyncio.gather(impatient, left, return_exceptions=True)
+        assert (served, len(row)) == (["impatient"], 3)
+
+        row.open(2)
+        await asyncio.sleep(0.01)
+        assert served == ["impatient", "a", "b"]
+        row.open()
+        await asyncio.gather(*tasks)
+        assert served[-1] == "c"
+
+    asyncio.run(story())

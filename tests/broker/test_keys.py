@@ -1,0 +1,69 @@
+"""Key files: made once, private, and refused when they are not."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from broker.auth import AllowList
+from broker.keys import load_pair, load_public, make_client, make_keys, read_allowed
+from configs.errors import SettingsError
+
+
+def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    first = {name: load_pair(folder, name) for name in ("broker", "learner", "actor")}
+
+    make_keys(folder)
+
+    assert {name: load_pair(folder, name) for name in first} == first
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for name, pair in first.items():
+        assert stat.S_IMODE((folder / f"{name}.key").stat().st_mode) == 0o600
+        assert load_public(folder, name) == pair.public
+        assert pair.secret.decode() not in repr(pair)
+    assert read_allowed(folder) == {first["actor"].public: "actor"}
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    (folder / "actor.key").chmod(0o640)
+
+    with pytest.raises(SettingsError, match=r"owner alone, got mode 0640.*chmod 600"):
+        load_pair(folder, "actor")
+
+
+def test_missing_and_malformed_keys_name_the_next_step(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    (folder / "broker.pub").unlink()
+    (folder / "actor.key").write_text("too short")
+
+    with pytest.raises(SettingsError, match=r"broker\.pub .*No such file.*nyala keys"):
+        load_public(folder, "broker")
+    with pytest.raises(SettingsError, match=r"actor\.key must hold a z85 key of 40 characters"):
+        load_pair(folder, "actor")
+    with pytest.raises(SettingsError, match=r"nyala keys"):
+        load_pair(tmp_path / "elsewhere", "actor")
+
+
+def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> None:
+    folder = make_keys(tmp_path / "keys")
+    allowed = AllowList(folder)
+    actor = load_pair(folder, "actor").public
+
+    assert allowed.name_of(actor) is None
+    allowed.refresh()
+    assert allowed.name_of(actor) == "actor"
+    make_client(folder, "spot")
+    allowed.refresh()
+    assert allowed.name_of(load_pair(folder, "spot").public) == "spot"
+    (folder / "allowed" / "spot.pub").write_text("nonsense")
+    allowed.refresh()
+    assert allowed.name_of(load_pair(folder, "spot").public) is None
+    (folder / "allowed" / "actor.pub").unlink()
+    (folder / "allowed" / "spot.pub").unlink()
+    (folder / "allowed").rmdir()
+    allowed.refresh()
+    assert allowed.name_of(actor) is None
