@@ -15,17 +15,10 @@ ROOMS = {"actors", "broker", "buffer", "configs", "console", "learner"}
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "hatchling",
-        "build",
-        "--target",
-        "wheel",
-        "--directory",
-        folder,
-    ]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+    subprocess.run(
+        [*build, "--directory", folder], cwd=ROOT, check=True, capture_output=True, timeout=120
+    )
     (path,) = folder.glob("nyala-*.whl")
     with zipfile.ZipFile(path) as archive:
         yield archive
@@ -56,11 +49,11 @@ def test_files_that_the_code_reads_travel_with_it(wheel, pattern):
 def test_commands_and_the_vllm_plugin_are_registered(wheel):
     (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
 
-    assert wheel.read(name).decode().split() == [
+    assert [line for line in wheel.read(name).decode().splitlines() if line] == [
         "[console_scripts]",
-        *"nyala = console.main:app".split(),
+        "nyala = console.main:app",
         "[vllm.general_plugins]",
-        *"nyala = actors.vllm_weights:register".split(),
+        "nyala = actors.vllm_weights:register",
     ]
 
 
