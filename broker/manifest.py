@@ -1,8 +1,8 @@
 """The weight manifest: which bytes are a policy version.
 
-Producer: the learner. Consumer: the publisher and the actors' receivers. The canonical wire form of a
-version is the concatenation of its tensors (Hugging Face names, publish dtype, order of the manifest,
-contiguous, little-endian, no padding); `digest` is the SHA-256 of these bytes.
+Producer: the learner. Consumer: the publisher and the actors' receivers. The canonical wire form of
+a version is the concatenation of its tensors (Hugging Face names, publish dtype, order of the
+manifest, contiguous, little-endian, no padding); `digest` is the SHA-256 of these bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A fixed token sequence and the learner's log-probs of its tokens 1.. given those before, at temperature 1."""
+    """A fixed token sequence and the learner's log-probs of its tokens 1.. at temperature 1."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -1,7 +1,8 @@
 """The messages between an actor and the broker, and between an actor and the weight publisher.
 
-One ZeroMQ frame = one msgpack map {v, run, inc, seq, op, ...fields of the struct}. The reply carries the
-same `seq`. Every struct names its producer and consumer; `codec.py` turns them into bytes and validates both ways.
+One ZeroMQ frame = one msgpack map {v, run, inc, seq, op, ...fields of the struct}. The reply carries
+the same `seq`. Every struct names its producer and consumer; `codec.py` turns them into bytes and
+validates both ways.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Hello:
     host: str
     pid: int
     hashes: dict[str, str]
-    """`settings`, `environment`, `reward`: compared with the store's; a mismatch is refused by name."""
+    """`settings`, `environment`, `reward`: a difference from the run's is refused by name."""
     capacity: int
     """Episodes at a time."""
 
@@ -95,7 +96,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """Actor -> broker: at most `n` tasks for an engine at `version`; waits up to `broker.long_poll_s`."""
+    """Actor -> broker: at most `n` tasks for an engine at `version`; waits up to the long poll."""
 
     n: int
     version: PolicyVersion
@@ -103,7 +104,7 @@ class LeaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReply:
-    """Broker -> actor. `status` is OK, WAIT (no admission now), EMPTY, or DONE (the run has ended)."""
+    """Broker -> actor. `status` is OK, WAIT (no admission now), EMPTY or DONE (the run ended)."""
 
     status: str
     leases: tuple[Lease, ...]
@@ -113,7 +114,7 @@ class LeaseReply:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One line of a heartbeat: the lease lives; with `chunk`, it also has these tokens from `offset`."""
+    """A line of a heartbeat: the lease lives; with `chunk`, it has these tokens from `offset`."""
 
     task_id: int
     fence: int
@@ -175,7 +176,7 @@ class ReleaseRequest:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An episode that could not be made; `kind` is `data` (reward, environment) or `infrastructure`."""
+    """An episode that was not made; `kind` is `data` (reward, environment) or `infrastructure`."""
 
     task_id: int
     fence: int
