@@ -57,8 +57,8 @@ def check_endpoint(settings: Settings) -> None:
     if host != "*" and port != 0 and not is_free(host, port):
         raise SettingsError(
             f"broker.endpoint must be an address that is free on this machine, got {endpoint}, "
-            f"which is in use or not ours; stop the program that listens there, or choose another port "
-            f"(tcp://127.0.0.1:0 takes any free one)"
+            f"which is in use or not ours; stop the program that listens there, or choose another "
+            f"port (tcp://127.0.0.1:0 takes any free one)"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 Row = dict[str, object]
@@ -12,16 +13,27 @@ MAX_READ_BYTES = 4 * 2**20  # of one look: bounds memory when a log has grown hu
 
 
 class JsonLines:
-    """Reads what was added since the last look; half-written lines wait, other text is skipped."""
+    """Reads what was added since the last look; half-written lines wait, other text is skipped.
+
+    A file that was replaced by another (a learner that resumes rewrites its history) is read from
+    its beginning.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._inode = 0
+        self.num_files = 0
+        """Files there have been under this name; when it grows, what was read before is void."""
 
     def read_new(self) -> list[Row]:
         """Return the new lines, oldest first; none while there is no file."""
         try:
             with self._path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset = inode, 0
+                    self.num_files += 1
                 file.seek(self._offset)
                 chunk = file.read(MAX_READ_BYTES)
         except FileNotFoundError:
@@ -31,19 +43,29 @@ class JsonLines:
         rows = [_parse(line) for line in whole.splitlines() if line.startswith(b"{")]
         return [row for row in rows if row is not None]
 
+    def skip_to_end(self) -> None:
+        """Take all that is there now as read."""
+        if self._path.exists():
+            status = self._path.stat()
+            self._inode, self._offset = status.st_ino, status.st_size
+
 
 def read_rows(path: Path) -> list[Row]:
     """Read a whole file of JSON lines."""
-    follower, rows = JsonLines(path), []
-    while new := follower.read_new():
-        rows += new
-    return rows
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        rows = [_parse(line) for line in file if line.startswith(b"{")]
+    return [row for row in rows if row is not None]
 
 
-def number(row: Row, key: str, default: float = 0.0) -> float:
-    """Read a number of a line; one that is absent or no number is the default."""
-    value = row.get(key, default)
-    return float(value) if isinstance(value, int | float) else default
+def number(row: Row, *keys: str, default: float = 0.0) -> float:
+    """Read a number of a line under the first of these keys that has one."""
+    for key in keys:
+        value = row.get(key)
+        if isinstance(value, int | float):
+            return float(value)
+    return default
 
 
 def _parse(line: bytes) -> Row | None:

@@ -64,8 +64,8 @@ def environment_of(
         environment[name] = str(threads)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would fight for the same cores
-    # The run folder has the URL; an actor has no business with Redis at all.
-    environment.pop(VARIABLE, None)
+    if role == "actor":
+        environment.pop(VARIABLE, None)  # an actor has no business with Redis
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment

@@ -19,12 +19,10 @@ def draw_reward(folder: RunFolder, *, title: str) -> Path | None:
     steps = sorted(rewards)
     sampled = [number(rewards[step], "reward_mean") for step in steps]
 
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
     axes.plot(steps, sampled, color="tab:blue", alpha=0.25, linewidth=1)
     axes.plot(steps, smooth(sampled), color="tab:blue", linewidth=2, label="sampled reward")
     if accuracies:
@@ -42,7 +40,6 @@ def draw_reward(folder: RunFolder, *, title: str) -> Path | None:
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(folder.plot, dpi=120)
-    pyplot.close(figure)
     return folder.plot
 
 

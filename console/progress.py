@@ -1,11 +1,13 @@
 """How far a run has come, from the files that the learner writes: pure arithmetic on their lines.
 
-A learner that came back from a checkpoint writes its steps again; the last line of a step counts.
+A learner that comes back from a checkpoint replaces the files by shorter ones; what is known here
+is then read again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from console.json_lines import JsonLines, Row, number
 from console.run_folder import RunFolder
@@ -46,12 +48,14 @@ class RunProgress:
 
     def look(self) -> Progress:
         """Read what is new and sum up."""
-        for row in self._metrics.read_new():
-            step = int(number(row, "step"))
-            # A step that is written again follows a restart: what came after it is undone.
-            self._rows = {k: v for k, v in self._rows.items() if k < step} | {step: row}
-        for row in self._evaluations.read_new():
-            self._accuracy[int(number(row, "step"))] = number(row, "accuracy")
+        lives = self._metrics.num_files, self._evaluations.num_files
+        rows, evaluations = self._metrics.read_new(), self._evaluations.read_new()
+        if self._metrics.num_files != lives[0]:
+            self._rows.clear()
+        if self._evaluations.num_files != lives[1]:
+            self._accuracy.clear()
+        self._rows |= {int(number(row, "step")): row for row in rows}
+        self._accuracy |= {int(number(row, "step")): number(row, "accuracy") for row in evaluations}
         return summarise(list(self._rows.values()), self._accuracy, steps=self._steps)
 
 
@@ -78,11 +82,12 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         reward=sum(number(row, "reward_mean") for row in recent) / len(recent),
         accuracy=newest,
         accuracy_before=before,
-        tokens_per_s=sum(number(row, "generated_tokens") for row in timed) / wall_s
+        tokens_per_s=sum(number(row, "generated_tokens", "completion_tokens") for row in timed)
+        / wall_s
         if known
         else None,
         policy_lag=number(rows[-1], "policy_lag_mean"),
-        idle_fraction=min(1.0, sum(number(row, "idle_s") for row in timed) / wall_s)
+        idle_fraction=min(1.0, sum(number(row, "idle_s", "wait_s") for row in timed) / wall_s)
         if known
         else None,
         eta_s=(steps - step) * wall_s / len(timed) if known else None,
@@ -92,4 +97,4 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
 def _durations(rows: list[Row]) -> list[float]:
     """Seconds between neighbouring steps; a restart sets `wall_s` back and is left out."""
     walls = [number(row, "wall_s") for row in rows]
-    return [max(0.0, after - before) for before, after in zip(walls, walls[1:], strict=False)]
+    return [max(0.0, after - before) for before, after in pairwise(walls)]

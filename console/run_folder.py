@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -33,6 +33,7 @@ HARMLESS_KEYS = {
     "learner.keep_checkpoints",
     "learner.publisher_endpoint",
     "learner.threads",
+    "run.directory",
 }
 """With the tables above: settings that say how a run is carried out, not what it computes."""
 
@@ -117,9 +118,18 @@ class RunFolder:
             yield
 
 
-def config_of(path: Path) -> Path:
-    """Return the settings file that a person means: a file, or the one of a run folder."""
-    return path / "config.yaml" if path.is_dir() else path
+def settings_of(path: Path, overrides: Sequence[str] = ()) -> Settings:
+    """Load the settings that a person names: a file, or a run by its folder.
+
+    Raises:
+        SettingsError: They cannot be read.
+    """
+    if not path.is_dir():
+        return load(path, overrides)
+    # The folder may have been moved since its config.yaml was written.
+    place = path.resolve()
+    here = [f"run.directory={json.dumps(str(place.parent))}", f"run.name={json.dumps(place.name)}"]
+    return load(path / "config.yaml", [*here, *overrides])
 
 
 def run_folder_of(path: Path) -> RunFolder:

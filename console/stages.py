@@ -15,8 +15,7 @@ class Stages:
         # Logs of an earlier life are not read again: only what this `nyala up` causes is news.
         self._logs = {name: JsonLines(path) for name, path in logs.items()}
         for follower in self._logs.values():
-            while follower.read_new():
-                pass
+            follower.skip_to_end()
         self._stages = dict.fromkeys(logs, "starting")
         self._errors: dict[str, str] = {}
 

@@ -53,9 +53,10 @@ class Supervisor:
         self._left: set[str] = set()
 
     def start(self) -> None:
-        """Start all processes; none waits for another."""
+        """Start all processes that do not run yet; none waits for another."""
         for process in self._processes:
-            process.start()
+            if process.poll() is not None:
+                process.start()
 
     def tick(self) -> Outcome | None:
         """Look at every process once and start again what is due; the answer ends the run."""

@@ -13,7 +13,7 @@ from configs.settings import RunSettings, Settings
 
 @pytest.fixture
 def write(tmp_path):
-    def write_file(text: str) -> Path:
+    def write_file(text: str):
         path = tmp_path / "settings.yaml"
         path.write_text(text)
         return path

@@ -15,12 +15,15 @@ FOLDER = Path(__file__).parents[2] / "configs"
 PRESETS = sorted(FOLDER.glob("*.yaml"))
 
 
+def fields():
+    for table, field in Settings.model_fields.items():
+        assert field.annotation is not None
+        for key, inner in field.annotation.model_fields.items():
+            yield f"{table}.{key}", inner
+
+
 def own_names():
-    return {
-        f"{table}.{key}"
-        for table, field in Settings.model_fields.items()
-        for key in field.annotation.model_fields
-    }
+    return {name for name, _ in fields()}
 
 
 def test_the_committed_schema_is_the_one_that_nyala_schema_writes():
@@ -44,12 +47,7 @@ def test_there_is_a_preset_for_each_kind_of_machine():
 
 
 def test_every_setting_says_what_it_is_for():
-    without = {
-        f"{table}.{key}"
-        for table, field in Settings.model_fields.items()
-        for key, inner in field.annotation.model_fields.items()
-        if not inner.description
-    }
+    without = {name for name, field in fields() if not field.description}
 
     assert without <= {"learner.adam_beta1", "learner.adam_beta2"}
 

@@ -1,0 +1,180 @@
+"""One life of a run on this machine: from its files to the end of its last process.
+
+    prepare -> Redis -> model -> broker, learner, actors at once -> watch -> stop in order -> result
+
+Waits for the learner to finish; Ctrl-C, SIGTERM or a process that cannot be kept up unblocks it.
+However it ends, no process is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+
+from configs.settings import Settings
+from console.crew import Crew
+from console.display import Display, View, make_display
+from console.guard import Guard
+from console.init_model import make_if_needed
+from console.plan import commands, prepare, redis_command
+from console.plot import draw_reward
+from console.process import Process
+from console.progress import RunProgress
+from console.redis_server import RedisServer, wait_until_ready
+from console.restart import RestartPolicy
+from console.result import print_result
+from console.run_folder import RunFolder, RunState
+from console.stages import Stages
+from console.supervisor import Outcome, Supervisor
+
+FAILED = 1
+STOPPED = 130  # what shells give to Ctrl-C
+SUPERVISE_EVERY_S = 0.1  # how late a dead process is noticed; the display has its own pace
+
+
+class StopRequest(KeyboardInterrupt):
+    """SIGTERM; treated as Ctrl-C."""
+
+
+class Life:
+    """Starts, watches and stops the processes of a run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        console: Console,
+        *,
+        redis_url: str | None,
+        resume_command: str,
+        plain: bool = False,
+    ) -> None:
+        self._console = console
+        self._settings = settings
+        self._folder = folder
+        self._redis_url = redis_url
+        self._resume_command = resume_command
+        self._plain = plain
+
+    def carry_out(self) -> int:
+        """Start, watch, stop; the answer is the exit code."""
+        server = prepare(self._settings, self._folder, redis_url=self._redis_url)
+        try:
+            with _sigterm_as_interrupt():
+                if self._settings.run.model == "init":
+                    make_if_needed(
+                        self._settings, self._folder.init, self._console, plain=self._plain
+                    )
+                outcome = self._supervise(server)
+        except KeyboardInterrupt:
+            outcome = None
+        plot = draw_reward(self._folder, title=self._settings.run.name)
+        if outcome is not None and outcome.is_finished:
+            print_result(self._console, self._folder)
+            return 0
+        if outcome is not None:
+            self._say(f"stopped: {outcome.reason}")
+        if plot is not None:
+            self._say(f"the curve so far is in {plot}")
+        self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
+        self._say(f"  {self._resume_command}")
+        return STOPPED if outcome is None else FAILED
+
+    def _supervise(self, server: RedisServer | None) -> Outcome:
+        """Start all processes and watch them; all have ended when this returns or raises."""
+        timeout_s = self._settings.console.stop_timeout_s
+        guard = Guard(grace_s=timeout_s)
+        display = make_display(self._console, name=self._settings.run.name, plain=self._plain)
+        processes: list[Process] = []
+        policy = RestartPolicy(self._settings.console.max_restarts)
+        try:
+            if server is not None:
+                redis = Process(redis_command(server, self._folder, self._settings), guard)
+                processes.append(redis)
+            processes += [Process(c, guard) for c in commands(self._settings, self._folder)]
+            supervisor = Supervisor(
+                processes,
+                policy,
+                is_finished=lambda: self._folder.state is RunState.FINISHED,
+                say=display.say,
+            )
+            with display:
+                return self._watch(supervisor, processes, server, display)
+        finally:
+            guard.close()
+
+    def _watch(
+        self,
+        supervisor: Supervisor,
+        processes: Sequence[Process],
+        server: RedisServer | None,
+        display: Display,
+    ) -> Outcome:
+        names = [process.name for process in processes if process.role != "redis"]
+        stages = Stages({name: self._folder.log(name) for name in names})
+        crew = Crew(self._settings, self._folder.redis_url.read_text(encoding="utf-8").strip())
+        try:
+            if server is not None:
+                processes[0].start()
+                wait_until_ready(server.url, has_ended=lambda: processes[0].poll() is not None)
+            supervisor.start()
+            crew.start()
+            outcome = self._look_until_the_end(supervisor, display, stages, crew)
+            if not outcome.is_finished:
+                error = stages.last_error(outcome.name)
+                if error is not None:
+                    display.say(f"{outcome.name}: {error}")
+                display.say(f"its log is {self._folder.log(outcome.name)}")
+            return outcome
+        finally:
+            crew.close()
+            self._stop(supervisor, display)
+
+    def _look_until_the_end(
+        self, supervisor: Supervisor, display: Display, stages: Stages, crew: Crew
+    ) -> Outcome:
+        progress = RunProgress(self._folder, steps=self._settings.run.steps)
+        show_at = 0.0
+        while True:
+            outcome = supervisor.tick()
+            if time.monotonic() >= show_at or outcome is not None:
+                alive = crew.alive
+                if alive is None:
+                    alive = supervisor.running("actor")
+                display.show(View(progress.look(), stages.look(), alive))
+                show_at = time.monotonic() + self._settings.console.refresh_s
+            if outcome is not None:
+                return outcome
+            time.sleep(SUPERVISE_EVERY_S)
+
+    def _stop(self, supervisor: Supervisor, display: Display) -> None:
+        """Stop in order; a second Ctrl-C stops at once."""
+        try:
+            display.say("stopping: actors drain, the learner saves, then broker and Redis")
+            killed = supervisor.stop(timeout_s=self._settings.console.stop_timeout_s)
+            if killed:
+                display.say(f"had to be killed: {', '.join(killed)}")
+        except KeyboardInterrupt:
+            display.say("stopping at once")
+            supervisor.kill()
+            raise
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise StopRequest
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,217 @@
+"""`nyala`: the verbs, what they say of themselves, and nothing else.
+
+Heavy libraries are imported by the verb that needs them: `nyala --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Nyala trains language models by reinforcement learning: vLLM actors sample, one learner "
+    "trains, and an actor may come or go at any second.\n\n"
+    "Begin with `nyala up configs/demo.yaml`; look at it with `nyala status runs/demo`.",
+)
+
+Config = Annotated[
+    Path | None,
+    typer.Argument(help="A settings file, or the folder of a run such as runs/demo."),
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", help="The same, as a flag.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="Change one setting, as in --set learner.lr=1e-4; may be given several times.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def up(  # noqa: PLR0917 - typer calls it by name
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, start nothing, show the settings.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Archive an earlier run of this name and begin anew.")
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines instead of a live display.")
+    ] = False,
+) -> None:
+    """Start a whole run on this machine: Redis, broker, learner and actors.
+
+    Stops cleanly with Ctrl-C. The same command again goes on from the newest checkpoint; a run
+    that has finished is reported.
+
+    Example: `nyala up configs/demo.yaml --set actors.count=3`
+    """
+    from console.up import Launch, run_up
+
+    launch = Launch(
+        _one_of(config, config_option),
+        overrides or [],
+        fresh=fresh,
+        dry_run=dry_run,
+        plain=plain,
+    )
+    raise typer.Exit(run_up(launch))
+
+
+@app.command()
+def actor(
+    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+) -> None:
+    """Join a run with one more actor; leave it with Ctrl-C at any time.
+
+    With the run's folder it takes the address and the keys from there. On another machine give it a
+    copy of the run's config.yaml and of actor.key, broker.pub and learner.pub.
+
+    Example: `nyala actor runs/demo`
+    """
+    _become("actor", "actors", _one_of(config, config_option), overrides)
+
+
+@app.command()
+def learner(
+    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+) -> None:
+    """Run the learner of a run, from its newest checkpoint if there is one.
+
+    Example: `nyala learner --config runs/demo/config.yaml`
+    """
+    _become("learner", "learner", _one_of(config, config_option), overrides)
+
+
+@app.command()
+def broker(
+    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+) -> None:
+    """Run the broker between actors and the replay buffer.
+
+    Example: `nyala broker --config runs/demo/config.yaml`
+    """
+    _become("broker", "broker", _one_of(config, config_option), overrides)
+
+
+@app.command()
+def status(
+    run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/demo.")],
+) -> None:
+    """Show how far a run is, where its tasks are, and which actors sample.
+
+    Example: `nyala status runs/demo`
+    """
+    from rich.console import Console
+
+    from configs.errors import NyalaError
+    from console.status import print_status
+
+    try:
+        print_status(run, Console())
+    except NyalaError as error:
+        _refuse(error)
+
+
+@app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(help="Where to put them, such as keys/.")],
+) -> None:
+    """Make the keys with which the processes of a cluster know each other.
+
+    `nyala up` makes keys of its own. Actors on other machines need actor.key, broker.pub and
+    learner.pub; broker.key and learner.key stay where broker and learner run. Existing keys are
+    kept.
+
+    Example: `nyala keys keys/`
+    """
+    from broker.keys import make_keys
+    from configs.errors import NyalaError
+
+    try:
+        print(make_keys(folder))
+    except NyalaError as error:
+        _refuse(error)
+
+
+@app.command("init-model")
+def init_model(
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+) -> None:
+    """Make the small character model that a run with `run.model: init` begins with.
+
+    `nyala up` does it by itself. The model is kept in the run's folder and made again only if
+    the settings that it depends on have changed.
+
+    Example: `nyala init-model configs/demo.yaml --set learner.warm_start_steps=30`
+    """
+    from rich.console import Console
+
+    from configs.errors import NyalaError
+    from console.init_model import make_if_needed
+    from console.plan import resolve
+    from console.run_folder import settings_of
+
+    try:
+        settings = resolve(settings_of(_one_of(config, config_option), overrides or []))
+        target = settings.run.folder / "init"
+        if not make_if_needed(settings, target, Console()):
+            print(f"{target} is already what these settings make")
+    except NyalaError as error:
+        _refuse(error)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the settings, with which editors complete and check them.
+
+    Example: `nyala schema > configs/settings.schema.json`
+    """
+    from configs.loader import json_schema
+
+    sys.stdout.write(json_schema())
+
+
+def _one_of(argument: Path | None, option: Path | None) -> Path:
+    if (argument is None) == (option is None):
+        raise typer.BadParameter("give one settings file or run folder, as in configs/demo.yaml")
+    return argument or option or Path()
+
+
+def _become(role: str, package: str, path: Path, overrides: list[str] | None) -> NoReturn:
+    """Turn this process into a role's: signals and exit code are then the role's own."""
+    from configs.errors import NyalaError
+    from console.plan import role_command
+    from console.run_folder import settings_of
+
+    try:
+        settings = settings_of(path, overrides or [])
+    except NyalaError as error:
+        _refuse(error)
+    command = role_command(role, package, path, overrides or [], settings)
+    os.execve(  # noqa: S606 - our own interpreter, with arguments that we built
+        command.arguments[0], command.arguments, dict(command.environment)
+    )
+
+
+def _refuse(error: Exception) -> NoReturn:
+    print(f"nyala: {error}", file=sys.stderr)
+    raise SystemExit(2)

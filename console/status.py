@@ -1,0 +1,85 @@
+"""`nyala status`: one look at a run, from its folder and, if it answers, its store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from buffer.answers import ActorSeen, Stats
+from configs.errors import NyalaError
+from configs.secrets import redis_url
+from console.display import View, duration, figures
+from console.progress import RunProgress
+from console.result import print_result
+from console.run_folder import RunState, run_folder_of, settings_of
+
+
+def print_status(path: Path, console: Console) -> None:
+    """Show how far a run is, where its tasks are, and who samples.
+
+    Raises:
+        NyalaError: There is no such run.
+    """
+    folder = run_folder_of(path)
+    settings = settings_of(folder.path)
+    if folder.state is RunState.FINISHED:
+        console.print(f"{settings.run.name} has finished")
+        print_result(console, folder)
+        return
+    progress = RunProgress(folder, steps=settings.run.steps).look()
+    console.print(
+        f"{settings.run.name}: batch {progress.step} of {settings.run.steps}, newest checkpoint "
+        f"{folder.newest_checkpoint() or '-'}",
+        highlight=False,
+    )
+    try:
+        stats, actors = _ask_store(redis_url(settings), settings.run.name)
+    except NyalaError as error:
+        console.print(f"not running: {error}", markup=False, soft_wrap=True)
+        return
+    limit_s = settings.broker.heartbeat_timeout_s
+    alive = sum(actor.silent_s <= limit_s for actor in actors)
+    values = figures(View(progress, {}, alive))
+    console.print(", ".join(f"{label} {value}" for label, value in values.items()), highlight=False)
+    console.print(_tasks_table(stats))
+    console.print(_actors_table(actors))
+
+
+def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen]]:
+    from buffer.operations import actors, stats
+    from buffer.store import Store
+
+    with Store(url, run=run) as store:
+        return store.run(stats()), store.run(actors())
+
+
+def _tasks_table(stats: Stats) -> Table:
+    table = Table(title="tasks", title_justify="left", box=None, padding=(0, 3, 0, 0))
+    counts = {
+        "created": stats.created,
+        "ready": stats.ready,
+        "leased": stats.leased,
+        "buffered": stats.buffered,
+        "claimed": stats.claimed,
+        "committed": stats.committed,
+        "dropped": sum(stats.dropped.values()),
+        "dead": stats.dead,
+        "cancelled": stats.cancelled,
+    }
+    for label in counts:
+        table.add_column(label, header_style="dim", justify="right")
+    table.add_row(*(str(count) for count in counts.values()))
+    return table
+
+
+def _actors_table(actors: list[ActorSeen]) -> Table:
+    table = Table(title="actors", title_justify="left", box=None, padding=(0, 3, 0, 0))
+    names = sorted({name for actor in actors for name in actor.fields})
+    for label in ("incarnation", "last heard of", *names):
+        table.add_column(label, header_style="dim")
+    for actor in actors:
+        heard = f"{duration(actor.silent_s)} ago"
+        table.add_row(actor.incarnation, heard, *(actor.fields.get(name, "-") for name in names))
+    return table
