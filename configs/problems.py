@@ -34,6 +34,7 @@ BOUNDS = {
     "exclusiveMinimum": ">",
     "maximum": "<=",
     "exclusiveMaximum": "<",
+    "multipleOf": "a multiple of",
 }
 
 

@@ -218,8 +218,8 @@ class LearnerSettings(Table):
     """Starts of one batch before it is given up."""
     init_layers: Positive = 4
     """`nyala init-model`: layers of the character model."""
-    init_width: Positive = 128
-    """`nyala init-model`: width of the character model; heads are 32 wide."""
+    init_width: Annotated[int, Field(ge=64, multiple_of=64)] = 128
+    """`nyala init-model`: width of the character model; heads are 32 wide and come in pairs."""
     init_tied: bool = True
     """`nyala init-model`: share input and output embeddings."""
     warm_start_steps: Annotated[int, Field(ge=0)] = 0

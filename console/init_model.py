@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from configs.errors import NyalaError
+from configs.errors import NyalaError, SettingsError
 from configs.loader import save
 from configs.settings import Settings
 from console.placement import environment_of
@@ -161,9 +161,16 @@ def _run(settings: Settings, role: str, command: list[str]) -> Iterator[str]:
                 process.wait()
         if code != 0:
             log.seek(0)
-            tail = "".join(f"\n  {line}" for line in log.read().splitlines()[-TAIL_LINES:])
-            verb = " ".join(command[2:4])
-            raise NyalaError(f"`python -m {verb}` must end with 0, got {code}; its log ends:{tail}")
+            raise _failure(" ".join(command[2:4]), code, log.read().splitlines())
+
+
+def _failure(command: str, code: int, log: list[str]) -> NyalaError:
+    """Say why a process failed: its last word if it was one of ours, else the end of its log."""
+    try:
+        return SettingsError(str(json.loads(log[-1])["event"]))
+    except (IndexError, ValueError, KeyError, TypeError):
+        tail = "".join(f"\n  {line}" for line in log[-TAIL_LINES:])
+        return NyalaError(f"`python -m {command}` must end with 0, got {code}; its log ends:{tail}")
 
 
 def _report(line: str) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ import typer
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # its help loads 0.4 s worth of libraries
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Nyala trains language models by reinforcement learning: vLLM actors sample, one learner "
     "trains, and an actor may come or go at any second.\n\n"
@@ -24,7 +24,9 @@ app = typer.Typer(
 
 Config = Annotated[
     Path | None,
-    typer.Argument(help="A settings file, or the folder of a run such as runs/demo."),
+    typer.Argument(
+        metavar="CONFIG", help="A settings file, or the folder of a run such as runs/demo."
+    ),
 ]
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="The same, as a flag.", show_default=False)
@@ -55,10 +57,10 @@ def up(  # noqa: PLR0917 - typer calls it by name
         bool, typer.Option("--plain", help="Print lines instead of a live display.")
     ] = False,
 ) -> None:
-    """Start a whole run on this machine: Redis, broker, learner and actors.
+    """Start a whole run on this machine.
 
-    Stops cleanly with Ctrl-C. The same command again goes on from the newest checkpoint; a run
-    that has finished is reported.
+    Starts Redis, broker, learner and actors, restarts what dies, and stops cleanly with Ctrl-C. The
+    same command again goes on from the newest checkpoint; a run that has finished is reported.
 
     Example: `nyala up configs/demo.yaml --set actors.count=3`
     """
@@ -78,10 +80,11 @@ def up(  # noqa: PLR0917 - typer calls it by name
 def actor(
     config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
 ) -> None:
-    """Join a run with one more actor; leave it with Ctrl-C at any time.
+    """Join a run with one more actor.
 
-    With the run's folder it takes the address and the keys from there. On another machine give it a
-    copy of the run's config.yaml and of actor.key, broker.pub and learner.pub.
+    It may leave at any time, with Ctrl-C or without. With the run's folder it takes the address
+    and the keys from there. On another machine give it a copy of the run's config.yaml and of
+    actor.key, broker.pub and learner.pub.
 
     Example: `nyala actor runs/demo`
     """
@@ -92,7 +95,9 @@ def actor(
 def learner(
     config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
 ) -> None:
-    """Run the learner of a run, from its newest checkpoint if there is one.
+    """Run the learner of a run.
+
+    It begins at the newest checkpoint if there is one.
 
     Example: `nyala learner --config runs/demo/config.yaml`
     """
@@ -103,7 +108,10 @@ def learner(
 def broker(
     config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
 ) -> None:
-    """Run the broker between actors and the replay buffer.
+    """Run the broker of a run.
+
+    It stands between the actors and the replay buffer in Redis, keeps nothing, and may be
+    restarted at any time.
 
     Example: `nyala broker --config runs/demo/config.yaml`
     """
@@ -114,7 +122,9 @@ def broker(
 def status(
     run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/demo.")],
 ) -> None:
-    """Show how far a run is, where its tasks are, and which actors sample.
+    """Show how far a run is.
+
+    Also where its tasks are, and which actors sample.
 
     Example: `nyala status runs/demo`
     """
@@ -133,11 +143,11 @@ def status(
 def keys(
     folder: Annotated[Path, typer.Argument(help="Where to put them, such as keys/.")],
 ) -> None:
-    """Make the keys with which the processes of a cluster know each other.
+    """Make the keys of a cluster.
 
-    `nyala up` makes keys of its own. Actors on other machines need actor.key, broker.pub and
-    learner.pub; broker.key and learner.key stay where broker and learner run. Existing keys are
-    kept.
+    With them the processes of a run know each other. `nyala up` makes keys of its own. Actors on
+    other machines need actor.key, broker.pub and learner.pub; broker.key and learner.key stay where
+    broker and learner run. Existing keys are kept.
 
     Example: `nyala keys keys/`
     """
@@ -156,10 +166,10 @@ def init_model(
     config_option: ConfigOption = None,
     overrides: Overrides = None,
 ) -> None:
-    """Make the small character model that a run with `run.model: init` begins with.
+    """Make the model that a run begins with.
 
-    `nyala up` does it by itself. The model is kept in the run's folder and made again only if
-    the settings that it depends on have changed.
+    A small character model, for settings with `run.model: init`; `nyala up` does it by itself. It
+    is kept in the run's folder and made again only if settings that it depends on have changed.
 
     Example: `nyala init-model configs/demo.yaml --set learner.warm_start_steps=30`
     """
@@ -181,7 +191,9 @@ def init_model(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of the settings, with which editors complete and check them.
+    """Print the JSON schema of the settings.
+
+    Editors complete and check settings files with it.
 
     Example: `nyala schema > configs/settings.schema.json`
     """

@@ -1,7 +1,7 @@
 """Whether a process that ended is started again, and when. Pure: given a clock, it only decides.
 
-Exit codes of every role: 0 finished or drained, 2 a person has to change something, anything else
-a crash.
+Exit codes of every role: 0 finished or drained, 2 a person has to change something, 3 another learner
+owns the run, anything else a crash.
 
     ended -> RESTART after a growing pause -> running
     ended -> LEAVE   an actor that drained: the run goes on without it
@@ -25,6 +25,7 @@ FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 JITTER = 0.2  # actors that died of one cause do not all come back in one moment
 SETTINGS_ERROR = 2
+LOST_LINEAGE = 3
 
 
 class Action(StrEnum):
@@ -83,6 +84,8 @@ class RestartPolicy:
             return Decision(Action.LEAVE, f"{name} has drained")
         if code == SETTINGS_ERROR:
             return Decision(Action.FAIL, f"{name} needs other settings")
+        if code == LOST_LINEAGE:
+            return Decision(Action.FAIL, f"{name} has lost the run to another learner")
         recent = self._recent(name)
         if len(recent) >= self._max_restarts:
             times = f"{len(recent)} restarts within {WINDOW_S / 60:.0f} minutes"
