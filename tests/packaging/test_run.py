@@ -1,0 +1,251 @@
+"""`./run` sets up once, from the lock that fits, whichever way this machine can, and steps aside.
+
+A fake `uv` stands for the installer: it notes how it was called and makes what the real one would
+make of ours, a `nyala` command. What a real set-up installs is shown by the suite itself, which
+runs in it.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+FAKE_UV = """#!/bin/sh
+echo "$*" >>"$CALLS"
+if [ -n "${REFUSE:-}" ]; then
+  case "$*" in *"$REFUSE"*) echo "refused" >&2; exit 1 ;; esac
+fi
+case "$*" in
+  *--editable*)
+    printf '#!/bin/sh\\necho "nyala $*"\\n' >.venv/bin/nyala
+    chmod +x .venv/bin/nyala ;;
+  *) sleep "${SLOW:-0}" ;;
+esac
+"""
+
+# As on a Debian without python3-venv: an environment with pip cannot be made. Starting pip costs
+# seconds, so only the test of its configuration does.
+BARE_PYTHON = """#!/bin/sh
+case "$*" in
+  "-m venv --clear --without-pip "*) ;;
+  "-m venv "*) exit 1 ;;
+  "-m pip "*) [ -n "$PIP_CONFIG_FILE" ] || exit 1 ;;
+esac
+exec %s "$@"
+"""
+
+
+@dataclass
+class Checkout:
+    """A copy of what set-up reads, on a machine of our making."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def start(self, *arguments, **environment):
+        return subprocess.Popen(
+            ["sh", self.folder / "run", *arguments],
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments, **environment):
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def calls(self):
+        """How uv was called, one line a call; once read, forgotten."""
+        path = Path(self.environment["CALLS"])
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+def write_program(path, text):
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder, tools = tmp_path / "checkout", tmp_path / "tools"
+    tools.mkdir()
+    (folder / "requirements").mkdir(parents=True)
+    for name in ("run", "pyproject.toml", "requirements/cpu.lock", "requirements/cuda.lock"):
+        shutil.copy(ROOT / name, folder / name)
+    write_program(tools / "uv", FAKE_UV)
+    python = write_program(tools / "python", BARE_PYTHON % sys.executable)
+    environment = {
+        "CALLS": str(tmp_path / "calls"),
+        "HOME": str(tmp_path),
+        "PATH": f"{tools}:/usr/bin:/bin",
+        "PROFILE": "cpu",
+        "PYTHON": str(python),
+    }
+    return Checkout(folder, environment)
+
+
+@pytest.mark.parametrize("script", ["run", ".ci/run", "requirements/lock"])
+def test_scripts_are_posix_sh(script):
+    shell = shutil.which("dash") or "sh"
+
+    subprocess.run([shell, "-n", ROOT / script], check=True, timeout=10)
+    assert (ROOT / script).read_text().startswith("#!/bin/sh\n")
+    assert os.access(ROOT / script, os.X_OK)
+
+
+def test_ci_runs_exactly_what_a_person_runs():
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+    assert [line for line in lines if not line.startswith("#")] == [
+        "set -eu",
+        'cd "$(dirname "$0")/.."',
+        "exec ./run test",
+    ]
+
+
+def test_a_verb_sets_up_and_goes_on_to_nyala(checkout):
+    done = checkout.run("status", "runs/demo")
+
+    assert (done.returncode, done.stdout) == (0, "nyala status runs/demo\n"), done.stderr
+    sync, editable = checkout.calls()
+    assert sync.endswith("requirements/cpu.lock")
+    assert editable.endswith("--no-deps --no-build-isolation --editable .")
+
+
+def test_demo_is_up_of_the_demo_preset(checkout):
+    assert checkout.run("demo", "--plain").stdout == "nyala up configs/demo.yaml --plain\n"
+
+
+def test_the_second_time_installs_nothing(checkout):
+    checkout.run("setup")
+    checkout.calls()
+
+    done = checkout.run("keys")
+
+    assert (done.stdout, done.stderr) == ("nyala keys\n", "")
+    assert checkout.calls() == []
+
+
+@pytest.mark.parametrize("changed", ["requirements/cpu.lock", "pyproject.toml", "run"])
+def test_what_set_up_depends_on_sets_up_again(checkout, changed):
+    checkout.run("setup")
+    checkout.calls()
+
+    with (checkout.folder / changed).open("a") as file:
+        file.write("# changed\n")
+    checkout.run("setup")
+
+    assert len(checkout.calls()) == 2
+
+
+def test_another_profile_sets_up_again_from_its_own_lock(checkout):
+    checkout.run("setup")
+    checkout.calls()
+
+    checkout.run("setup", PROFILE="cuda", PIP_FIND_LINKS="wheels")
+
+    sync, _ = checkout.calls()
+    assert sync.endswith("requirements/cuda.lock")
+    assert "--find-links" not in sync  # a local CPU build would win over the CUDA build
+
+
+def test_what_pip_was_told_holds_for_uv(checkout):
+    checkout.run(
+        "setup",
+        PIP_INDEX_URL="https://main.invalid/simple",
+        PIP_EXTRA_INDEX_URL="https://one.invalid/simple https://two.invalid/simple",
+        PIP_FIND_LINKS="wheels more",
+    )
+
+    sync, editable = checkout.calls()
+    for call in (sync, editable):
+        assert "--default-index https://main.invalid/simple" in call
+        assert "--index https://one.invalid/simple --index https://two.invalid/simple" in call
+    assert "--find-links wheels --find-links more" in sync
+
+
+def test_pips_configuration_file_counts_as_well(checkout, tmp_path):
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://file.invalid/simple\nfind-links = wheels\n more\n"
+    )
+
+    checkout.run("setup", PIP_CONFIG_FILE=str(config))
+
+    sync, _ = checkout.calls()
+    assert "--default-index https://file.invalid/simple" in sync
+    assert "--find-links wheels --find-links more" in sync
+
+
+def test_torch_comes_from_a_local_wheel_then_pytorch_then_the_package_index(checkout):
+    done = checkout.run("setup", REFUSE="requirements/cpu.lock", PIP_FIND_LINKS="wheels")
+
+    assert done.returncode == 0, done.stderr
+    local, pytorch, rest, torch, _ = checkout.calls()
+    assert "--find-links wheels" in local
+    assert "--torch-backend" not in local
+    assert "--torch-backend cpu" in pytorch
+    assert rest.endswith("without-torch.lock")
+    assert torch.rpartition(" ")[2].startswith("torch==")
+    assert "+cpu" not in torch
+    assert "torch==" not in (checkout.folder / ".venv" / "without-torch.lock").read_text()
+
+
+def test_a_failed_set_up_fails_and_is_tried_again(checkout):
+    failed = checkout.run("setup", REFUSE="pip")
+
+    assert failed.returncode != 0
+    assert "set-up failed" in failed.stderr
+    checkout.calls()
+    assert checkout.run("setup").returncode == 0
+    assert len(checkout.calls()) == 2
+
+
+def test_two_at_once_set_up_once(checkout):
+    both = [checkout.start("keys", SLOW="1") for _ in range(2)]
+
+    assert [process.communicate(timeout=60)[0] for process in both] == ["nyala keys\n"] * 2
+    assert len(checkout.calls()) == 2
+
+
+def test_an_unknown_profile_is_refused(checkout):
+    done = checkout.run("setup", PROFILE="tpu")
+
+    assert done.returncode == 1
+    assert "PROFILE must be cpu or cuda, got tpu" in done.stderr
+
+
+def test_a_machine_without_a_fitting_python_is_told_so(checkout, tmp_path):
+    old = write_program(tmp_path / "old", "#!/bin/sh\nexit 1\n")
+    for name in ("python3.11", "python3.12"):
+        shutil.copy(old, tmp_path / "tools" / name)
+
+    done = checkout.run("setup", PYTHON=str(old))
+
+    assert done.returncode == 1
+    assert "Python must be 3.11 or 3.12" in done.stderr
+
+
+@pytest.mark.parametrize("broken", [None, "mypy", "pytest"])
+def test_the_exit_code_of_test_counts_every_check(checkout, broken):
+    checkout.run("setup")
+    for tool in ("ruff", "mypy", "basedpyright", "lint-imports", "codespell", "pytest"):
+        status = 1 if tool == broken else 0
+        write_program(checkout.folder / ".venv" / "bin" / tool, f"#!/bin/sh\nexit {status}\n")
+
+    done = checkout.run("test")
+
+    assert done.returncode == (0 if broken is None else 1)
+    assert done.stderr.count("  ok  ") == (7 if broken is None else 6)
+    assert broken is None or f"FAILED  {broken} " in done.stderr
