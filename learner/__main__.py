@@ -1,0 +1,95 @@
+"""`python -m learner`: train, or make the initial model.
+
+    python -m learner --config runs/x/config.yaml
+    python -m learner warm-start --config runs/x/config.yaml --pairs pairs.jsonl --out runs/x/init
+
+Exit codes: 0 finished, or stopped by SIGTERM after a checkpoint (then there is no summary.json);
+2 a person has to change something; 3 another learner owns the run; anything else is a crash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import structlog
+
+from configs.errors import CheckpointError, LostLineage, NyalaError, SettingsError
+from configs.loader import load
+from configs.logging import configure_logging
+from configs.settings import Settings
+
+log = structlog.get_logger()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    if chosen.command == "warm-start" and (chosen.pairs is None or chosen.out is None):
+        parser.error("warm-start needs --pairs and --out")
+    rank = os.environ.get("RANK")
+    configure_logging("learner")
+    try:
+        settings = load(chosen.config, chosen.set)
+        configure_logging(
+            "learner", run=settings.run.name, incarnation=f"rank-{rank}" if rank else ""
+        )
+        log.info("starting", stage="importing torch")
+        # Before torch is imported, which reads it once: idle OpenMP threads spin and slow actors
+        # down.
+        os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
+        if chosen.command == "warm-start":
+            from .warm_start import warm_start
+
+            warm_start(settings, pairs_path=chosen.pairs, out=chosen.out)
+            return 0
+        return _train(settings, arguments)
+    except LostLineage as error:
+        log.error(str(error), error=type(error).__name__)
+        return 3
+    except (SettingsError, CheckpointError) as error:
+        log.error(str(error), error=type(error).__name__)
+        return 2
+    except NyalaError as error:
+        log.error(str(error), error=type(error).__name__)
+        return 1
+
+
+def _train(settings: Settings, arguments: list[str]) -> int:
+    """Be a rank, or start the ranks."""
+    if settings.learner.ranks > 1 and "RANK" not in os.environ:
+        from .launch import launch
+
+        return launch(arguments, ranks=settings.learner.ranks)
+    from .life import live
+
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopping.set())
+    is_finished = live(settings, stopping)
+    log.info("finished" if is_finished else "stopped")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m learner",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", nargs="?", choices=("train", "warm-start"), default="train")
+    parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
+    parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
+    parser.add_argument("--pairs", type=Path, help="warm-start: file of prompt/answer pairs")
+    parser.add_argument("--out", type=Path, help="warm-start: where the model goes")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

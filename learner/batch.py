@@ -1,0 +1,238 @@
+"""From the episodes of a sealed claim to the microbatches of each rank.
+
+Owns the plan of a batch (which rank trains which episode, with which advantage), its wire form
+between ranks, and padding. Rank 0 plans, all ranks pack; both are pure functions, so a replayed
+claim gives the same bytes. Knows nothing of Redis.
+
+Shapes: B episodes, T tokens of a microbatch, N scored tokens (flat).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import numpy as np
+import torch
+from torch import Tensor
+
+from buffer.episode import Episode
+from configs.errors import RecordError
+from configs.settings import LearnerSettings
+
+from .advantages import ADVANTAGES
+from .losses import AGGREGATIONS, Counts
+from .policy_lag import token_lags
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One episode of a batch."""
+
+    task_id: int
+    rank: int
+    """Who trains it."""
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Batch k, decided once. Producer: rank 0. Consumer: all ranks."""
+
+    step: int
+    rows: tuple[PlanRow, ...]
+    counts: Counts
+
+    def encode(self) -> bytes:
+        """Turn the plan into msgpack bytes."""
+        rows = [(row.task_id, row.rank, row.advantage) for row in self.rows]
+        counts = (self.counts.tokens, self.counts.episodes, self.counts.max_completion_tokens)
+        return bytes(msgpack.packb((self.step, rows, counts)))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> BatchPlan:
+        """Read what `encode` wrote."""
+        step, rows, counts = msgpack.unpackb(encoded)
+        return cls(step, tuple(PlanRow(*row) for row in rows), Counts(*counts))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Microbatch:
+    """What one forward pass trains on. Flat arrays hold trained tokens only."""
+
+    token_ids_BT: Tensor
+    """Right-padded prompts with completions. Shape [B, T], int64."""
+    positions_N: Tensor
+    """Trained tokens: b * T + t. Shape [N], int64."""
+    behaviour_logprobs_N: Tensor
+    """log mu, nats. Shape [N], float32."""
+    advantages_N: Tensor
+    """Shape [N], float32."""
+    weights_N: Tensor
+    """What each token weighs in the loss of the batch. Shape [N], float32."""
+    lags_N: Tensor
+    """Policy lag of each token, batches. Shape [N], int64."""
+
+    def to(self, device: torch.device) -> Microbatch:
+        """Copy to a device."""
+        return Microbatch(
+            self.token_ids_BT.to(device),
+            self.positions_N.to(device),
+            self.behaviour_logprobs_N.to(device),
+            self.advantages_N.to(device),
+            self.weights_N.to(device),
+            self.lags_N.to(device),
+        )
+
+
+def plan_batch(
+    step: int,
+    episodes: Sequence[Episode],
+    *,
+    ranks: int,
+    advantage: str,
+    max_completion_tokens: int,
+) -> BatchPlan:
+    """Give each episode its advantage within its group, and a rank.
+
+    Longest first, each to the rank with the fewest tokens so far: ranks end within one episode of
+    each other.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row, episode in enumerate(episodes):
+        groups[episode.group_id].append(row)
+    advantages = np.zeros(len(episodes))
+    for rows in groups.values():
+        rewards_G = np.array([episodes[row].reward for row in rows], dtype=np.float64)
+        advantages[rows] = ADVANTAGES[advantage](rewards_G)
+
+    load = [0] * ranks
+    assigned = [0] * len(episodes)
+    for row in sorted(range(len(episodes)), key=lambda row: -num_tokens(episodes[row])):
+        assigned[row] = min(range(ranks), key=load.__getitem__)
+        load[assigned[row]] += num_tokens(episodes[row])
+
+    trained = [int(episode.completion.loss_mask.sum()) for episode in episodes]
+    return BatchPlan(
+        step=step,
+        rows=tuple(
+            PlanRow(episode.task_id, rank, float(value))
+            for episode, rank, value in zip(episodes, assigned, advantages, strict=True)
+        ),
+        counts=Counts(
+            tokens=sum(trained),
+            episodes=sum(1 for tokens in trained if tokens),
+            max_completion_tokens=max_completion_tokens,
+        ),
+    )
+
+
+def num_tokens(episode: Episode) -> int:
+    """Prompt and completion tokens of an episode."""
+    return len(episode.prompt_ids) + len(episode.completion.token_ids)
+
+
+def cut_microbatches(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
+    """Cut rows, those of like length together, so that no microbatch is larger than the budget.
+
+    The budget counts padded tokens. A row longer than the budget gets a microbatch of its own.
+    """
+    cuts: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
+        # Rows come in ascending length, so the newest one decides the padded width.
+        if cuts and (len(cuts[-1]) + 1) * lengths[row] <= microbatch_tokens:
+            cuts[-1].append(row)
+        else:
+            cuts.append([row])
+    return cuts
+
+
+def pack(
+    plan: BatchPlan,
+    episodes: Sequence[Episode],
+    *,
+    settings: LearnerSettings,
+    lineages: dict[int, int],
+    lineage: int,
+) -> list[Microbatch]:
+    """Pack one rank's episodes of a planned batch into microbatches.
+
+    Args:
+        plan: The whole batch.
+        episodes: This rank's share, any order.
+        settings: Names the aggregation and the token budget.
+        lineages: lineage -> step it forked at.
+        lineage: The learner's own.
+
+    Raises:
+        RecordError: An episode is not in the plan, or has no prompt: nothing would predict its
+        first token.
+    """
+    advantages = {row.task_id: row.advantage for row in plan.rows}
+    episodes = sorted(episodes, key=lambda episode: episode.task_id)
+    for episode in episodes:
+        if episode.task_id not in advantages or not len(episode.prompt_ids):
+            raise RecordError(
+                f"episode {episode.task_id} must be in the plan of batch {plan.step} and have a "
+                f"prompt, got {len(episode.prompt_ids)} prompt tokens"
+            )
+    lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in episodes], dtype=np.int64)
+    weights_E = AGGREGATIONS[settings.aggregation](lengths_E, plan.counts)
+    cuts = cut_microbatches([num_tokens(e) for e in episodes], settings.microbatch_tokens)
+    return [
+        _pad(
+            [episodes[row] for row in rows],
+            [advantages[episodes[row].task_id] for row in rows],
+            [float(weights_E[row]) for row in rows],
+            [token_lags(episodes[row], plan.step, lineage, lineages) for row in rows],
+        )
+        for rows in cuts
+    ]
+
+
+def empty_microbatch() -> Microbatch:
+    """Make a microbatch without a trained token.
+
+    A rank that has fewer microbatches than another still takes part in every collective of FSDP2.
+    """
+    nothing = torch.zeros(0)
+    return Microbatch(
+        token_ids_BT=torch.zeros(1, 1, dtype=torch.int64),
+        positions_N=nothing.long(),
+        behaviour_logprobs_N=nothing,
+        advantages_N=nothing,
+        weights_N=nothing,
+        lags_N=nothing.long(),
+    )
+
+
+def _pad(
+    episodes: Sequence[Episode],
+    advantages: Sequence[float],
+    weights: Sequence[float],
+    lags: Sequence[np.ndarray],
+) -> Microbatch:
+    width = max(num_tokens(episode) for episode in episodes)
+    token_ids_BT = np.zeros((len(episodes), width), dtype=np.int64)
+    trained_BT = np.zeros((len(episodes), width), dtype=bool)
+    for b, episode in enumerate(episodes):
+        start, end = len(episode.prompt_ids), num_tokens(episode)
+        token_ids_BT[b, :start] = episode.prompt_ids
+        token_ids_BT[b, start:end] = episode.completion.token_ids
+        trained_BT[b, start:end] = episode.completion.loss_mask
+    masks = [episode.completion.loss_mask.astype(bool) for episode in episodes]
+    repeats = [int(mask.sum()) for mask in masks]
+    behaviour_logprobs_N = np.concatenate(
+        [e.completion.behaviour_logprobs[mask] for e, mask in zip(episodes, masks, strict=True)]
+    )
+    lags_N = np.concatenate([lag[mask] for lag, mask in zip(lags, masks, strict=True)])
+    return Microbatch(
+        token_ids_BT=torch.from_numpy(token_ids_BT),
+        positions_N=torch.from_numpy(np.flatnonzero(trained_BT)),
+        behaviour_logprobs_N=torch.from_numpy(behaviour_logprobs_N.astype(np.float32)),
+        advantages_N=torch.from_numpy(np.repeat(np.array(advantages, dtype=np.float32), repeats)),
+        weights_N=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), repeats)),
+        lags_N=torch.from_numpy(lags_N.astype(np.int64)),
+    )

@@ -1,0 +1,230 @@
+"""Checkpoints: written whole, verified whole, never changed.
+
+    checkpoints/.unfinished-step-000050/   -> written, hashed, synced
+    checkpoints/step-000050/               -> renamed: it exists only if it is complete
+
+    __<rank>_*.distcp, .metadata   model and optimizer, one file for each rank (torch's distributed
+    format) random-<rank>.bin              state of torch's random number generator
+    state.json                     step, lineage, curriculum cursor, totals
+    manifest.json                  SHA-256 of all others, written last
+
+A checkpoint is loaded only after every byte has been compared with its manifest. Callers COMMIT to
+the store only after `save` has returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from configs.errors import CheckpointError
+
+from .metrics import Totals
+from .model import Policy
+from .optimizer import AdamWithSchedule
+from .ranks import Ranks
+
+log = structlog.get_logger()
+
+SCHEMA = 1
+MANIFEST, STATE = "manifest.json", "state.json"
+UNFINISHED = ".unfinished-"
+HASH_CHUNK_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """What the learner knows besides tensors."""
+
+    run: str
+    settings_hash: str
+    step: int
+    """Batches trained."""
+    lineage: int
+    """Of the learner that wrote it."""
+    cursor: int
+    """The curriculum's next group."""
+    totals: Totals
+
+    def encode(self) -> str:
+        """Turn the state into JSON."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "totals"}
+        return json.dumps({"schema": SCHEMA, **fields, "totals": asdict(self.totals)}, indent=1)
+
+    @classmethod
+    def decode(cls, text: str) -> LearnerState:
+        """Read what `encode` wrote.
+
+        Raises:
+            CheckpointError: It is not such a state.
+        """
+        try:
+            fields = json.loads(text)
+            if fields.pop("schema") != SCHEMA:
+                raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
+            return cls(**{**fields, "totals": Totals.from_json(fields["totals"])})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
+
+
+class Checkpoints:
+    """The checkpoints of one run; every rank calls the same methods in the same order."""
+
+    def __init__(self, folder: Path, *, keep: int, ranks: Ranks) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._ranks = ranks
+
+    def save(self, state: LearnerState, policy: Policy, optimizer: AdamWithSchedule) -> Path:
+        """Write a checkpoint; it is durable when this returns."""
+        final = self._folder / f"step-{state.step:06d}"
+        unfinished = self._folder / f"{UNFINISHED}{final.name}"
+        if self._ranks.is_first:
+            for leftover in self._folder.glob(f"{UNFINISHED}*"):
+                shutil.rmtree(leftover)
+            unfinished.mkdir(parents=True)
+        self._ranks.barrier()
+
+        save_tensors(
+            _tensors(policy, optimizer),
+            checkpoint_id=unfinished,
+            process_group=self._ranks.control,
+            no_dist=self._ranks.size == 1,
+        )
+        (unfinished / f"random-{self._ranks.rank}.bin").write_bytes(_random_state())
+        self._ranks.barrier()
+        if self._ranks.is_first:
+            (unfinished / STATE).write_text(state.encode(), encoding="utf-8")
+            _seal(unfinished)
+            # A life that trained the same step before a crash left its own; ours is of this
+            # lineage.
+            shutil.rmtree(final, ignore_errors=True)
+            unfinished.rename(final)
+            _sync(self._folder)
+            self._remove_old()
+        self._ranks.barrier()
+        return final
+
+    def newest(self) -> tuple[Path, LearnerState] | None:
+        """Find the newest checkpoint that can be trusted; None if there is none at all.
+
+        Raises:
+            CheckpointError: There are checkpoints, and none of them can be trusted.
+        """
+        found = self.all()
+        for path in reversed(found):
+            try:
+                return path, verify(path)
+            except CheckpointError as error:
+                log.error(
+                    "CHECKPOINT REFUSED, trying the one before", path=str(path), reason=str(error)
+                )
+        if found:
+            raise CheckpointError(
+                f"one of the {len(found)} checkpoints in {self._folder} must be intact, got none; "
+                "restore one from a copy, or begin again with --fresh"
+            )
+        return None
+
+    def all(self) -> list[Path]:
+        """List the complete checkpoints, oldest first."""
+        return sorted(path for path in self._folder.glob("step-*") if path.is_dir())
+
+    def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
+        """Load a verified checkpoint into policy, optimizer and random number generator."""
+        tensors = _tensors(policy, optimizer)
+        load_tensors(
+            tensors,
+            checkpoint_id=path,
+            process_group=self._ranks.control,
+            no_dist=self._ranks.size == 1,
+        )
+        set_state_dict(
+            policy,
+            optimizer.adam,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimizer"],
+        )
+        random = path / f"random-{self._ranks.rank}.bin"
+        if random.exists():  # a run may resume with more ranks than it had
+            torch.set_rng_state(torch.frombuffer(bytearray(random.read_bytes()), dtype=torch.uint8))
+
+    def _remove_old(self) -> None:
+        for path in self.all()[: -self._keep]:
+            shutil.rmtree(path)
+
+
+def verify(path: Path) -> LearnerState:
+    """Compare every byte of a checkpoint with its manifest and return its state.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or changed.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        expected: dict[str, str] = manifest["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
+    for name, digest in expected.items():
+        try:
+            found = _sha256(path / name)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path / name} must be readable, got: {error.strerror}"
+            ) from error
+        if found != digest:
+            raise CheckpointError(
+                f"{path / name} must have the SHA-256 {digest[:12]}..., got {found[:12]}...; "
+                "it was changed or cut short"
+            )
+    if STATE not in expected:
+        raise CheckpointError(f"{path / MANIFEST} must list {STATE}")
+    return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
+
+
+def _tensors(policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Any]:
+    model, adam = get_state_dict(policy, optimizer.adam)
+    return {"model": model, "optimizer": adam}
+
+
+def _random_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _seal(folder: Path) -> None:
+    """Hash and sync all files, then write and sync the manifest."""
+    digests = {}
+    for file in sorted(folder.iterdir()):
+        digests[file.name] = _sha256(file)
+        _sync(file)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"sha256": digests}, indent=1), encoding="utf-8")
+    _sync(manifest)
+    _sync(folder)
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,204 @@
+"""Batch k: filled from the store, cleared of what must not be trained, sealed, replayed.
+
+    filling -> (drop, top up)* -> sealed -> trained -> committed
+                                    ^-- a crash returns here: the same episodes, not judged again
+
+Invariant: only a sealed claim is trained. Rank 0 alone talks to the store about claims. Units are
+judged as they arrive, so that decoding is done by the time the last one is in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from buffer import operations
+from buffer.answers import Claim, ClaimedUnit
+from buffer.codec import decode_episode
+from buffer.episode import Episode
+from configs.errors import DeadlineError, RecordError
+from configs.settings import Settings
+
+from .patience import PatientStore
+from .policy_lag import oldest_lag
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 0.02  # a claim costs the store a fraction of a millisecond
+REPORT_EVERY_S = 30.0
+# Spot capacity may be gone for an afternoon; a learner that waits a whole day waits for nobody.
+DEADLINE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedBatch:
+    """A sealed claim with its episodes."""
+
+    step: int
+    episodes: tuple[Episode, ...]
+    """In the order of the claim: oldest unit first, members by id."""
+    is_replay: bool
+    """It was sealed by an earlier life of the learner."""
+
+
+@dataclass(slots=True)
+class Dropped:
+    """What was taken out of claims in this life, unit by unit."""
+
+    units: dict[str, int] = field(default_factory=dict)
+    """Units by reason."""
+    tokens: int = 0
+    """Completion tokens that were sampled and not trained, as far as they were readable."""
+
+
+class Claims:
+    """Fills and seals one batch after the other."""
+
+    def __init__(
+        self,
+        store: PatientStore,
+        settings: Settings,
+        *,
+        lineage: int,
+        lineages: Mapping[int, int],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._lineage = lineage
+        self._lineages = lineages
+        self._episodes: dict[int, list[Episode]] = {}
+        """Judged units of the batch being filled, by group."""
+        self._started: int | None = None
+        self.dropped = Dropped()
+
+    def wait(self, step: int, *, until: Callable[[], bool]) -> ClaimedBatch | None:
+        """Wait for batch `step`, or for `until` to say that there is something better to do.
+
+        Raises:
+            DeadlineError: No batch came for a whole day.
+        """
+        began = reported = time.monotonic()
+        while not until():
+            batch = self.look(step)
+            if batch is not None:
+                return batch
+            now = time.monotonic()
+            if now - began > DEADLINE_S:
+                raise DeadlineError(
+                    f"batch {step} must fill within {DEADLINE_S / 3600:.0f} h, got "
+                    f"{len(self._episodes)} of {self._settings.run.groups_per_batch} groups; "
+                    "start actors"
+                )
+            if now - reported > REPORT_EVERY_S:
+                reported = now
+                log.info(
+                    "waiting for episodes",
+                    step=step,
+                    groups=len(self._episodes),
+                    of=self._settings.run.groups_per_batch,
+                    waited_s=round(now - began),
+                )
+            time.sleep(LOOK_EVERY_S)
+        return None
+
+    def look(self, step: int) -> ClaimedBatch | None:
+        """Claim, judge and drop once; the batch if it is complete."""
+        claim = self._claim(step)
+        if claim.sealed:
+            return self._replay(step, claim)
+        bad = self._judge(step, claim.units)
+        for reason, groups in bad.items():
+            log.info("dropping groups", step=step, reason=reason, groups=len(groups))
+            self._store.run(operations.drop(self._lineage, step, groups, reason))
+            self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
+        if bad or not claim.complete:
+            return None
+        self._store.run(operations.seal(self._lineage, step))
+        return self._hand_over(step, claim.units, is_replay=False)
+
+    def _claim(self, step: int) -> Claim:
+        starts_now = self._started != step
+        if starts_now:
+            self._episodes.clear()
+        units = self._settings.run.groups_per_batch
+        claim = self._store.run(operations.claim(self._lineage, step, units, start=starts_now))
+        self._started = step
+        most = self._settings.learner.max_claim_attempts
+        if claim.sealed and claim.starts > most:
+            # Training it has killed a learner that often: better to lose a batch than the run.
+            groups = [unit.group_id for unit in claim.units]
+            log.error("giving a batch up", step=step, starts=claim.starts, groups=groups)
+            self._store.run(operations.drop(self._lineage, step, groups, "poison"))
+            self.dropped.units["poison"] = self.dropped.units.get("poison", 0) + len(groups)
+            claim = self._store.run(operations.claim(self._lineage, step, units, start=True))
+        return claim
+
+    def _judge(self, step: int, units: Iterable[ClaimedUnit]) -> dict[str, list[int]]:
+        """Read the units that came since the last look; returns those to drop, by reason."""
+        new = [unit for unit in units if unit.group_id not in self._episodes]
+        bad: dict[str, list[int]] = {}
+        for unit, episodes in self._read(new):
+            if episodes is None:
+                bad.setdefault("unreadable", []).append(unit.group_id)
+            elif self._is_stale(step, episodes):
+                bad.setdefault("stale", []).append(unit.group_id)
+                self.dropped.tokens += sum(len(e.completion.token_ids) for e in episodes)
+            else:
+                self._episodes[unit.group_id] = episodes
+        return bad
+
+    def _is_stale(self, step: int, episodes: Iterable[Episode]) -> bool:
+        if self._settings.buffer.on_stale == "train":
+            return False
+        most = self._settings.run.max_policy_lag
+        return any(
+            oldest_lag(episode, step, self._lineage, self._lineages) > most for episode in episodes
+        )
+
+    def _read(self, units: list[ClaimedUnit]) -> Iterable[tuple[ClaimedUnit, list[Episode] | None]]:
+        ids = [task_id for unit in units for task_id in unit.task_ids]
+        if not ids:
+            return
+        records = dict(zip(ids, self._store.run(operations.records(ids)), strict=True))
+        for unit in units:
+            yield unit, _decode(unit, records)
+
+    def _replay(self, step: int, claim: Claim) -> ClaimedBatch:
+        """Take a sealed batch as it is; an unreadable record in it ends this life."""
+        for unit, episodes in self._read(claim.units):
+            if episodes is None:
+                raise RecordError(
+                    f"sealed batch {step} must be readable, got a bad record in group "
+                    f"{unit.group_id}; after {self._settings.learner.max_claim_attempts} starts "
+                    "it is given up"
+                )
+            self._episodes[unit.group_id] = episodes
+        return self._hand_over(step, claim.units, is_replay=True)
+
+    def _hand_over(
+        self, step: int, units: Iterable[ClaimedUnit], *, is_replay: bool
+    ) -> ClaimedBatch:
+        episodes = tuple(episode for unit in units for episode in self._episodes[unit.group_id])
+        self._episodes.clear()
+        return ClaimedBatch(step, episodes, is_replay)
+
+
+def _decode(unit: ClaimedUnit, records: Mapping[int, bytes | None]) -> list[Episode] | None:
+    """Decode a unit's records; None if one is missing or malformed."""
+    episodes = []
+    for task_id in sorted(unit.task_ids):
+        record = records[task_id]
+        try:
+            if record is None:
+                raise RecordError("the store has no such record")
+            episode = decode_episode(record)
+            if (episode.task_id, episode.group_id) != (task_id, unit.group_id):
+                raise RecordError(f"it is the record of task {episode.task_id}")
+        except RecordError as error:
+            log.error("unreadable record", task_id=task_id, group=unit.group_id, reason=str(error))
+            return None
+        episodes.append(episode)
+    return episodes

@@ -1,0 +1,66 @@
+"""The files of a run that people and plots read: `metrics.jsonl`, `eval.jsonl`, `summary.json`.
+
+Appends whole lines, so that a reader never sees half of one that matters; after a resume, lines of
+the abandoned branch are cut off, so that a file tells one history.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from .metrics import Figure
+
+
+class Journal:
+    """Writes the run folder's files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def append(self, name: str, figures: Mapping[str, object]) -> None:
+        """Add a line to `<name>.jsonl`."""
+        with (self._folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(figures), default=str) + "\n")
+
+    def lines(self, name: str) -> list[dict[str, Figure]]:
+        """Read `<name>.jsonl`; a line cut short by a crash is left out."""
+        path = self._folder / f"{name}.jsonl"
+        if not path.exists():
+            return []
+        parsed = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                parsed.append(json.loads(line))
+            except ValueError:
+                continue  # only the last line of a killed process can be like this
+        return parsed
+
+    def rewind(self, step: int) -> None:
+        """Forget what was written about later steps: the learner resumes after `step`."""
+        for name in ("metrics", "eval"):
+            kept = [line for line in self.lines(name) if float(str(line["step"])) <= step]
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            self._replace(f"{name}.jsonl", text)
+        (self._folder / "summary.json").unlink(missing_ok=True)
+
+    def summarise(self, summary: Mapping[str, object]) -> None:
+        """Write `summary.json`: the run has finished."""
+        self._replace("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _replace(self, name: str, text: str) -> None:
+        unfinished = self._folder / f".{name}.{os.getpid()}"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(self._folder / name)
+
+
+def finite(figures: Mapping[str, object]) -> dict[str, object]:
+    """Replace what JSON cannot hold: a figure that is not finite becomes null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in figures.items()
+    }

@@ -1,0 +1,129 @@
+"""One life of the learner on one rank: join, load, resume, run.
+
+Puts the parts together in the order in which they need each other, and says on the way how far it
+is.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+import torch
+
+from broker.messages import Publication
+from buffer import operations
+from buffer.store import Store
+from configs.secrets import redis_url
+from configs.settings import Settings
+
+from .checkpoint import Checkpoints
+from .loop import Loop, Parts
+from .model import Policy, load_causal_lm, probe_logprobs, shard
+from .optimizer import AdamWithSchedule, Schedule
+from .patience import PatientStore
+from .ranks import Ranks, join
+from .resume import Opening, open_life
+from .weights import WeightPublisher
+
+log = structlog.get_logger()
+
+PROBE_TOKENS = (
+    16  # enough for every layer and head to matter, short enough for the smallest context
+)
+
+
+def live(settings: Settings, stopping: threading.Event) -> bool:
+    """Run one life of the learner; True when the run has finished, False when asked to stop.
+
+    Raises:
+        SettingsError: A person has to change something first.
+        CheckpointError: The checkpoints cannot be trusted, or do not belong to this store.
+        LostLineage: Another learner owns the run now.
+    """
+    log.info("starting", stage="joining the process group")
+    ranks = join(settings.learner.device, threads=settings.learner.threads)
+    with Store(redis_url(settings), settings.run.name) as raw_store:
+        store = PatientStore(raw_store)
+        log.info("starting", stage="loading the model")
+        policy = load_policy(settings, ranks)
+        optimizer = AdamWithSchedule(policy, schedule(settings), settings.learner)
+        checkpoints = Checkpoints(
+            settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks
+        )
+        log.info("starting", stage="taking the run over")
+        opening = Opening.decode(
+            ranks.broadcast(
+                open_life(settings, store, checkpoints).encode() if ranks.is_first else None
+            )
+        )
+        if opening.checkpoint is not None:
+            log.info("starting", stage="loading the checkpoint", path=str(opening.checkpoint))
+            checkpoints.load(opening.checkpoint, policy, optimizer)
+        log.info("starting", stage="starting the publisher")
+        publisher = make_publisher(settings, ranks, store, policy)
+        try:
+            log.info("starting", stage="waiting for episodes")
+            parts = Parts(
+                settings=settings,
+                ranks=ranks,
+                store=store,
+                policy=policy,
+                optimizer=optimizer,
+                checkpoints=checkpoints,
+                publisher=publisher,
+                opening=opening,
+            )
+            return Loop(parts, stopping).run()
+        finally:
+            publisher.close()
+            ranks.leave()
+
+
+def load_policy(settings: Settings, ranks: Ranks) -> Policy:
+    """Load the initial policy and shard it."""
+    policy = Policy(load_causal_lm(settings.run.model_path), temperature=settings.run.temperature)
+    policy.train()
+    # On a CPU the backward pass is as fast in float32, and exact.
+    is_bfloat16 = settings.run.dtype == "bfloat16" and ranks.device.type == "cuda"
+    return shard(policy, ranks.mesh, dtype=torch.bfloat16 if is_bfloat16 else torch.float32)
+
+
+def schedule(settings: Settings) -> Schedule:
+    """Make the schedule of the learning rate from the settings."""
+    learner = settings.learner
+    return Schedule(
+        peak=learner.lr,
+        warmup_steps=learner.lr_warmup_steps,
+        decay=learner.lr_decay,
+        min_ratio=learner.lr_min_ratio,
+        steps=settings.run.steps,
+    )
+
+
+def make_publisher(
+    settings: Settings, ranks: Ranks, store: PatientStore, policy: Policy
+) -> WeightPublisher:
+    """Start the weight publisher; its pointer goes into the store under this learner's lineage."""
+
+    def point(publication: Publication) -> None:
+        fields = {
+            "digest": publication.digest,
+            "endpoint": publication.endpoint,
+            "public_key": publication.public_key,
+        }
+        store.run(operations.publish(*publication.version, fields))
+
+    vocabulary = int(policy.causal_lm.config.vocab_size)
+    room = settings.run.max_prompt_tokens + settings.run.max_completion_tokens
+    probe_ids = [(11 + 7919 * t) % vocabulary for t in range(min(PROBE_TOKENS, room))]
+    return WeightPublisher(
+        policy.causal_lm,
+        settings.run,
+        settings.learner,
+        rank=ranks.rank,
+        keys=settings.broker.keys or settings.run.folder / "keys",
+        probe_ids=probe_ids,
+        point=point,
+        probe=lambda _, token_ids: probe_logprobs(policy, token_ids),
+    )

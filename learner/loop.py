@@ -1,0 +1,281 @@
+"""The learner's loop: claim -> train -> advance -> publish -> write down -> checkpoint -> commit.
+
+Consumes sealed claims. Waits for episodes, and at the very end for the last evaluation; never for
+an actor, a transfer of weights or an evaluation in between. All ranks run the same loop: rank 0
+talks to the store, decides and tells the others what comes next.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+import structlog
+from torch import nn
+
+from buffer import operations
+from buffer.codec import decode_episode
+from buffer.episode import Episode, PolicyVersion
+from configs.errors import RecordError
+from configs.loader import settings_hash
+from configs.logging import bind_version
+from configs.settings import Settings
+
+from .batch import BatchPlan, pack, plan_batch
+from .checkpoint import Checkpoints, LearnerState
+from .claims import ClaimedBatch
+from .evaluation import is_due
+from .finish import save_model, summarise
+from .front import Front
+from .metrics import BatchFigures, StepTimes, batch_figures
+from .model import Policy
+from .optimizer import AdamWithSchedule
+from .patience import PatientStore
+from .ranks import Ranks
+from .resume import Opening
+from .step import TrainedBatch, train_batch
+
+log = structlog.get_logger()
+
+KEEPALIVE_S = 5.0  # other ranks hear from rank 0 this often while it waits for episodes
+WAIT, STOP = b"", b"stop"
+
+
+class Publisher(Protocol):
+    """Where new weights go; `weights.py` has the real one."""
+
+    def publish(self, model: nn.Module, version: PolicyVersion) -> object:
+        """Hand the weights over and return without waiting for any actor; every rank calls it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a life of the learner is made of, on every rank."""
+
+    settings: Settings
+    ranks: Ranks
+    store: PatientStore
+    policy: Policy
+    optimizer: AdamWithSchedule
+    checkpoints: Checkpoints
+    publisher: Publisher
+    opening: Opening
+
+
+class Loop:
+    """One life of the learner, from its opening to the end of the run or a request to stop."""
+
+    def __init__(self, parts: Parts, stopping: threading.Event) -> None:
+        self._parts = parts
+        self._stopping = stopping
+        self._run = parts.settings.run
+        self._lineage = parts.opening.lineage
+        self._lineages = parts.opening.lineages
+        self._step = parts.opening.state.step
+        self._totals = replace(parts.opening.state.totals)
+        self._checkpointed: int | None = self._step if parts.opening.checkpoint else None
+        self._front = (
+            Front(parts.settings, parts.store, parts.opening) if parts.ranks.is_first else None
+        )
+        self._counted_from: float | None = None
+        self._began = time.monotonic()
+
+    def run(self) -> bool:
+        """Train until the run is done; False if asked to stop before.
+
+        Raises:
+            LostLineage: A newer learner owns the run.
+            StoreError: The store refused, or was away for too long.
+        """
+        self._publish()
+        if self._front is not None:
+            self._front.start(self._step)
+        try:
+            while self._step < self._run.steps:
+                if not self._train_next():
+                    self._checkpoint()
+                    return False
+            return self._finish()
+        finally:
+            if self._front is not None:
+                self._front.feeder.stop()
+
+    def _train_next(self) -> bool:
+        """Train one batch; False if asked to stop while waiting for it."""
+        parts, step = self._parts, self._step + 1
+        waited_from = time.monotonic()
+        batch, plan = self._next_batch(step)
+        if plan is None:
+            return False
+        claimed_at = time.monotonic()
+        if batch is not None:
+            figures = batch_figures(
+                batch.episodes, step=step, lineage=self._lineage, lineages=self._lineages
+            )
+        microbatches = pack(
+            plan,
+            self._own_episodes(plan, batch),
+            settings=parts.settings.learner,
+            lineages=self._lineages,
+            lineage=self._lineage,
+        )
+        packed_at = time.monotonic()
+        trained = train_batch(
+            parts.policy,
+            parts.optimizer,
+            step,
+            microbatches,
+            settings=parts.settings.learner,
+            ranks=parts.ranks,
+        )
+        trained_at = time.monotonic()
+        self._step = step
+        if self._front is not None:
+            parts.store.run(operations.advance(self._lineage, step))
+        # An evaluation waits for actors that have exactly these weights, or newer ones.
+        if step % parts.settings.learner.publish_every == 0 or is_due(self._run, step):
+            self._publish()
+        if batch is not None:
+            times = StepTimes(
+                wait_s=round(claimed_at - waited_from, 4),
+                pack_s=round(packed_at - claimed_at, 4),
+                train_s=round(trained_at - packed_at, 4),
+                publish_s=round(time.monotonic() - trained_at, 4),
+            )
+            self._count(figures, trained, times, claimed_at=claimed_at)
+            self._write_down(batch, figures, trained, times)
+        if step % parts.settings.learner.checkpoint_every == 0 or step == self._run.steps:
+            self._checkpoint()
+        if self._front is not None:
+            self._front.after_step(step)
+        return True
+
+    def _next_batch(self, step: int) -> tuple[ClaimedBatch | None, BatchPlan | None]:
+        """Wait for batch `step`; no plan means stop. Only rank 0 gets the episodes."""
+        ranks = self._parts.ranks
+        batch = None
+        while True:
+            directive = None
+            if self._front is not None:
+                batch = self._front.wait(step, self._stopping, KEEPALIVE_S)
+                directive = WAIT
+                if batch is not None:
+                    directive = self._plan(batch).encode()
+                elif self._stopping.is_set():
+                    directive = STOP
+            directive = ranks.broadcast(directive)
+            if directive == STOP:
+                return None, None
+            if directive != WAIT:
+                return batch, BatchPlan.decode(directive)
+
+    def _plan(self, batch: ClaimedBatch) -> BatchPlan:
+        return plan_batch(
+            batch.step,
+            batch.episodes,
+            ranks=self._parts.ranks.size,
+            advantage=self._parts.settings.learner.advantage,
+            max_completion_tokens=self._run.max_completion_tokens,
+        )
+
+    def _own_episodes(self, plan: BatchPlan, batch: ClaimedBatch | None) -> list[Episode]:
+        """This rank's share: rank 0 has already read all, the others fetch theirs."""
+        own = [row.task_id for row in plan.rows if row.rank == self._parts.ranks.rank]
+        if batch is not None:
+            by_id = {episode.task_id: episode for episode in batch.episodes}
+            return [by_id[task_id] for task_id in own]
+        records = self._parts.store.run(operations.records(own))
+        missing = [task_id for task_id, record in zip(own, records, strict=True) if record is None]
+        if missing:
+            raise RecordError(f"records of sealed batch {plan.step} are gone: tasks {missing[:5]}")
+        return [decode_episode(record) for record in records if record is not None]
+
+    def _publish(self) -> None:
+        version = PolicyVersion(self._lineage, self._step)
+        self._parts.publisher.publish(self._parts.policy.causal_lm, version)
+        bind_version(f"{version.lineage}.{version.step}")
+
+    def _count(
+        self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
+    ) -> None:
+        """Add to the totals; the wait for a life's first batch is start-up, not idleness."""
+        totals, now = self._totals, time.monotonic()
+        totals.add(figures, skipped=trained.outcome.skipped)
+        if self._counted_from is None:
+            self._counted_from = claimed_at
+        else:
+            totals.idle_s += times.wait_s
+        totals.busy_span_s += now - self._counted_from
+        self._counted_from = now
+        totals.wall_s += now - self._began
+        self._began = now
+
+    def _write_down(
+        self,
+        batch: ClaimedBatch,
+        figures: BatchFigures,
+        trained: TrainedBatch,
+        times: StepTimes,
+    ) -> None:
+        assert self._front is not None
+        self._front.journal.append(
+            "metrics",
+            {
+                "step": self._step,
+                "lineage": self._lineage,
+                "time": time.time(),
+                "is_replay": batch.is_replay,
+                **asdict(figures),
+                **asdict(trained.divergence),
+                **asdict(trained.outcome),
+                "loss": trained.loss,
+                **asdict(times),
+                "idle_fraction": self._totals.idle_fraction,
+                "wall_s": round(self._totals.wall_s, 3),
+                "dropped_groups": dict(self._front.claims.dropped.units),
+            },
+        )
+
+    def _checkpoint(self) -> None:
+        """Checkpoint, then COMMIT; nothing if this step already is."""
+        if self._checkpointed == self._step or not self._step:
+            return
+        began = time.monotonic()
+        parts, front = self._parts, self._front
+        if front is not None:
+            self._totals.dropped_tokens += front.take_dropped_tokens()
+        state = LearnerState(
+            run=self._run.name,
+            settings_hash=settings_hash(parts.settings),
+            step=self._step,
+            lineage=self._lineage,
+            cursor=front.feeder.cursor if front is not None else 0,
+            totals=self._totals,
+        )
+        parts.checkpoints.save(state, parts.policy, parts.optimizer)
+        self._checkpointed = self._step
+        if front is not None:
+            committed = parts.store.run(operations.commit(self._lineage, self._step))
+            took_s = round(time.monotonic() - began, 3)
+            log.info("checkpoint", step=self._step, committed_tasks=committed, took_s=took_s)
+
+    def _finish(self) -> bool:
+        """End the run: model, last evaluation, CANCEL, summary; False if asked to stop before."""
+        self._checkpoint()
+        run, front = self._run, self._front
+        save_model(self._parts.policy, run, run.folder / "model", self._parts.ranks)
+        if front is None:
+            return True
+        front.feeder.stop()
+        front.evaluations.finish(until=self._stopping.is_set)
+        if self._stopping.is_set() and not front.is_evaluated(run.steps):
+            return False
+        cancelled = self._parts.store.run(operations.cancel(self._lineage))
+        stats = self._parts.store.run(operations.stats())
+        self._totals.wall_s += time.monotonic() - self._began
+        front.journal.summarise(summarise(run, self._totals, stats, front.journal.lines("eval")))
+        log.info("finished", steps=run.steps, cancelled_tasks=cancelled)
+        return True

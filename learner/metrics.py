@@ -1,0 +1,155 @@
+"""What is written down: one line of `metrics.jsonl` for each batch, and the totals of the run.
+
+Owns names and meanings of figures; `journal.py` owns the files. Counts that span a restart live in
+`Totals`, which each checkpoint carries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from buffer.episode import Episode
+
+from .policy_lag import token_lags
+
+Figure = float | int | bool | str | dict[str, float] | dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFigures:
+    """What the episodes of a batch say before any forward pass."""
+
+    episodes: int
+    groups: int
+    prompt_tokens: int
+    completion_tokens: int
+    """Environment tokens included."""
+    trained_tokens: int
+    """Tokens with loss mask 1."""
+    reward_mean: float
+    reward_std: float
+    """Over the episodes of the batch."""
+    reward_parts: dict[str, float]
+    """Mean of each named part."""
+    zero_variance_groups: int
+    """Groups whose rewards are all equal: they teach nothing."""
+    response_length_mean: float
+    """Completion tokens per episode."""
+    response_length_max: int
+    truncated_fraction: float
+    """Share of episodes that the token limit ended."""
+    policy_lag_mean: float
+    """Over trained tokens, batches."""
+    policy_lag_max: int
+    policy_lag_histogram: dict[str, int]
+    """Lag -> trained tokens."""
+    mixed_version_episodes: int
+    """Episodes that more than one policy version wrote."""
+
+
+def batch_figures(
+    episodes: Sequence[Episode], *, step: int, lineage: int, lineages: dict[int, int]
+) -> BatchFigures:
+    """Count what batch `step` is made of."""
+    rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
+    lengths = [len(episode.completion.token_ids) for episode in episodes]
+    groups: dict[int, list[float]] = defaultdict(list)
+    parts: dict[str, list[float]] = defaultdict(list)
+    lags: Counter[int] = Counter()
+    for episode in episodes:
+        groups[episode.group_id].append(episode.reward)
+        for name, value in episode.reward_parts.items():
+            parts[name].append(value)
+        trained_T = episode.completion.loss_mask.astype(bool)
+        lags_T = token_lags(episode, step, lineage, lineages)[trained_T]
+        lags.update(
+            dict(zip(*(x.tolist() for x in np.unique(lags_T, return_counts=True)), strict=True))
+        )
+    trained = sum(lags.values())
+    return BatchFigures(
+        episodes=len(episodes),
+        groups=len(groups),
+        prompt_tokens=sum(len(episode.prompt_ids) for episode in episodes),
+        completion_tokens=sum(lengths),
+        trained_tokens=trained,
+        reward_mean=float(rewards.mean()),
+        reward_std=float(rewards.std()),
+        reward_parts={name: float(np.mean(values)) for name, values in sorted(parts.items())},
+        zero_variance_groups=sum(1 for values in groups.values() if max(values) == min(values)),
+        response_length_mean=float(np.mean(lengths)),
+        response_length_max=max(lengths),
+        truncated_fraction=float(np.mean([e.finish_reason == "length" for e in episodes])),
+        policy_lag_mean=sum(lag * n for lag, n in lags.items()) / trained if trained else 0.0,
+        policy_lag_max=max(lags, default=0),
+        policy_lag_histogram={str(lag): lags[lag] for lag in sorted(lags)},
+        mixed_version_episodes=sum(
+            1 for e in episodes if len({span.version for span in e.completion.versions}) > 1
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where the wall time of a batch went, seconds."""
+
+    wait_s: float
+    """Until the batch was claimed and sealed: the learner was idle."""
+    pack_s: float
+    """Records to microbatches."""
+    train_s: float
+    """Forward, backward, optimizer."""
+    publish_s: float
+    """Until the new weights were handed over; their transfer is not waited for."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts over the whole run, all lives of the learner included."""
+
+    episodes: int = 0
+    trained_tokens: int = 0
+    completion_tokens: int = 0
+    """Of trained episodes."""
+    dropped_tokens: int = 0
+    """Completion tokens of episodes that were dropped at claim time."""
+    policy_lag_sum: float = 0.0
+    """Sum over trained tokens."""
+    policy_lag_max: int = 0
+    skipped_steps: int = 0
+    """Optimizer steps skipped because a gradient was not finite."""
+    wall_s: float = 0.0
+    idle_s: float = 0.0
+    """Time waiting for batches, from the moment the first batch of each life was complete."""
+    busy_span_s: float = 0.0
+    """Wall time over which `idle_s` was counted."""
+
+    def add(self, figures: BatchFigures, *, skipped: bool) -> None:
+        """Count one trained batch."""
+        self.episodes += figures.episodes
+        self.trained_tokens += figures.trained_tokens
+        self.completion_tokens += figures.completion_tokens
+        self.policy_lag_sum += figures.policy_lag_mean * figures.trained_tokens
+        self.policy_lag_max = max(self.policy_lag_max, figures.policy_lag_max)
+        self.skipped_steps += int(skipped)
+
+    @property
+    def idle_fraction(self) -> float:
+        """Share of the time that went into waiting, once the first batch was there."""
+        return self.idle_s / self.busy_span_s if self.busy_span_s else 0.0
+
+    @property
+    def policy_lag_mean(self) -> float:
+        """Over all trained tokens, batches."""
+        return self.policy_lag_sum / self.trained_tokens if self.trained_tokens else 0.0
+
+    @classmethod
+    def from_json(cls, saved: dict[str, float | int]) -> Totals:
+        """Read what a checkpoint holds; figures that it lacks start from zero."""
+        known = {field.name for field in fields(cls)}
+        figures: dict[str, Any] = {name: value for name, value in saved.items() if name in known}
+        return cls(**figures)

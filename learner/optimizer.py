@@ -1,0 +1,85 @@
+"""AdamW with warm-up, decay, gradient clipping, and steps skipped where a gradient is not finite.
+
+Owns one optimizer step. The learning rate is a function of the batch number alone, so a resumed run
+needs no schedule state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from configs.settings import LearnerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate of each batch: linear warm-up, then constant, linear or cosine decay."""
+
+    peak: float
+    warmup_steps: int
+    decay: str
+    min_ratio: float
+    steps: int
+    """Batches of the run; the decay ends at the last one."""
+
+    def rate(self, step: int) -> float:
+        """Learning rate of batch `step`, the first being 1."""
+        if step <= self.warmup_steps:
+            return self.peak * step / self.warmup_steps
+        if self.decay == "constant":
+            return self.peak
+        progress = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        progress = min(1.0, progress)
+        share = 1 - progress if self.decay == "linear" else (1 + math.cos(math.pi * progress)) / 2
+        return self.peak * (self.min_ratio + (1 - self.min_ratio) * share)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Over all parameters and ranks, before clipping; not finite where the step was skipped."""
+    learning_rate: float
+    skipped: bool
+
+
+class AdamWithSchedule:
+    """Applies accumulated gradients once for each batch."""
+
+    def __init__(self, model: nn.Module, schedule: Schedule, settings: LearnerSettings) -> None:
+        self.schedule = schedule
+        self.max_grad_norm = settings.max_grad_norm
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self.adam = torch.optim.AdamW(
+            self.parameters,
+            lr=schedule.peak,
+            betas=(settings.adam_beta1, settings.adam_beta2),
+            weight_decay=settings.weight_decay,
+            fused=True,  # one pass over memory; on a CPU a third of the time of the plain loop
+        )
+        self.steps_taken = 0
+
+    def step(self, step: int | None = None) -> StepOutcome:
+        """Clip, apply and clear the gradients of batch `step` (default: the next one).
+
+        A norm that is not finite leaves parameters and moments as they are: every rank sees the
+        same global norm, so all skip together.
+        """
+        step = self.steps_taken + 1 if step is None else step
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm, foreach=True)
+        grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        rate = self.schedule.rate(step)
+        skipped = not math.isfinite(grad_norm)
+        if not skipped:
+            for group in self.adam.param_groups:
+                group["lr"] = rate
+            self.adam.step()
+        self.adam.zero_grad(set_to_none=True)
+        self.steps_taken = step
+        return StepOutcome(grad_norm=grad_norm, learning_rate=rate, skipped=skipped)

@@ -1,0 +1,134 @@
+"""The process group of the learner: who I am, where I compute, and what ranks say to each other.
+
+Ranks exchange bytes and sums, never pickles. Control messages go over gloo on every machine, so
+that waiting for a batch never occupies a GPU. A group that Nyala started itself meets through a
+file and talks over loopback; inside somebody's own `torchrun`, RANK, WORLD_SIZE and MASTER_ADDR are
+taken as they are.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from configs.errors import SettingsError
+
+RENDEZVOUS_FILE = "NYALA_RENDEZVOUS_FILE"
+"""Set by the launcher: the file through which the ranks of one machine meet."""
+
+# Ranks meet at least once per look at the store and per microbatch; a compile or a slow disk fits
+# in.
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among the learner's."""
+
+    rank: int
+    size: int
+    device: torch.device
+    mesh: DeviceMesh
+    control: dist.ProcessGroup
+    """gloo, on the CPU."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank talks to the store, and writes what people read."""
+        return self.rank == 0
+
+    def broadcast(self, message: bytes | None) -> bytes:
+        """Send rank 0's bytes to all; the other ranks pass None."""
+        if self.size == 1:
+            assert message is not None
+            return message
+        length = torch.tensor([0 if message is None else len(message)])
+        dist.broadcast(length, src=0, group=self.control)
+        buffer = torch.empty(int(length), dtype=torch.uint8)
+        if message:
+            buffer = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        if int(length):
+            dist.broadcast(buffer, src=0, group=self.control)
+        return buffer.numpy().tobytes()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add a tensor up over all ranks."""
+        return self._reduce(values, dist.ReduceOp.SUM)
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """Take the maximum over all ranks, element by element."""
+        return self._reduce(values, dist.ReduceOp.MAX)
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self.sum(torch.zeros(1))
+
+    def leave(self) -> None:
+        """End the process group."""
+        dist.destroy_process_group()
+
+    def _reduce(self, values: Tensor, operator: dist.ReduceOp.RedOpType) -> Tensor:
+        reduced = values.detach().cpu().clone()
+        if self.size > 1:
+            dist.all_reduce(reduced, op=operator, group=self.control)
+        return reduced
+
+
+def join(device: str, *, threads: int) -> Ranks:
+    """Join the process group that the environment describes; alone if it describes none.
+
+    Args:
+        device: `auto`, `cpu` or `cuda`.
+        threads: On a CPU.
+
+    Raises:
+        SettingsError: `cuda` was asked for and there is no GPU.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(
+            "learner.device must be cpu or auto on this machine, got cuda; torch sees no GPU"
+        )
+    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if kind == "cuda":
+        torch.cuda.set_device(local_rank)
+    else:
+        torch.set_num_threads(threads)
+
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size)
+    return Ranks(
+        rank=rank,
+        size=size,
+        device=torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu"),
+        mesh=init_device_mesh(kind, (size,)),
+        control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
+    )
+
+
+def _init_process_group(backend: str, rank: int, size: int) -> None:
+    rendezvous = os.environ.get(RENDEZVOUS_FILE)
+    if size == 1 and rendezvous is None and "MASTER_ADDR" not in os.environ:
+        # Alone: a store in memory, and gloo's socket on loopback.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group(
+            backend,
+            store=dist.HashStore(),  # type: ignore[attr-defined]
+            rank=0,
+            world_size=1,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+    else:
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{rendezvous}" if rendezvous else "env://",
+            rank=rank,
+            world_size=size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )

@@ -1,0 +1,128 @@
+"""How a life of the learner begins: newest checkpoint -> new lineage -> COMMIT -> ready to replay.
+
+Decides on rank 0 and tells all ranks, so that every rank loads the same checkpoint into the same
+lineage.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+import structlog
+
+from buffer import operations
+from buffer.answers import Stats
+from configs.errors import CheckpointError, LostLineage, StoreError
+from configs.loader import settings_hash
+from configs.settings import Settings
+
+from .checkpoint import Checkpoints, LearnerState
+from .metrics import Totals
+from .patience import PatientStore
+
+log = structlog.get_logger()
+
+WIPED = "Redis was wiped or is another one: restore its files, or begin again with --fresh"
+ENTRY_DEADLINE_S = 60.0  # whoever starts the run enters it into the store within seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What every rank must know before the first batch of a life."""
+
+    lineage: int
+    lineages: dict[int, int]
+    """lineage -> step it forked at, this one included."""
+    state: LearnerState
+    """Where the run stands."""
+    checkpoint: Path | None
+    """To load; None = the initial weights."""
+
+    def encode(self) -> bytes:
+        """Turn it into msgpack bytes."""
+        path = None if self.checkpoint is None else str(self.checkpoint)
+        fields = (self.lineage, list(self.lineages.items()), self.state.encode(), path)
+        return bytes(msgpack.packb(fields))
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Opening:
+        """Read what `encode` wrote."""
+        lineage, lineages, state, path = msgpack.unpackb(encoded)
+        return cls(
+            lineage=lineage,
+            lineages=dict(lineages),
+            state=LearnerState.decode(state),
+            checkpoint=None if path is None else Path(path),
+        )
+
+
+def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints) -> Opening:
+    """Take the run over at its newest checkpoint; rank 0 only.
+
+    Raises:
+        CheckpointError: There are checkpoints, but none is intact, none is of this run, or the
+        store is empty. LostLineage: Another learner took the run over at the same moment.
+    """
+    newest = checkpoints.newest()
+    state, path = _fresh_state(settings), None
+    if newest is not None:
+        path, state = newest
+        _check_same_run(settings, state, path)
+    stats = _wait_for_entry(store, has_checkpoint=path is not None)
+    if path is not None and not stats.lineage:
+        raise CheckpointError(
+            f"the store must know the run that {path} is from, got an empty one; {WIPED}"
+        )
+    if stats.committed_step > state.step:
+        log.error(
+            "RESUMING BEFORE THE LAST COMMIT: a checkpoint was lost, and its batches with it",
+            committed_step=stats.committed_step,
+            step=state.step,
+        )
+    lineage = store.run(operations.begin_lineage(stats.lineage, state.step))
+    if lineage is None:
+        raise LostLineage("another learner has just taken the run over; this one must stop")
+    if state.step:
+        store.run(operations.commit(lineage, state.step))
+    lineages = store.run(operations.lineages())
+    log.info("life begins", lineage=lineage, step=state.step, checkpoint=str(path or "none"))
+    return Opening(lineage=lineage, lineages=lineages, state=state, checkpoint=path)
+
+
+def _fresh_state(settings: Settings) -> LearnerState:
+    return LearnerState(
+        run=settings.run.name,
+        settings_hash=settings_hash(settings),
+        step=0,
+        lineage=0,
+        cursor=0,
+        totals=Totals(),
+    )
+
+
+def _check_same_run(settings: Settings, state: LearnerState, path: Path) -> None:
+    """Refuse other settings: the task of an id depends on them, and some would be trained twice."""
+    if (state.run, state.settings_hash) != (settings.run.name, settings_hash(settings)):
+        raise CheckpointError(
+            f"{path} must be of run {settings.run.name!r} with the same `run:` settings, got one "
+            f"of {state.run!r} with others; restore the settings, or begin again with --fresh"
+        )
+
+
+def _wait_for_entry(store: PatientStore, *, has_checkpoint: bool) -> Stats:
+    """Wait until whoever starts the run has entered it into the store."""
+    deadline = time.monotonic() + ENTRY_DEADLINE_S
+    while True:
+        try:
+            return store.run(operations.stats())
+        except StoreError as error:
+            if "must know the run" not in str(error) or time.monotonic() > deadline:
+                raise
+            if has_checkpoint:
+                raise CheckpointError(
+                    f"the store must know the run that the checkpoints are of, got nothing; {WIPED}"
+                ) from error
+            time.sleep(0.2)
