@@ -244,6 +244,8 @@ def claim(lineage: int, k: int, units: int, *, start: bool = False) -> Operation
 def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operation[int]:
     """Take units out of the unsealed batch k for good; returns how many tasks that were.
 
+    Reason `poison` opens a sealed batch: training it has ended too many lives of the learner.
+
     Raises:
         RecordError: at once, when `reason` is not a short lower-case word.
     """
