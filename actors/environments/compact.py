@@ -24,8 +24,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from configs.errors import SettingsError
+
 Item = dict[str, Any]
 """An item as reasoning-gym makes it: `question`, `answer`, `metadata`."""
+
+
+PROBED_ITEMS = 8  # enough to see whether a payload says which item it is
+
+
+def check_payload(dataset: str, items: list[Item]) -> None:
+    """Refuse a dataset whose questions do not end in their payload: the policy could not know them.
+
+    Raises:
+        SettingsError: Different questions would look the same.
+    """
+    prompts = {compact_style(dataset).prompt(item) for item in items}
+    if len(prompts) < len({str(item["question"]) for item in items}):
+        raise SettingsError(
+            f"run.environment_settings.prompt_style must be full for {dataset}, got compact; "
+            f"in short its questions would all read like {prompts.pop()!r:.60}"
+        )
 
 
 def _same(text: str) -> str:
@@ -44,7 +63,7 @@ class CompactStyle:
 
 def compact_style(dataset: str) -> CompactStyle:
     """Return the style of a dataset; one without a style of its own gets the question's payload."""
-    return _STYLES.get(dataset, _PAYLOAD)
+    return STYLES.get(dataset, _PAYLOAD)
 
 
 def _payload(item: Item) -> str:
@@ -107,7 +126,7 @@ def _expression_prompt(item: Item) -> str:
 
 _PAYLOAD = CompactStyle(_payload, _plain_answer)
 _EXPRESSION = CompactStyle(_expression_prompt, _plain_answer)
-_STYLES = {
+STYLES = {
     # The scorer ignores case, so a lower-case word halves the alphabet and asks the same thing.
     "spell_backward": CompactStyle(
         lambda item: str(item["metadata"]["word"]).lower() + ">",

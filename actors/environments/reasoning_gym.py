@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from configs.errors import SettingsError
 
 from .base import Score, Segment, Step
-from .compact import CompactStyle, Item, compact_style
+from .compact import PROBED_ITEMS, CompactStyle, Item, check_payload, compact_style
 from .held_out import probe
 from .partial_credit import position_share
 
@@ -112,6 +112,9 @@ class ReasoningGym:
             else None
         )
         self._training = self._create(self._settings.seed)
+        if self._style is not None:
+            items = [self._training[number] for number in range(PROBED_ITEMS)]
+            check_payload(self._settings.dataset, items)
         self._held_out = self._create(self._settings.seed + HELD_OUT_SEED)
         self._item = lru_cache(CACHED_ITEMS)(self._find)
 

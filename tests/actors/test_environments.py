@@ -1,0 +1,288 @@
+"""Environments: the same item everywhere, held-out questions apart, and scorers kept in hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from actors.deadline import call_within
+from actors.environments.arithmetic import ArithmeticSyntaxError, evaluate
+from actors.environments.base import Environment
+from actors.environments.compact import STYLES, compact_style
+from actors.environments.held_out import is_held_out, probe
+from actors.environments.partial_credit import position_share
+from actors.environments.reasoning_gym import ReasoningGym
+from actors.environments.registry import check_environment, make_environment
+from actors.export import export
+from configs.errors import DeadlineError, SettingsError
+from configs.settings import RunSettings
+
+LETTERS: dict[str, Any] = {"dataset": "spell_backward", "min_word_len": 3, "max_word_len": 5}
+
+
+def make(environment: str = "reasoning_gym", **settings: Any) -> Environment:
+    return make_environment(
+        RunSettings(model="init", environment=environment, environment_settings=settings)
+    )
+
+
+@pytest.mark.parametrize("name", sorted(STYLES))
+def test_the_reference_answer_of_a_compact_item_is_exact(name):
+    environment = make(dataset=name)
+
+    for index in range(10):
+        conversation = environment.begin(index, 0, held_out=index % 2 == 0)
+        assert conversation.answer is not None
+        assert conversation.demonstration == ((conversation.answer, True),)
+        assert conversation.step(conversation.answer).done
+        score = conversation.score()
+        assert (score.parts["exact"], score.reward) == (1.0, 1.0), conversation.prompt
+
+
+def test_compact_prompts_look_as_documented():
+    items = {
+        "spell_backward": ({"word": "aBc"}, "abc>"),
+        "number_sorting": (
+            {"original_numbers": ["3.0", "1.5"], "direction": "descending"},
+            "3,1.5>",
+        ),
+        "base_conversion": (
+            {"source_repr": "101", "source_base": 2, "target_base": 10},
+            "101:2>10:",
+        ),
+    }
+    for name, (metadata, prompt) in items.items():
+        assert compact_style(name).prompt({"metadata": metadata}) == prompt
+    other = compact_style("no_style_of_its_own")
+    assert other.prompt({"question": "Find the thing.\nIn this text: xyz\n"}) == "xyz>"
+
+
+ELSEWHERE = """
+import json
+from actors.deadline import call_within
+from actors.environments.registry import check_environment, make_environment
+from configs.errors import DeadlineError
+from configs.settings import RunSettings
+
+def run(settings):
+    return RunSettings(model="init", environment_settings=settings)
+
+environment = make_environment(run({"dataset": "spell_backward"}))
+prompts = [environment.begin(i, 1, held_out=i % 2 == 0).prompt for i in range(20)]
+endless = run({"dataset": "base_conversion", "min_base": 7, "max_base": 7})
+try:
+    call_within(1.0, lambda: check_environment(endless), what="run.environment")
+except DeadlineError as error:
+    print(json.dumps([prompts, str(error)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> tuple[list[str], str]:
+    """Prompts, and the error of endless settings, in a process of its own.
+
+    One process for both, since reasoning-gym imports for seconds; and the thread that an endless
+    generator leaves behind would slow all later tests.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", ELSEWHERE]
+    ran = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    prompts, error = json.loads(ran.stdout)
+    return prompts, error
+
+
+def test_an_item_is_its_index_in_every_process(elsewhere):
+    here = make(dataset="spell_backward")
+
+    for seed in (0, 1):  # members of a group differ in their seeds alone
+        prompts = [here.begin(i, seed, held_out=i % 2 == 0).prompt for i in range(20)]
+        assert prompts == elsewhere[0]
+
+
+def test_settings_that_never_end_are_noticed_and_do_not_keep_the_process(elsewhere):
+    assert elsewhere[1].startswith("run.environment must end within 1 s, got no end")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("reasoning_gym", LETTERS),
+        ("reasoning_gym", {**LETTERS, "prompt_style": "full"}),
+        ("reasoning_gym", {"dataset": "count_bits", "min_n": 1, "max_n": 60}),
+        ("calculator", {"max_operand": 4}),
+    ],
+)
+def test_training_never_sees_a_held_out_question(name, settings):
+    environment = make(name, **settings)
+
+    training = {environment.begin(i, 0, held_out=False).prompt.casefold() for i in range(2000)}
+    held_out = {environment.begin(i, 0, held_out=True).prompt.casefold() for i in range(300)}
+
+    assert held_out
+    assert not training & held_out
+
+
+def test_a_space_too_small_to_split_is_refused():
+    with pytest.raises(SettingsError, match="must leave some held-out questions, got none among"):
+        probe(0, lambda number: "always the same", str, held_out=not is_held_out("always the same"))
+
+
+def test_a_tenth_of_questions_is_held_out():
+    share = sum(is_held_out(f"question {i}") for i in range(5000)) / 5000
+
+    assert 0.08 < share < 0.12
+
+
+def test_dense_reward_gives_credit_by_position():
+    conversation = make(**LETTERS, dense=True).begin(0, 0, held_out=False)
+    assert conversation.answer is not None
+
+    conversation.step(conversation.answer[:-1] + "?")
+    score = conversation.score()
+
+    share = 1 - 1 / len(conversation.answer)
+    assert score.reward == pytest.approx(share / 2)
+    assert score.parts["exact"] == 0
+    assert score.parts["position"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "share"),
+    [("cba", "cba", 1), ("", "cba", 0), ("cbaa", "cba", 0.75), ("cb", "cba", 2 / 3), ("", "", 1)],
+)
+def test_position_share(text, answer, share):
+    assert position_share(text, answer) == pytest.approx(share)
+
+
+def test_a_scorer_that_raises_gives_zero_and_is_counted(monkeypatch):
+    conversation = make(dataset="prime_factorization", prompt_style="full").begin(
+        0, 0, held_out=False
+    )
+
+    conversation.step("two times three")
+    score = conversation.score()
+
+    assert (score.reward, score.parts["exact"]) == (0.0, 0.0)
+
+    def broken(self, answer, entry):
+        raise ZeroDivisionError
+
+    from reasoning_gym.algorithmic.spell_backward import SpellBackwardDataset
+
+    monkeypatch.setattr(SpellBackwardDataset, "score_answer", broken)
+    conversation = make(**LETTERS).begin(0, 0, held_out=False)
+    conversation.step("x")
+    assert conversation.score().metrics == {"scorer_errors": 1.0}
+    assert conversation.score().reward == 0.0
+
+
+def test_an_answer_in_tags_is_found():
+    conversation = make(**LETTERS, prompt_style="full").begin(0, 0, held_out=False)
+
+    conversation.step(f"I think it is <answer> {conversation.answer} </answer>, surely.")
+
+    assert conversation.score().parts["exact"] == 1.0
+
+
+def test_a_call_within_its_deadline_returns_or_raises():
+    assert call_within(5.0, lambda: 7, what="a sum") == 7
+    with pytest.raises(ZeroDivisionError):
+        call_within(5.0, lambda: 1 // 0, what="a division")
+    with pytest.raises(DeadlineError, match=r"a nap must end within 0\.05 s"):
+        call_within(0.05, lambda: time.sleep(0.5), what="a nap")
+
+
+def test_check_makes_an_item_of_both_sides():
+    assert check_environment(RunSettings(model="init", environment="calculator")).answer
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("reasoning_gym", {"dataset": "spel_backward"}, "did you mean spell_backward"),
+        ("reasoning_gym", {"dataset": 3}, r"dataset must be valid .*got 3"),
+        ("reasoning_gym", {**LETTERS, "max_word_len": 1}, "max_word_len must be >= min_word_len"),
+        ("reasoning_gym", {"no_such_key": 1}, "unexpected keyword argument 'no_such_key'"),
+        (
+            "reasoning_gym",
+            {"dataset": "prime_factorization"},
+            "prompt_style must be full for prime",
+        ),
+        ("reasoning_gym", {"prompt_style": "terse"}, "'compact' or 'full'"),
+        ("calculator", {"no_such_key": 1}, "no_such_key must be valid"),
+        ("calculator", {"max_operand": 0}, "greater than or equal to 2"),
+        ("chess", {}, "must be one of calculator, reasoning_gym, or module:Class, got 'chess'"),
+        ("json:loads", {}, "must be a class with begin and describe"),
+        ("no_such_module:Chess", {}, "must name an importable class"),
+    ],
+)
+def test_wrong_settings_are_refused_with_the_fix(name, settings, words):
+    with pytest.raises(SettingsError, match=f"(?s)run.environment.*{words}"):
+        make(name, **settings)
+
+
+def test_an_environment_of_the_user_is_found_by_module_and_class():
+    environment = make("actors.environments.reasoning_gym:ReasoningGym", **LETTERS)
+
+    assert isinstance(environment, ReasoningGym)
+    assert "spell_backward" in environment.describe()
+
+
+def test_the_calculator_is_called_and_answers():
+    conversation = make("calculator").begin(3, 0, held_out=False)
+    call, observation, answer = conversation.demonstration
+
+    step = conversation.step(call.text)
+    assert (step.observation, step.done) == (observation.text, False)
+    assert conversation.step(answer.text).done
+
+    assert conversation.score().parts == {"exact": 1.0, "used_tool": 1.0}
+
+
+def test_the_calculator_takes_an_answer_without_a_call_and_survives_nonsense():
+    conversation = make("calculator").begin(3, 0, held_out=False)
+    assert conversation.step(conversation.answer or "").done
+    assert conversation.score().parts == {"exact": 1.0, "used_tool": 0.0}
+
+    conversation = make("calculator", dense=True).begin(3, 0, held_out=False)
+    assert conversation.step("[__import__('os')]").observation == "?;"
+    assert conversation.step("[1+1]").done
+    assert conversation.score().reward < 0.5
+
+    assert make("calculator").begin(3, 0, held_out=False).score().reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("7+8*3", 31), ("-(2-5)*4", 12), ("2--3", 5), ("0*9-1", -1), ("((7))", 7)],
+)
+def test_arithmetic_is_evaluated(text, value):
+    assert evaluate(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "+", "1+", "(1", "1)", "2**3", "1/2", "a", "1 + 1", "٣", "9" * 13, "1+" * 40 + "1"]
+)
+def test_what_is_no_arithmetic_is_refused(text):
+    with pytest.raises(ArithmeticSyntaxError):
+        evaluate(text)
+
+
+def test_export_writes_training_items_with_their_segments(tmp_path):
+    run = RunSettings(model="init", environment="calculator")
+    out = tmp_path / "pairs.jsonl"
+
+    assert export(run, out, count=50, seed=1) == 50
+
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == 50
+    for line in lines:
+        (call, called), (observed, heard), (answer, answered) = line["segments"]
+        assert (called, heard, answered) == (True, False, True)
+        assert evaluate(call[1:-1]) == int(observed[:-1])
+        assert evaluate(line["prompt"][:-1]) == int(answer) == int(line["answer"])
+        assert not is_held_out(line["prompt"][:-1])

@@ -1,0 +1,299 @@
+"""The actor's loop against a real broker over a real Redis; only the model is fake."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from actors.loop import Phase
+from broker.board import PUBLICATION_S
+from broker.keys import make_keys
+from broker.messages import LeaseRequest
+from buffer import operations
+from buffer.answers import Stats
+from buffer.codec import decode_episode
+from buffer.episode import Episode
+from configs.errors import DeadlineError, EngineError, RefusedError
+from tests.actors.fake_actor import Actor, KilledLoop, solve
+from tests.actors.fake_engine import CharacterTokenizer, FakeEngine
+from tests.broker.ring import FIRST, GROUP, Ring, begin, create, ring
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    return make_keys(tmp_path_factory.mktemp("run") / "keys")
+
+
+def in_ring(redis_url, keys, story, *, groups=4, **broker):
+    """Tell a story in a ring whose run has begun and whose weights are published."""
+
+    async def tell():
+        async with ring(redis_url, keys, **broker) as running:
+            await begin(running.store, groups=groups)
+            pointer = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
+            await running.store.run(operations.publish(1, 0, pointer))
+            await asyncio.sleep(2 * PUBLICATION_S)  # now WELCOME has it
+            await story(running)
+
+    asyncio.run(asyncio.wait_for(tell(), 60))
+
+
+async def until(ring: Ring, holds: Callable[[Stats], bool], timeout_s: float = 10.0) -> Stats:
+    end = time.monotonic() + timeout_s
+    while True:
+        stats = await ring.store.run(operations.stats())
+        if holds(stats):
+            return stats
+        assert time.monotonic() < end, stats
+        await asyncio.sleep(0.02)
+
+
+async def episodes(ring: Ring, count: int) -> list[Episode]:
+    records = await ring.store.run(operations.records(list(range(count))))
+    return [decode_episode(record) for record in records if record is not None]
+
+
+def text_of(episode: Episode) -> str:
+    return CharacterTokenizer().decode(episode.completion.token_ids.tolist())
+
+
+def test_every_task_of_the_run_becomes_a_record_and_done_ends_the_actor(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a")
+        await until(ring, lambda stats: stats.buffered == 4 * GROUP)
+        made = await episodes(ring, 4 * GROUP)
+        await ring.store.run(operations.cancel(1))
+        await actor.end()
+
+        assert len(made) == 4 * GROUP
+        for episode in made:
+            assert episode.reward == 1.0
+            assert episode.reward_parts == {"exact": 1.0, "used_tool": 1.0}
+            assert episode.environment_metrics["num_turns"] == 2
+            assert episode.incarnation == "a"
+            assert episode.finish_reason == "stop"
+            assert 0 in episode.completion.loss_mask
+        assert {e.group_id for e in made} == set(range(4))
+        assert actor.loop.phase is Phase.BYE
+        assert actor.engine.closed
+        assert actor.weights.offered[0].endpoint == "tcp://127.0.0.1:1"
+
+    in_ring(redis_url, keys, story)
+
+
+@pytest.mark.parametrize("steps", [3, 6], ids=["within a turn", "between the turns"])
+def test_a_killed_actors_episodes_are_continued_where_they_were(redis_url, keys, steps):
+    async def story(ring):
+        first = Actor(ring, "first", engine=FakeEngine(solve, tokens_per_step=1), kind=KilledLoop)
+        hang_after(first.engine, steps)
+        await until_true(lambda: first.loop._meter.num_tokens >= steps * 2 * GROUP)
+        await asyncio.sleep(0.3)  # several snapshots
+        first.life.cancel()
+        await asyncio.gather(first.life, return_exceptions=True)
+        second = Actor(ring, "second")
+        await until(ring, lambda stats: stats.buffered == 2 * GROUP)
+        made = await episodes(ring, 2 * GROUP)
+        second.loop.stop()
+        await second.end()
+
+        for episode in made:
+            assert [run.incarnation for run in episode.completion.fences] == ["first", "second"]
+            assert episode.environment_metrics["resumed_tokens"] > 0
+            assert episode.environment_metrics["restarted"] == 0
+            assert episode.reward == 1.0
+
+    in_ring(redis_url, keys, story, groups=2, lease_timeout_s=0.5, reap_every_s=0.1)
+
+
+def hang_after(engine: FakeEngine, steps: int) -> None:
+    """Let the engine stop, as a process does that is about to be killed."""
+    deltas, left = engine.deltas, iter(range(steps))
+
+    async def until_then():
+        if next(left, None) is None:
+            await asyncio.Event().wait()
+        return await deltas()
+
+    engine.deltas = until_then  # type: ignore[method-assign]
+
+
+def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve, tokens_per_step=2)
+        actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=60.0)
+        hang_after(engine, 2)
+        await until_true(lambda: actor.loop._meter.num_tokens > 0)
+        await asyncio.sleep(0.1)
+        begun = time.monotonic()
+        actor.loop.stop()
+        await actor.end()
+        stats = await ring.store.run(operations.stats())
+
+        assert time.monotonic() - begun < 5
+        assert (stats.leased, stats.ready, stats.dead) == (0, 2 * GROUP, 0)
+        taken_over = Actor(ring, "b")
+        await until(ring, lambda stats: stats.buffered == 2 * GROUP)
+        for episode in await episodes(ring, 2 * GROUP):
+            assert [run.incarnation for run in episode.completion.fences] == ["a", "b"]
+        taken_over.loop.stop()
+        await taken_over.end()
+
+    in_ring(redis_url, keys, story, groups=2)
+
+
+def test_a_drain_delivers_what_has_all_its_tokens(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a")
+        await until(ring, lambda stats: stats.leased + stats.buffered == 4 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+        stats = await ring.store.run(operations.stats())
+
+        assert stats.leased == 0
+        assert stats.ready + stats.buffered == 4 * GROUP
+
+    in_ring(redis_url, keys, story)
+
+
+def test_a_lease_that_went_to_another_actor_is_aborted_at_once(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve)
+        engine.flowing.clear()
+        actor = Actor(ring, "slow", engine=engine)
+        await until(ring, lambda stats: stats.leased == GROUP)
+        await until_true(lambda: len(engine.submitted) == GROUP)
+        await steal(ring, actor)
+        await until_true(lambda: len(engine.aborted) == GROUP)
+
+        assert {r.request_id for r in engine.submitted} == set(engine.aborted)
+        assert len(actor.loop._flights) == 0
+        actor.loop.stop()
+        await actor.end()
+
+    in_ring(redis_url, keys, story, groups=1)
+
+
+async def until_true(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 - looks at fakes, which have no events
+            await asyncio.sleep(0.01)
+
+
+async def steal(ring: Ring, actor: Actor) -> None:
+    """Give every lease back behind the actor's back and take it for another."""
+    await ring.store.run(operations.release(actor.loop._snapshots.leases()))
+    thief = await ring.actor("thief")
+    reply = await thief.lease(LeaseRequest(GROUP, FIRST), deadline_s=5)
+    assert len(reply.leases) == GROUP
+
+
+def test_an_item_that_cannot_be_made_ends_in_the_dead_letters(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a", run={"max_prompt_tokens": 2})
+        stats = await until(ring, lambda stats: stats.dead == GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        assert stats.buffered == 0
+        assert actor.engine.submitted == []
+
+    in_ring(redis_url, keys, story, groups=1)
+
+
+def test_a_reward_function_judges_and_what_it_refuses_is_dead(redis_url, keys, tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(
+        "def f(completions, answer, index, environment_reward, **kwargs):\n"
+        "    return [float('nan') if i == 0 else e + len(a) for i, a, e\n"
+        "            in zip(index, answer, environment_reward)]\n"
+    )
+
+    async def story(ring):
+        actor = Actor(ring, "a", reward=f"{path}:f")
+        stats = await until(ring, lambda s: s.dead == GROUP and s.buffered == 2 * GROUP)
+        made = await episodes(ring, 3 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        assert stats.leased == 0
+        assert len(made) == 2 * GROUP
+        for episode in made:
+            assert episode.reward == 1.0 + len(episode.metadata["answer"])
+            assert episode.reward_parts["environment"] == 1.0
+
+    in_ring(redis_url, keys, story, groups=3)
+
+
+def test_the_death_of_the_engine_ends_the_actor_and_frees_its_leases(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve)
+
+        async def die():
+            while not engine.submitted:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.01)
+            raise EngineError("the engine died: out of memory")
+
+        engine.deltas = die  # type: ignore[method-assign]
+        actor = Actor(ring, "a", engine=engine)
+        with pytest.raises(EngineError, match="out of memory"):
+            await actor.end()
+        stats = await ring.store.run(operations.stats())
+
+        assert (stats.leased, stats.ready) == (0, 4 * GROUP)
+
+    in_ring(redis_url, keys, story)
+
+
+def test_a_broker_that_is_gone_for_long_ends_the_actor_with_a_clear_error(redis_url, keys):
+    async def tell():
+        async with ring(redis_url, keys) as running:
+            await begin(running.store, groups=1)
+            pointer = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
+            await running.store.run(operations.publish(1, 0, pointer))
+            actor = Actor(running, "a", give_up_s=1.0)
+            await until(running, lambda stats: stats.buffered == GROUP)
+            running.clients.remove(actor.client)  # it outlives this broker
+        with pytest.raises(DeadlineError, match="the broker is not running"):
+            await actor.end(15)
+        await actor.client.close()
+
+    asyncio.run(asyncio.wait_for(tell(), 60))
+
+
+def test_an_actor_of_other_settings_is_refused_by_name(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a")
+        actor.loop._hello.hashes["environment"] = "another"
+        with pytest.raises(RefusedError, match=r"environment must be the run's \(e1\)"):
+            await actor.end()
+
+    in_ring(redis_url, keys, story)
+
+
+def test_a_stop_before_the_first_lease_ends_the_actor(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve)
+        engine.start = asyncio.Event().wait  # type: ignore[method-assign, assignment]
+        actor = Actor(ring, "a", engine=engine)
+        await asyncio.sleep(0.2)
+        actor.loop.stop()
+        await actor.end(5)
+
+        assert actor.loop.phase is Phase.BYE
+
+    in_ring(redis_url, keys, story)
+
+
+def test_work_that_comes_later_is_found(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a")
+        await asyncio.sleep(0.5)
+        await create(ring.store, range(3))
+        await until(ring, lambda stats: stats.buffered == 3 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+    in_ring(redis_url, keys, story, groups=0)

@@ -1,0 +1,169 @@
+"""What a heartbeat says of each lease, and what it learns from the verdicts."""
+
+from __future__ import annotations
+
+from actors.rollout import Maker, Rollout, State
+from actors.snapshots import MAX_CHUNK_BYTES, Snapshots, portions
+from broker.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
+from buffer.codec import decode_completion, join_completions
+from buffer.episode import PolicyVersion
+from tests.actors.fake_engine import CharacterTokenizer, sample, scripted
+from tests.actors.test_rollout import Talk
+
+LETTERS = "abcdefghij"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Store:
+    """The store's rule for chunks, in five lines."""
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes] = []
+        self.length = 0
+
+    def take(self, beat: Beat) -> TaskVerdict:
+        if beat.chunk and beat.offset == self.length:
+            self.chunks.append(beat.chunk)
+            self.length += beat.num_tokens
+        elif beat.chunk and beat.offset + beat.num_tokens > self.length:
+            return TaskVerdict(beat.task_id, Verdict.GAP, self.length)
+        return TaskVerdict(beat.task_id, Verdict.OK, self.length)
+
+
+def held(task_id: int = 1, fence: int = 5) -> tuple[Clock, Snapshots, Rollout]:
+    clock = Clock()
+    snapshots = Snapshots(heartbeat_s=2.0, clock=clock)
+    spec = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)
+    lease = Lease(task_id, fence, spec, length=0)
+    talk = Talk("go>")
+    tokenizer = CharacterTokenizer()
+    rollout = Rollout(lease, talk, tokenizer.encode_prompt("go>"), Maker(tokenizer, "me", 64))
+    snapshots.hold(lease)
+    snapshots.watch(rollout)
+    return clock, snapshots, rollout
+
+
+def grow(rollout: Rollout, num_tokens: int) -> None:
+    delta = sample(scripted({"go>": LETTERS}), rollout.request(), PolicyVersion(1, 0), num_tokens)
+    rollout.take(delta)
+
+
+def test_new_tokens_are_said_once():
+    _, snapshots, rollout = held()
+    store = Store()
+
+    for num_tokens in (3, 2):
+        grow(rollout, num_tokens)
+        beats = snapshots.due()
+        assert [(b.offset, b.num_tokens) for b in beats] == [(store.length, num_tokens)]
+        assert snapshots.settle(beats, map(store.take, beats)) == []
+
+    assert snapshots.due() == []
+    joined = join_completions([decode_completion(chunk) for chunk in store.chunks])
+    assert CharacterTokenizer().decode(joined.token_ids.tolist()) == LETTERS[:5]
+
+
+def test_a_silent_lease_is_kept_alive_without_tokens():
+    clock, snapshots, _ = held()
+
+    assert snapshots.due() == []
+    clock.now = 2.0
+
+    assert snapshots.due() == [Beat(1, 5)]
+
+
+def test_a_gap_is_closed_from_where_the_store_is():
+    _, snapshots, rollout = held()
+    store = Store()
+    grow(rollout, 2)
+    beats = snapshots.due()
+    snapshots.settle(beats, map(store.take, beats))
+
+    # The store was rewound behind the actor's back.
+    store.chunks.clear()
+    store.length = 0
+    grow(rollout, 2)
+    beats = snapshots.due()
+    verdicts = [store.take(beat) for beat in beats]
+    assert verdicts[0].verdict is Verdict.GAP
+    snapshots.settle(beats, verdicts)
+
+    (again,) = snapshots.due()
+    assert (again.offset, again.num_tokens) == (0, 4)
+    assert store.take(again).verdict is Verdict.OK
+
+
+def test_a_lost_answer_leads_to_a_duplicate_that_the_store_ignores():
+    _, snapshots, rollout = held()
+    store = Store()
+    grow(rollout, 2)
+    for beat in snapshots.due():
+        store.take(beat)  # its answer never arrives
+    grow(rollout, 1)
+
+    beats = snapshots.due()
+    snapshots.settle(beats, map(store.take, beats))
+    beats = snapshots.due()
+    snapshots.settle(beats, map(store.take, beats))
+
+    assert store.length == 3
+    assert snapshots.due() == []
+
+
+def test_stale_and_gone_leases_are_lost():
+    for verdict in (Verdict.STALE, Verdict.GONE):
+        clock, snapshots, rollout = held()
+        clock.now = 2.0
+
+        lost = snapshots.settle(snapshots.due(), [TaskVerdict(1, verdict)])
+
+        assert lost == [rollout.lease]
+        assert len(snapshots) == 0
+
+
+def test_a_verdict_on_an_older_fence_does_not_touch_the_newer_lease():
+    _, snapshots, rollout = held(fence=6)
+
+    assert snapshots.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.STALE)]) == []
+    snapshots.let_go(1, 5)
+
+    assert snapshots.leases() == [(1, 6)]
+    assert rollout.lease.fence == 6
+
+
+def test_a_restarted_episode_adds_nothing_to_the_chunks_of_the_first_try():
+    clock, snapshots, rollout = held()
+    rollout.restarted = True
+    grow(rollout, 3)
+    clock.now = 2.0
+
+    assert snapshots.due() == [Beat(1, 5)]
+    assert snapshots.due(final=True) == []
+
+
+def test_tokens_of_a_finished_episode_travel_only_if_it_is_given_back():
+    _, snapshots, rollout = held()
+    grow(rollout, 64)
+    rollout.settle(rollout.judge())
+    assert rollout.state is State.FINISHED
+
+    assert snapshots.due() == []
+    assert [b.num_tokens for b in snapshots.due(final=True)] == [len(LETTERS) + 1]
+
+
+def test_beats_are_cut_into_messages_of_bounded_size():
+    large = Beat(1, 1, 0, 1, b"x" * (MAX_CHUNK_BYTES // 2 + 1))
+    small = [Beat(i, 1) for i in range(3000)]
+
+    cut = list(portions([large, large, *small]))
+
+    assert [beat for portion in cut for beat in portion] == [large, large, *small]
+    assert all(sum(len(b.chunk) for b in portion) <= MAX_CHUNK_BYTES for portion in cut)
+    assert max(map(len, cut)) <= 1024
+    assert list(portions([])) == []
