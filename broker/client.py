@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import deque
 from collections.abc import Coroutine
 from typing import TypeVar
@@ -100,9 +101,10 @@ class BrokerClient:
         )
         self._monitor = self._socket.get_monitor_socket(MONITORED | HANDSHAKE_FAILED)
         self._state = "no connection yet"
+        self._heard_at = 0.0
         self._refused: str | None = None
         self._numbers = itertools.count(1)
-        self._pending: dict[int, asyncio.Future[object]] = {}
+        self._pending: dict[int, asyncio.Future[object | None]] = {}
         self._abandoned: deque[int] = deque(maxlen=MAX_IN_FLIGHT)
         """LEASE calls that gave up: what is granted to them is nobody's."""
         self._credit = asyncio.Semaphore(MAX_IN_FLIGHT)
@@ -220,7 +222,13 @@ class BrokerClient:
                 break
             except zmq.Again:
                 await asyncio.wait([answer], timeout=UNSENT_WAIT_S)
-        await asyncio.wait([answer], timeout=wait_s)
+        sent_at = time.monotonic()
+        while not answer.done():
+            await asyncio.wait([answer], timeout=wait_s)
+            now = time.monotonic()
+            # Whoever still answers others is busy: a copy would only lengthen the queue before it.
+            if now - self._heard_at > wait_s or now - sent_at > LAST_WAIT_S + wait_s:
+                break
         return answer.result() if answer.done() else None
 
     async def _heed(self, refusal: Refusal, kind: type, pause_s: float) -> None:
@@ -254,6 +262,7 @@ class BrokerClient:
         """Hand every reply to the call that waits for it."""
         while True:
             frames = await self._socket.recv_multipart()
+            self._heard_at = time.monotonic()
             try:
                 envelope = decode(frames[-1], max_bytes=self._max_message_bytes)
                 seq, message = envelope.seq, envelope.message
@@ -290,14 +299,19 @@ class BrokerClient:
                 self._state, self._refused = "connected", None
             elif event == zmq.EVENT_DISCONNECTED:
                 self._state = "the connection was cut"
+                self._settle(None)  # what was on its way is lost: send it again at once
             elif self._state == "no connection yet":
                 self._state = "reached, but without a handshake"
 
     def _refuse(self, text: str) -> None:
         self._refused = text
+        self._settle(Refusal(code="key", text=text))
+
+    def _settle(self, result: Refusal | None) -> None:
+        """End the present try of every call."""
         for answer in self._pending.values():
             if not answer.done():
-                answer.set_result(Refusal(code="key", text=text))
+                answer.set_result(result)
 
     def _why_silent(self, what: str) -> str:
         return (

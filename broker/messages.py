@@ -1,6 +1,6 @@
 """The messages between an actor and the broker, and between an actor and the weight publisher.
 
-One ZeroMQ frame = one msgpack map {v, run, inc, seq, op, ...fields of the struct}. The reply has the
+One ZeroMQ frame = one msgpack map {v, run, inc, seq, op, ...fields of the struct}. A reply has the
 same `seq`. Every struct names its producer and consumer; `codec.py` turns them into bytes and
 validates both ways.
 """

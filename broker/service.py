@@ -1,4 +1,4 @@
-"""What each message of an actor does: check, one call of the store, reply.
+"""What each message of an actor does: check, at most one call of the store, reply.
 
 Nothing is acknowledged before the store has it. A message that is malformed, out of range or of
 an unknown incarnation gets a Refusal and changes nothing; a store that cannot be reached gets
@@ -22,11 +22,12 @@ from collections.abc import Callable
 import structlog
 
 from buffer import operations
-from buffer.answers import BeatLine
+from buffer.answers import BeatLine, BeatVerdict
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError
 from configs.settings import Settings
 
+from .batching import Batch
 from .board import Board
 from .checks import (
     check_beats,
@@ -74,7 +75,11 @@ class Service:
         self._run = settings.run.name
         self._settings = settings.broker
         self._max_episode_bytes = settings.buffer.max_episode_bytes
-        self._ttl_ms = int(settings.broker.lease_timeout_s * 1000)
+        ttl_ms = int(settings.broker.lease_timeout_s * 1000)
+        self._beats: Batch[BeatLine, BeatVerdict] = Batch(
+            store, lambda lines: operations.beat(ttl_ms=ttl_ms, lines=lines)
+        )
+        self._submits: Batch[tuple[int, int, bytes], str] = Batch(store, operations.submit)
         self._peers = peers
         self._board = board
         self._leasing = leasing
@@ -160,7 +165,7 @@ class Service:
             case SubmitRequest():
                 check_submissions(message, max_bytes=self._max_episode_bytes)
                 rows = [(s.task_id, s.fence, s.record) for s in message.submissions]
-                verdicts = await self._store.run(operations.submit(rows))
+                verdicts = await self._submits.run(rows)
                 return self._verdicts([row[0] for row in rows], verdicts)
             case ReleaseRequest():
                 check_releases(message)
@@ -183,7 +188,7 @@ class Service:
         lines = [
             BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk) for b in message.beats
         ]
-        answers = await self._store.run(operations.beat(ttl_ms=self._ttl_ms, lines=lines))
+        answers = await self._beats.run(lines)
         verdicts = tuple(
             TaskVerdict(line.task_id, Verdict(answer.verdict), answer.length)
             for line, answer in zip(lines, answers, strict=True)

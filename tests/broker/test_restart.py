@@ -8,18 +8,22 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from broker.keys import make_keys
 from broker.messages import LeaseRequest, Verdict
+from buffer import operations
 from buffer.store import AsyncStore
+from configs.errors import StoreError
 from configs.loader import save
 from configs.settings import Settings
-from tests.broker.ring import FIRST, GROUP, RUN, Ring, begin, hello, settings_with
+from tests.broker.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring, settings_with
 from tests.broker.test_life import submission
+from tests.conftest import find_redis_server
 
 
 def free_port() -> int:
@@ -41,33 +45,21 @@ def run_settings(tmp_path: Path) -> Settings:
     return settings
 
 
-class Process:
-    """`python -m broker` with its log in a file."""
-
-    def __init__(self, settings: Settings, redis_url: str) -> None:
-        folder = settings.run.folder
-        self.log = folder / "broker.log"
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "broker", "--config", str(folder / "config.yaml")],
-                stderr=log,
-                env={**os.environ, "NYALA_REDIS_URL": redis_url, "PYTHONPATH": str(Path.cwd())},
-            )
-
-    def wait_until_listening(self) -> None:
-        deadline = time.monotonic() + 15
-        while '"stage": "listening"' not in self.log.read_text():
-            assert self._process.poll() is None and time.monotonic() < deadline, (
-                self.log.read_text()
-            )
-            time.sleep(0.05)
-
-    def end(self, number: signal.Signals) -> int:
-        self._process.send_signal(number)
-        return self._process.wait(10)
-
-    def wait(self) -> int:
-        return self._process.wait(15)
+@contextmanager
+def process(settings: Settings, redis_url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m broker`, with its log in the run folder; killed at the end if it still runs."""
+    folder = settings.run.folder
+    with (folder / "broker.log").open("ab") as log:
+        broker = subprocess.Popen(
+            [sys.executable, "-m", "broker", "--config", str(folder / "config.yaml")],
+            stderr=log,
+            env={**os.environ, "NYALA_REDIS_URL": redis_url, "PYTHONPATH": str(Path.cwd())},
+        )
+    try:
+        yield broker
+    finally:
+        broker.kill()
+        broker.wait()
 
 
 def test_actors_continue_when_the_broker_is_killed_and_restarted(
@@ -76,76 +68,92 @@ def test_actors_continue_when_the_broker_is_killed_and_restarted(
     async def story() -> None:
         store = AsyncStore(redis_url, RUN)
         await begin(store, groups=40)
-        broker = Process(run_settings, redis_url)
-        endpoint = run_settings.broker.endpoint
-        here = Ring(store, endpoint, run_settings.run.folder / "keys")
+        here = Ring(store, run_settings.broker.endpoint, run_settings.run.folder / "keys")
         actor = here.client("actor-1")
-        await actor.hello(hello("actor-1"))
         done: list[Verdict] = []
         halfway = asyncio.Event()
 
         async def work() -> None:
+            await actor.hello(hello("actor-1"))
             while len(done) < 40 * GROUP:
                 for lease in (await actor.lease(LeaseRequest(4, FIRST))).leases:
-                    verdicts = (await actor.submit(submission(lease))).verdicts
-                    done.append(verdicts[0].verdict)
+                    done.append((await actor.submit(submission(lease))).verdicts[0].verdict)
                     if len(done) == 20:
                         halfway.set()
 
-        working = asyncio.create_task(work())
-        await halfway.wait()
-        assert broker.end(signal.SIGKILL) == -signal.SIGKILL
+        with process(run_settings, redis_url) as first:
+            working = asyncio.create_task(work())
+            await halfway.wait()
+            first.send_signal(signal.SIGKILL)
+            assert first.wait() == -signal.SIGKILL
         at_kill = len(done)
-        broker = Process(run_settings, redis_url)
-        await asyncio.wait_for(working, 20)
+        with process(run_settings, redis_url) as second:
+            await working
+            second.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(second.wait, 30) == 0
 
         assert at_kill < 40 * GROUP
         assert set(done) <= {Verdict.OK, Verdict.DUP}
+        claim = await store.run(operations.claim(1, 1, 40))
+        assert claim.complete
         await here.close()
-        assert await asyncio.to_thread(broker.end, signal.SIGTERM) == 0
 
-    asyncio.run(story())
-
-
-def test_a_port_in_use_is_an_error_for_a_person(redis_url: str, run_settings: Settings) -> None:
-    first = Process(run_settings, redis_url)
-    first.wait_until_listening()
-
-    second = Process(run_settings, redis_url)
-
-    assert second.wait() == 2
-    assert "listen on another port" in second.log.read_text()
-    assert first.end(signal.SIGTERM) == 0
+    asyncio.run(asyncio.wait_for(story(), 120))
 
 
-def test_missing_keys_are_an_error_for_a_person(redis_url: str, run_settings: Settings) -> None:
+def test_what_a_person_must_change_ends_with_exit_code_2(
+    redis_url: str, run_settings: Settings
+) -> None:
+    log = run_settings.run.folder / "broker.log"
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", int(run_settings.broker.endpoint.rpartition(":")[2])))
+        holder.listen()
+        with process(run_settings, redis_url) as broker:
+            assert broker.wait(60) == 2
+    assert "Address already in use; listen on another port" in log.read_text()
+
     (run_settings.run.folder / "keys" / "broker.key").unlink()
-
-    broker = Process(run_settings, redis_url)
-
-    assert broker.wait() == 2
-    assert "make keys with `nyala keys" in broker.log.read_text()
+    with process(run_settings, redis_url) as broker:
+        assert broker.wait(60) == 2
+    assert "make keys with `nyala keys" in log.read_text()
 
 
-def test_the_store_may_be_away_for_a_while(redis_url: str, run_settings: Settings) -> None:
-    """Redis comes up after the broker: HELLO is answered late, not refused."""
+def test_calls_wait_while_the_store_is_away(tmp_path: Path, keys: Path) -> None:
+    port = free_port()
+    log = (tmp_path / "redis.log").open("wb")
+
+    @contextmanager
+    def store_server() -> Iterator[None]:
+        command = [find_redis_server(), "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+        server = subprocess.Popen(command, stdout=log, cwd=tmp_path)
+        try:
+            yield
+        finally:
+            server.kill()
+            server.wait()
 
     async def story() -> None:
-        broker = Process(run_settings, "redis://127.0.0.1:1/0")
-        broker.wait_until_listening()
-        store = AsyncStore(redis_url, RUN)
-        here = Ring(store, run_settings.broker.endpoint, run_settings.run.folder / "keys")
-        actor = here.client("actor-1")
-        waiting = asyncio.create_task(actor.hello(hello("actor-1"), deadline_s=20))
-        await asyncio.sleep(0.7)
-        assert not waiting.done()
-        assert "the store does not answer" in broker.log.read_text()
+        async with ring(f"redis://127.0.0.1:{port}/0", keys) as here:
+            actor = here.client("actor-1")
+            greeting = asyncio.create_task(actor.hello(hello("actor-1")))
+            await asyncio.sleep(0.3)
+            assert not greeting.done()
 
-        assert await asyncio.to_thread(broker.end, signal.SIGTERM) == 0
-        await begin(store, groups=1)
-        broker = Process(run_settings, redis_url)
-        assert (await waiting).run_id == RUN
-        await here.close()
-        assert await asyncio.to_thread(broker.end, signal.SIGTERM) == 0
+            with store_server():
+                while True:
+                    try:
+                        await begin(here.store, groups=1)
+                        break
+                    except StoreError:
+                        await asyncio.sleep(0.05)
+                assert (await greeting).run_id == RUN
+                lease, _ = (await actor.lease(LeaseRequest(2, FIRST))).leases
+            submitting = asyncio.create_task(actor.submit(submission(lease)))
+            await asyncio.sleep(0.3)
+            assert not submitting.done()
 
-    asyncio.run(story())
+            with store_server():  # without its files: it knows nothing any more
+                assert (await submitting).verdicts[0].verdict is Verdict.GONE
+
+    with log:
+        asyncio.run(asyncio.wait_for(story(), 60))
