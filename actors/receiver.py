@@ -26,6 +26,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -37,7 +38,7 @@ from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 from configs.settings import ActorSettings
 
-from .engine import Engine, StagedWeights
+from .engine import StagedWeights
 from .publisher_link import PublisherLink
 from .staging_files import StagingFile, StagingFiles
 from .weight_transfer import NOTHING, WeightTransfer
@@ -46,6 +47,15 @@ log = structlog.get_logger()
 
 TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 """Default of `actors.probe_tolerance`, nats: float32 agrees to 1e-6, bfloat16 has 8 bits."""
+
+
+class Swapping(Protocol):
+    """The part of `Engine` that a receiver uses."""
+
+    async def apply(self, staged: StagedWeights) -> float: ...
+
+    async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]: ...
+
 
 Gate = Callable[[], Awaitable[None]]
 
@@ -94,7 +104,7 @@ class WeightReceiver:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Swapping,
         settings: ActorSettings,
         *,
         keys: KeyPair,

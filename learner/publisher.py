@@ -21,6 +21,7 @@ import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -29,6 +30,7 @@ from broker.auth import Door
 from broker.keys import load_pair
 from broker.sockets import bind_router, bound_endpoint
 from broker.weights import MAX_WEIGHTS_FRAME, PULL_CREDIT
+from buffer.episode import PolicyVersion
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
@@ -149,6 +151,11 @@ async def _say_alive() -> None:
     while True:
         _say({"event": "alive"})
         await asyncio.sleep(ALIVE_EVERY_S)
+
+
+def as_sent(line: dict[str, Any]) -> Sent:
+    """Read a `sent` line, without its `event`."""
+    return Sent(**{**line, "version": PolicyVersion(*line["version"])})
 
 
 def _report(sent: Sent) -> None:

@@ -120,9 +120,10 @@ class Sidecar:
         while not self._ended.is_set():
             process = self._process = self._spawn()
             assert process.stdout is not None
-            reason = self._listen_to(process.stdout)
-            self._process = None
-            _stop(process, patience_s=0.0)
+            with process.stdout:
+                reason = self._listen_to(process.stdout)
+                self._process = None
+                _stop(process, patience_s=0.0)
             if self._ended.is_set():
                 return
             log.warning("weight publisher died", reason=reason, code=process.returncode)

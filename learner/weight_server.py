@@ -46,10 +46,13 @@ class Sent:
     actors: int
     """Live actors when it was announced."""
     members: int
-    """Of these, members of its weight epoch."""
+    """Of these, members of its weight epoch; the others pull."""
+    epoch: int
+    """Number of the weight epoch; 0 = none."""
     is_complete: bool
     """All members confirmed it."""
     wall_s: float
+    """From its announcement to the last confirmation."""
 
 
 class WeightServer:
@@ -161,7 +164,8 @@ class WeightServer:
         if self._broadcast is not None and membership is not None:
             is_complete = await self._broadcast.run(slot, membership)
         wall_s = self._clock() - started
-        self._report(Sent(version, len(actors), len(members), is_complete, wall_s))
+        epoch = membership.number if membership is not None else 0
+        self._report(Sent(version, len(actors), len(members), epoch, is_complete, wall_s))
 
     def _forget_silent(self) -> None:
         self._epochs.forget_silent()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,15 +34,19 @@ from buffer.episode import PolicyVersion
 from configs.errors import StoreError
 from configs.settings import LearnerSettings, RunSettings
 
-from .publisher import PublisherSettings
+from .publisher import PublisherSettings, as_sent
 from .sidecar import Sidecar
 from .slots import NUM_SLOTS, Slots
+from .weight_server import Sent
 
 log = structlog.get_logger()
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What torch.compile and activation checkpointing put into names that actors would not know."""
+
+MAX_DELIVERIES = 1000
+"""Reports kept for a learner that does not ask for them."""
 
 ProbeFunction = Callable[[nn.Module, tuple[int, ...]], Sequence[float]]
 
@@ -156,6 +161,10 @@ class WeightPublisher:
         front.announce(slot, manifest)
         return manifest
 
+    def deliveries(self) -> list[Sent]:
+        """Return what became of versions since the last call, oldest first; for metrics."""
+        return self._front.deliveries() if self._front is not None else []
+
     @property
     def publisher_pid(self) -> int:
         """Process id of the sidecar; 0 on other ranks."""
@@ -182,6 +191,7 @@ class _Front:
         self._point = point
         self._public_key = load_public(keys, "learner").decode()
         self._pointed: Publication | None = None
+        self._sent: deque[Sent] = deque(maxlen=MAX_DELIVERIES)
         self._lock = threading.Lock()  # training thread against the one that watches the sidecar
         self._folder = SharedFolder(
             "slots", num_bytes=NUM_SLOTS * num_bytes, fallback=(run.folder / "shared").resolve()
@@ -222,6 +232,9 @@ class _Front:
         )
         self._point(self._pointed)
 
+    def deliveries(self) -> list[Sent]:
+        return [self._sent.popleft() for _ in range(len(self._sent))]
+
     def close(self) -> None:
         self.sidecar.close()
         self._folder.close()
@@ -233,9 +246,11 @@ class _Front:
 
     def _heard(self, line: dict[str, object]) -> None:
         """Take a line of the sidecar, in the watching thread."""
-        log.debug("line of the publisher", line=line)
+        if line.pop("event") == "sent":
+            self._sent.append(as_sent(line))
+            return
         pointed = self._pointed
-        if line["event"] == "listening" and pointed and pointed.endpoint != line["endpoint"]:
+        if pointed is not None and pointed.endpoint != line["endpoint"]:
             try:
                 self._point(replace(pointed, endpoint=str(line["endpoint"])))
             except StoreError as error:

@@ -1,0 +1,88 @@
+"""An actor that only receives weights: its own process, so that it can be killed and stopped.
+
+Forked from a server that has torch imported, because that import takes seconds. Gets publications
+and writes lines (dicts) through a pipe: `synced` once, `applied` for each version, `counters` after
+it, `failed` with the error that ended it.
+"""
+
+import asyncio
+import os
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from actors import weight_group
+from actors.receiver import WeightReceiver
+from broker.keys import load_pair
+from configs.errors import NyalaError
+from configs.logging import configure_logging
+from configs.settings import ActorSettings
+from tests.weights.toy_model import ToyEngine
+
+
+class TellingEngine(ToyEngine):
+    def __init__(self, say):
+        super().__init__()
+        self.say = say
+
+    async def apply(self, staged):
+        pause_s = await super().apply(staged)
+        self.say(event="applied", version=staged.manifest.version, digest=staged.manifest.digest)
+        return pause_s
+
+
+def strike_in_collective(signal_number: int, nth: int) -> None:
+    """Make the nth receive of this process strike it down after the first bytes could have come."""
+    receive = weight_group.ReceivingGroup.receive
+    calls = iter(range(1, 1_000_000))
+
+    def struck(group, memory, **deadlines):
+        if next(calls) == nth:
+            os.kill(os.getpid(), signal_number)
+        receive(group, memory, **deadlines)
+
+    weight_group.ReceivingGroup.receive = struck  # type: ignore[method-assign, assignment]
+
+
+async def live(options: dict, pipe: Connection, say) -> None:
+    engine = TellingEngine(say)
+    engine.spoil = options.get("spoil", 0)
+    receiver = WeightReceiver(
+        engine,
+        ActorSettings(weight_timeout_s=options.get("timeout_s", 8.0)),
+        keys=load_pair(Path(options["keys"]), options.get("key", "actor")),
+        run=options.get("run", "toy"),
+        incarnation=options["name"],
+        staging=Path(options["staging"]),
+    )
+    loop = asyncio.get_running_loop()
+    loop.add_reader(pipe.fileno(), lambda: receiver.offer(pipe.recv()))
+
+    async def tell():
+        version = await receiver.first_sync(options["publication"])
+        say(event="synced", version=version)
+        updates = -1
+        while True:
+            if receiver.counters.updates != updates:
+                updates = receiver.counters.updates
+                say(event="counters", **asdict(receiver.counters))
+            await asyncio.sleep(0.02)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(receiver.run())
+        tasks.create_task(tell())
+
+
+def run(options: dict, pipe: Connection) -> None:
+    configure_logging("actor", run="toy", incarnation=options["name"])
+    if "strike" in options:
+        strike_in_collective(options["strike"], options["nth"])
+
+    def say(**line):
+        pipe.send(line)
+
+    try:
+        asyncio.run(live(options, pipe, say))
+    except* NyalaError as group:
+        error = group.exceptions[0]
+        say(event="failed", kind=type(error).__name__, text=str(error))

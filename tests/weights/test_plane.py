@@ -1,0 +1,157 @@
+"""The weight plane as processes: sidecar, actors, real ZeroMQ with CURVE, real gloo groups.
+
+The engine is `ToyEngine`; all that lies between the learner's model and `engine.apply` is real.
+"""
+
+import os
+import signal
+import time
+
+import pytest
+
+from broker.keys import make_keys
+from tests.weights.listening import addresses
+
+JOIN_AND_SEND_S = 4.0  # of Plane's settings: no version takes longer than this to be given up
+MAX_PUBLISH_S = 0.5
+
+
+def test_ten_versions_reach_all_actors_by_one_group(plane, actors):
+    plane.deliveries()
+
+    for _ in range(10):
+        manifest = plane.publish()
+        for actor in actors:
+            line = actor.applied(manifest)
+            assert line["digest"] == manifest.digest
+
+    deliveries = plane.deliveries(until=manifest.version)
+    assert all(sent.is_complete and sent.members == 2 for sent in deliveries)
+    assert len({sent.epoch for sent in deliveries}) == 1
+    for actor in actors:
+        assert actor.counters()["broadcasts"] >= 10
+        assert actor.counters()["probe_max_diff"] < 1e-5
+
+
+def test_nothing_listens_beyond_this_machine(plane, actors):
+    plane.publish()
+
+    for pid in (plane.publisher.publisher_pid, *(actor.pid for actor in actors)):
+        found = addresses(pid)
+        assert found, "a group is open, so each process listens"
+        assert {host for host, _ in found} == {"127.0.0.1"}
+
+
+def test_an_actor_that_joins_late_has_the_current_weights_first(plane, actors):
+    manifest = plane.publish()
+
+    late = plane.actor("late")
+    synced = late.wait("synced")
+
+    assert synced["version"] == manifest.version
+    assert late.lines[0]["version"] == manifest.version
+    assert late.counters()["pulls"] == 1
+    following = plane.publish()
+    for actor in (late, *actors):
+        actor.applied(following)
+    assert late.counters()["broadcasts"] == 1
+    late.end()
+
+
+@pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_receiver_struck_down_in_a_send_delays_nobody_beyond_the_deadline(plane, actors, strike):
+    victim = plane.actor(f"victim-{strike.name}", strike=strike, nth=2)
+    victim.wait("synced")
+    first = plane.publish()
+    for actor in (victim, *actors):
+        actor.applied(first)
+    plane.slowest_publish_s = 0.0
+
+    manifest = plane.publish()  # the victim enters this broadcast and goes no further
+    started = time.monotonic()
+    for _ in range(5):
+        newest = plane.publish()
+
+    for actor in actors:
+        actor.applied(newest, timeout_s=2 * JOIN_AND_SEND_S)
+    assert time.monotonic() - started < JOIN_AND_SEND_S + 2.0
+    assert plane.slowest_publish_s < MAX_PUBLISH_S
+    sent = plane.deliveries(until=newest.version)
+    assert [s.is_complete for s in sent if s.version == manifest.version] == [False]
+    if strike is signal.SIGSTOP:
+        os.kill(victim.pid, signal.SIGCONT)
+        victim.applied(newest, timeout_s=3 * JOIN_AND_SEND_S)
+    victim.end()
+
+
+def test_a_dead_publisher_is_replaced_and_offers_the_newest_version_again(plane, actors):
+    before = plane.publish()
+    for actor in actors:
+        actor.applied(before)
+    endpoint = plane.publication.endpoint
+
+    os.kill(plane.publisher.publisher_pid, signal.SIGKILL)
+    during = plane.publish()
+
+    for actor in actors:
+        actor.applied(during, timeout_s=30.0)
+    assert plane.slowest_publish_s < MAX_PUBLISH_S
+    assert plane.publication.endpoint == endpoint
+    after = plane.publish()
+    for actor in actors:
+        actor.applied(after)
+
+
+def test_an_unknown_key_gets_nothing(plane, tmp_path):
+    make_keys(tmp_path / "keys")
+
+    stranger = plane.actor("stranger", keys=tmp_path / "keys", timeout_s=1.0)
+
+    failed = stranger.wait("failed")
+    assert failed["kind"] == "DeadlineError"
+    assert "is this actor's key in the learner's keys/allowed?" in failed["text"]
+    stranger.end()
+
+
+def test_an_actor_of_another_run_gets_nothing(plane):
+    stranger = plane.actor("other", run="another", timeout_s=1.0)
+
+    assert stranger.wait("failed")["kind"] == "DeadlineError"
+    stranger.end()
+
+
+def test_a_probe_that_disagrees_once_is_cured_by_pulling_again(plane):
+    plane.publish()
+
+    actor = plane.actor("once", spoil=1)
+
+    actor.wait("synced")
+    assert actor.counters()["probe_mismatches"] == 1
+    assert actor.counters()["pulls"] == 2
+    actor.end()
+
+
+def test_a_probe_that_disagrees_twice_ends_the_actor(plane):
+    plane.publish()
+
+    actor = plane.actor("twice", spoil=2)
+
+    failed = actor.wait("failed")
+    assert failed["kind"] == "WeightsError"
+    assert "engine and learner do not compute the same model" in failed["text"]
+    actor.end()
+
+
+def test_weights_of_a_lower_lineage_are_refused(plane, actors):
+    newer = plane.publish(lineage=2)
+    for actor in actors:
+        actor.applied(newer)
+
+    refused = plane.publish(lineage=1)
+    newest = plane.publish(lineage=2)
+
+    for actor in actors:
+        actor.applied(newest)
+        applied = [line["version"] for line in actor.lines if line["event"] == "applied"]
+        assert refused.version not in applied
+        assert applied == sorted(applied)

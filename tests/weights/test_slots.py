@@ -1,0 +1,174 @@
+"""Slots and shelf: what learner and publisher hand each other, and what can be pulled."""
+
+import mmap
+
+import pytest
+
+from broker.manifest import Probe, TensorSpec, WeightManifest
+from broker.weights import CHUNK_BYTES, Pull
+from buffer.episode import PolicyVersion
+from learner.shelf import PULL_IDLE_S, Shelf
+from learner.slots import NUM_SLOTS, Slot, Slots
+
+NUM_BYTES = CHUNK_BYTES + 8
+
+
+class FakeClock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Learner:
+    """The producer's side: seals versions whose bytes are their step number."""
+
+    def __init__(self, folder) -> None:
+        self.slots = Slots(folder)
+        for index in range(NUM_SLOTS):
+            self.slots.path(index, "free").write_bytes(bytes(NUM_BYTES))
+
+    def seal(self, step: int) -> None:
+        index = self.slots.acquire()
+        with self.slots.path(index, "writing").open("r+b") as file:
+            memory = mmap.mmap(file.fileno(), 0)
+        memory[:] = bytes([step]) * NUM_BYTES
+        self.slots.seal(index, manifest(step))
+
+
+def manifest(step: int) -> WeightManifest:
+    return WeightManifest(
+        version=PolicyVersion(1, step),
+        digest=f"{step}",
+        num_bytes=NUM_BYTES,
+        tensors=(TensorSpec("w", "float32", (NUM_BYTES // 4,), 0, NUM_BYTES),),
+        probe=Probe((1, 2), (-0.5,)),
+    )
+
+
+@pytest.fixture
+def learner(tmp_path):
+    return Learner(tmp_path)
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def shelf(tmp_path, learner, clock):
+    return Shelf(Slots(tmp_path), clock=clock)
+
+
+def take(publisher: Slots) -> Slot:
+    slot = publisher.take()
+    assert slot is not None
+    return slot
+
+
+def pull(step: int, offset: int = 0) -> Pull:
+    return Pull(PolicyVersion(1, step), offset, CHUNK_BYTES)
+
+
+def test_a_sealed_version_is_taken_once(learner, tmp_path):
+    publisher = Slots(tmp_path)
+    learner.seal(1)
+
+    taken = take(publisher)
+
+    assert taken.manifest == manifest(1)
+    assert taken.memory[:] == bytes([1]) * NUM_BYTES
+    assert publisher.take() is None
+
+
+def test_the_newest_replaces_a_version_that_nobody_took(learner, tmp_path):
+    for step in (1, 2, 3, 4):
+        learner.seal(step)
+
+    publisher = Slots(tmp_path)
+
+    assert take(publisher).manifest == manifest(4)
+    assert publisher.take() is None
+
+
+def test_the_learner_never_waits_for_a_publisher_that_stands_still(learner, tmp_path):
+    publisher = Slots(tmp_path)
+    learner.seal(1)
+    publisher.take()
+    learner.seal(2)
+    publisher.take()
+
+    for step in range(3, 20):
+        learner.seal(step)
+
+    assert take(publisher).manifest == manifest(19)
+
+
+def test_a_dead_publisher_leaves_the_newest_version_to_the_next(learner, tmp_path):
+    dead = Slots(tmp_path)
+    learner.seal(1)
+    dead.take()
+    learner.seal(2)
+    dead.take()
+
+    learner.slots.reclaim()
+
+    assert take(Slots(tmp_path)).manifest == manifest(2)
+    assert sum(learner.slots.path(i, "free").exists() for i in range(NUM_SLOTS)) == 2
+
+
+def test_a_version_sealed_while_the_publisher_was_dead_wins_over_what_it_held(learner, tmp_path):
+    dead = Slots(tmp_path)
+    learner.seal(1)
+    dead.take()
+    learner.seal(2)
+
+    learner.slots.reclaim()
+
+    successor = Slots(tmp_path)
+    assert take(successor).manifest == manifest(2)
+    assert successor.take() is None
+
+
+def test_the_shelf_offers_the_newest_version(learner, shelf):
+    learner.seal(1)
+    assert shelf.advance().manifest == manifest(1)
+    learner.seal(2)
+    assert shelf.advance().manifest == manifest(2)
+    assert shelf.advance() is None
+
+    assert shelf.read("a", pull(1)) is None
+    assert shelf.read("a", pull(2)) == bytes([2]) * CHUNK_BYTES
+    assert shelf.read("a", pull(2, CHUNK_BYTES)) == bytes([2]) * 8
+    assert shelf.read("a", pull(2, NUM_BYTES)) is None
+    assert shelf.read("a", pull(2, -1)) is None
+
+
+def test_a_version_stays_while_somebody_pulls_it_and_no_longer(learner, shelf):
+    learner.seal(1)
+    shelf.advance()
+    shelf.read("slow", pull(1))
+
+    for step in (2, 3, 4):
+        learner.seal(step)
+        shelf.advance()
+    assert shelf.read("slow", pull(1, CHUNK_BYTES)) == bytes([1]) * 8  # its last slice
+
+    learner.seal(5)
+    shelf.advance()
+    assert shelf.read("slow", pull(1)) is None
+
+
+def test_a_puller_that_died_does_not_keep_its_version_for_ever(learner, shelf, clock):
+    learner.seal(1)
+    shelf.advance()
+    shelf.read("dead", pull(1))
+    learner.seal(2)
+    shelf.advance()
+    clock.now += PULL_IDLE_S + 1
+
+    learner.seal(3)
+    shelf.advance()
+
+    assert shelf.read("dead", pull(1)) is None

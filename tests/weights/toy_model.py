@@ -1,0 +1,70 @@
+"""A model of two tensors, and an engine that computes with exactly the bytes it was given.
+
+The engine stands in for vLLM: what is tested is transfer, order and checks, and for these a
+softmax over a real matrix shows wrong bytes. A real engine's live swap is tested in tests/actors.
+"""
+
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+from actors.engine import StagedWeights
+from actors.staging import named_tensors
+from buffer.episode import PolicyVersion
+
+VOCABULARY, WIDTH = 32, 16
+PROBE_IDS = (1, 5, 9, 2, 30)
+
+
+class ToyModel(nn.Module):
+    """Tied like the demo's model; `ballast` makes it as large as a test needs."""
+
+    def __init__(self, ballast: int = 0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.lm_head.weight = self.embed.weight
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        if ballast:
+            self.ballast = nn.Parameter(torch.zeros(ballast))
+
+    def forward(self, input_ids, use_cache=False):
+        return SimpleNamespace(logits=self.lm_head(self.mix(self.embed(input_ids))))
+
+    def step(self, seed: int) -> None:
+        """Change every parameter, as an optimizer step would."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+
+
+class ToyEngine:
+    """Applies staged bytes; `spoil` makes it compute something else, as stale weights would."""
+
+    def __init__(self) -> None:
+        self.version = PolicyVersion(0, 0)
+        self.weights: dict[str, torch.Tensor] = {}
+        self.spoil = 0
+        self.applied: list[PolicyVersion] = []
+
+    async def apply(self, staged: StagedWeights) -> float:
+        manifest = staged.manifest
+        tensors = named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
+        self.weights = {name: tensor.clone() for name, tensor in tensors}
+        self.version = manifest.version
+        self.applied.append(manifest.version)
+        return 0.001
+
+    async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        ids = torch.tensor(token_ids)
+        embed = self.weights["embed.weight"].float()
+        if self.spoil:
+            self.spoil -= 1
+            embed = embed + 1.0
+        hidden = (
+            embed[ids] @ self.weights["mix.weight"].float().T + self.weights["mix.bias"].float()
+        )
+        logprobs = (hidden[:-1] @ embed.T).log_softmax(-1)
+        return tuple(logprobs.gather(-1, ids[1:, None])[:, 0].tolist())
