@@ -68,8 +68,16 @@ class Stepper(Protocol):
         """Make at least one token for some requests."""
         ...
 
+    def pause(self) -> Iterable[Sampled]:
+        """Make no more tokens; return those made under these weights and not yet returned."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
     def load(self, staged: StagedWeights) -> None:
-        """Swap the weights; running requests keep their KV cache.
+        """Swap the weights while paused; running requests keep their KV cache.
 
         Raises:
             WeightsError: refused before anything changed; the old weights go on.
@@ -288,14 +296,17 @@ class ThreadedEngine:
         while not self._closing:
             self._obey()
             if self._stepper.has_work and not self._closing:
-                for sampled in self._stepper.step():
-                    if sampled.key in self._probes:
-                        self._probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
-                    else:
-                        self._table.record(*sampled, self._version)
+                self._record(self._stepper.step())
             due = self._table.take(time.monotonic())
             if due:
                 loop.call_soon_threadsafe(self._deliver, due)
+
+    def _record(self, made: Iterable[Sampled]) -> None:
+        for sampled in made:
+            if sampled.key in self._probes:
+                self._probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
+            else:
+                self._table.record(*sampled, self._version)
 
     def _obey(self) -> None:
         if not self._stepper.has_work:
@@ -320,14 +331,15 @@ class ThreadedEngine:
 
     def _apply(self, staged: StagedWeights, pause: Future[float]) -> None:
         begun = time.monotonic()
+        self._record(self._stepper.pause())
         try:
             self._stepper.load(staged)
-        except WeightsError as error:
-            pause.set_exception(
-                error
-            )  # any other error leaves a mixture of weights: the thread dies
+        except WeightsError as error:  # any other leaves a mixture of weights: the thread dies
+            self._stepper.resume()
+            pause.set_exception(error)
             return
         self._version = staged.manifest.version
+        self._stepper.resume()
         pause.set_result(time.monotonic() - begun)
 
     def _probe(

@@ -130,6 +130,13 @@ class TorchStepper:
         self._free({row for row, held in enumerate(self._rows) if held.has_ended})
         return sampled
 
+    def pause(self) -> Iterable[Sampled]:
+        """Nothing is ever on its way: a step returns all it made."""
+        return ()
+
+    def resume(self) -> None:
+        """Nothing was stopped."""
+
     @torch.no_grad()
     def load(self, staged: StagedWeights) -> None:
         """Copy the new weights over the old ones in place."""

@@ -116,7 +116,7 @@ class VllmStepper:
         )
 
     def step(self) -> Iterable[Sampled]:
-        """Run one step of vLLM's scheduler."""
+        """Run one step of vLLM's scheduler, or collect what the other process made."""
         waiting = self._waiting
         for output in self._engine.step():
             key = int(output.request_id)
@@ -128,6 +128,14 @@ class VllmStepper:
                 made = output.outputs[0]
                 yield Sampled(key, made.token_ids, made.logprobs.logprobs, made.finish_reason)
 
+    def pause(self) -> Iterable[Sampled]:
+        """Stop the scheduler with its requests and KV kept; collect what is on its way."""
+        self._engine.sleep(level=0, mode="keep")
+        if not self._options.in_process:
+            # The answer to the call above came behind all outputs, and through the same socket.
+            while not self._engine.engine_core.outputs_queue.empty():
+                yield from self.step()
+
     def load(self, staged: StagedWeights) -> None:
         """Swap the weights through vLLM's weight-transfer interface."""
         from .vllm_weights import update_payload
@@ -135,13 +143,15 @@ class VllmStepper:
         manifest = staged.manifest
         for _ in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
             pass  # refuses a bad file while the old weights are still whole
-        self._engine.sleep(level=0, mode="keep")  # nothing in flight; KV stays
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update_payload(staged))
         self._rpc("finish_weight_update")
         self._engine.set_weight_version(f"{manifest.version.lineage}.{manifest.version.step}")
         self._num_swaps += 1
         self._begin_waiting_again()
+
+    def resume(self) -> None:
+        """Let the scheduler run again."""
         self._engine.wake_up(tags=["scheduling"])
 
     def close(self) -> None:

@@ -117,9 +117,9 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Hold nothing, release nothing."""
 
     def _refresh_output_layers(self) -> None:
-        # On a CPU the output layer multiplies with a packed copy of its weight. With tied embeddings
-        # no tensor is loaded *into* that layer, so the reload leaves its copy behind, and the
-        # engine would sample from new hidden states under the old output matrix.
+        # On a CPU the output layer multiplies with a packed copy of its weight. With tied
+        # embeddings no tensor is loaded into that layer, so the reload leaves its copy behind, and
+        # the engine would sample from new hidden states under the old output matrix.
         if self.device.type != "cpu":
             return
         for layer in self.model.modules():

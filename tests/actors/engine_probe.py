@@ -1,4 +1,4 @@
-"""What the engine tests share: a reader that files deltas, and the comparison with a plain forward pass."""
+"""What the engine tests share: transcripts of deltas, compared with a plain forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from transformers import Qwen3ForCausalLM
 
-from actors.engine import Engine, Request, StagedWeights
+from actors.engine import Request, StagedWeights
+from actors.engine_thread import ThreadedEngine
 from buffer.episode import PolicyVersion, VersionSpan
 
 from .tiny_model import VOCABULARY, make_model, perturb, reference_logprobs, stage
@@ -30,9 +31,9 @@ class Transcript:
 
 
 class Bench:
-    """An engine, the models that its versions are copies of, and the transcripts of its requests."""
+    """An engine, a copy of the model of each of its versions, and what came of its requests."""
 
-    def __init__(self, engine: Engine, model: Qwen3ForCausalLM, folder: Path) -> None:
+    def __init__(self, engine: ThreadedEngine, model: Qwen3ForCausalLM, folder: Path) -> None:
         self.engine = engine
         self.model = model
         self.folder = folder
@@ -100,7 +101,7 @@ class Bench:
         return stage(self.model, self.folder / f"weights-{version.step % 2}", version)
 
     def log_ratio(self, transcript: Transcript) -> torch.Tensor:
-        """log pi(token) by a forward pass of the version that sampled it, minus what the engine said."""
+        """log pi(token) by a forward pass of its version, minus what the engine said."""
         assert len(transcript.versions) == 1
         request = transcript.request
         ids = list(request.token_ids) + transcript.token_ids

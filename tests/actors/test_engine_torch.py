@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from actors.engine_thread import ThreadedEngine
 from actors.torch_engine import TorchOptions, TorchStepper, torch_engine
 from configs.errors import EngineError
 
-from .engine_battery import BATTERY
+from .engine_battery import BATTERY, swaps_under_load
 from .engine_probe import Bench, tiny_folder
 
 
@@ -22,23 +24,20 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def bench(request, runner, tmp_path_factory) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("torch-engine")
-    model = tiny_folder(folder / "model", tied=request.param)
-
-    async def begin() -> Bench:
-        # Fewer rows than the battery has requests: admission and row moves are part of it.
-        options = TorchOptions(str(folder / "model"), max_model_len=256, max_concurrent=24)
-        engine = torch_engine(options)
-        begun = time.perf_counter()
-        await engine.start()
-        assert time.perf_counter() - begun < 3
-        return Bench(engine, model, folder)
-
-    bench = runner.run(begin())
+@pytest.fixture(scope="module")
+def bench(runner, tmp_path_factory) -> Iterator[Bench]:
+    bench = runner.run(open_bench(tmp_path_factory.mktemp("tied"), tied=True))
     yield bench
     runner.run(bench.engine.close())
+
+
+async def open_bench(folder: Path, *, tied: bool) -> Bench:
+    model = tiny_folder(folder / "model", tied=tied)
+    # Fewer rows than the battery has requests: admission and row moves are part of it.
+    options = TorchOptions(str(folder / "model"), max_model_len=256, max_concurrent=24)
+    engine = torch_engine(options)
+    await engine.start()
+    return Bench(engine, model, folder)
 
 
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
@@ -46,15 +45,32 @@ def test_torch_engine(check: Callable[[Bench], Coroutine], bench: Bench, runner:
     runner.run(check(bench))
 
 
-def test_death_of_the_engine_reaches_every_waiter(runner, tmp_path):
+def test_untied_embeddings_swap_as_exactly(runner, tmp_path):
+    async def story() -> None:
+        bench = await open_bench(tmp_path, tied=False)
+        await swaps_under_load(bench)
+        await bench.engine.close()
+
+    runner.run(story())
+
+
+def test_torch_engine_starts_in_seconds(runner, tmp_path):
+    begun = time.process_time()  # of this process: the wall clock of a shared machine says little
+
+    bench = runner.run(open_bench(tmp_path, tied=True))
+
+    assert time.process_time() - begun < 3
+    runner.run(bench.engine.close())
+
+
+def test_death_of_the_engine_reaches_every_waiter(runner, tmp_path, monkeypatch):
     tiny_folder(tmp_path, tied=True)
     stepper = TorchStepper(TorchOptions(str(tmp_path), max_model_len=64))
-    engine = torch_engine(TorchOptions(str(tmp_path), max_model_len=64))
-    engine._stepper = stepper
+    engine = ThreadedEngine(stepper, max_model_len=64)
 
     async def story() -> None:
         await engine.start()
-        stepper.begin_probe = _raise  # type: ignore[method-assign]
+        monkeypatch.setattr(stepper, "begin_probe", _raise)
         reader = asyncio.create_task(engine.deltas())
         with pytest.raises(EngineError, match="out of order"):
             await engine.probe((1, 2, 3))
