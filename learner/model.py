@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -101,7 +102,7 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         logits_NV = self.causal_lm.get_output_embeddings()(hidden_ND).float() / temperature
         log_pi_NV = logits_NV.log_softmax(-1)
-        logprobs_N = log_pi_NV.gather(-1, targets_N[:, None]).squeeze(-1)
+        logprobs_N = -functional.nll_loss(log_pi_NV, targets_N, reduction="none")
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies_N = -(log_pi_NV.exp() * log_pi_NV).sum(-1)
         return logprobs_N, entropies_N

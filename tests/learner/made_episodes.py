@@ -1,0 +1,70 @@
+"""Episodes made up for tests: any prompt, completion, reward and version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from buffer.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+
+FIRST = PolicyVersion(1, 0)
+
+
+def make_episode(
+    task_id: int = 0,
+    *,
+    group_id: int = 0,
+    prompt: Sequence[int] = (5, 6, 7),
+    completion: Sequence[int] = (8, 9),
+    logprobs: Sequence[float] | None = None,
+    mask: Sequence[int] | None = None,
+    reward: float = 0.0,
+    versions: Sequence[tuple[PolicyVersion, int]] = ((FIRST, 0),),
+    finish_reason: str = "stop",
+    purpose: str = "train",
+) -> Episode:
+    """Make an episode; by default all its tokens were sampled with probability 1/e."""
+    mask = [1] * len(completion) if mask is None else list(mask)
+    if logprobs is None:
+        logprobs = [-1.0 if sampled else 0.0 for sampled in mask]
+    return Episode(
+        task_id=task_id,
+        group_id=group_id,
+        purpose=purpose,
+        prompt_ids=np.array(prompt, dtype=np.int32),
+        completion=Completion(
+            token_ids=np.array(completion, dtype=np.int32),
+            behaviour_logprobs=np.array(logprobs, dtype=np.float32),
+            loss_mask=np.array(mask, dtype=np.uint8),
+            versions=tuple(VersionSpan(version, start) for version, start in versions),
+            fences=(FenceRun(1, "actor", 0),),
+        ),
+        reward=reward,
+        reward_parts={"exact": float(reward == 1.0)},
+        finish_reason=finish_reason,
+        environment_metrics={},
+        incarnation="actor",
+        started_at=0.0,
+        finished_at=1.0,
+    )
+
+
+def random_group_episodes(num_groups: int, group_size: int, *, seed: int = 0) -> list[Episode]:
+    """Make groups of episodes of different lengths over the tokens 3..19, with random rewards."""
+    random = np.random.default_rng(seed)
+    episodes = []
+    for task_id in range(num_groups * group_size):
+        length = int(random.integers(1, 9))
+        episodes.append(
+            make_episode(
+                task_id,
+                group_id=task_id // group_size,
+                prompt=random.integers(3, 20, size=random.integers(1, 6)).tolist(),
+                completion=random.integers(3, 20, size=length).tolist(),
+                logprobs=random.uniform(-4, -2, size=length).tolist(),
+                mask=[1] + random.integers(0, 2, size=length - 1).tolist(),
+                reward=float(random.uniform()),
+            )
+        )
+    return episodes
