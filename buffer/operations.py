@@ -6,8 +6,8 @@ Who uses which (the table of keys is in `keys.py`):
 | ------- | ---------- |
 | anyone  | begin_run, stats, memory, publication, lineages, actors |
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
-| learner | begin_lineage, create, claim, drop, seal, advance, commit, cancel, publish, records, |
-|         | eval_round, eval_results, close_eval |
+| learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
+|         | records, eval_round, eval_results, close_eval |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -249,10 +249,19 @@ def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operati
     Raises:
         RecordError: at once, when `reason` is not a short lower-case word.
     """
-    if not _REASON.fullmatch(reason):
-        raise RecordError(f"reason must be lower-case letters, digits and _, got {reason!r:.60}")
+    _check_reason(reason)
     rows = [(group,) for group in group_ids]
     return sliced("drop", (lineage, k, reason), rows, sum, size=UNITS_PER_DROP)
+
+
+def abandon(lineage: int, k: int, reason: str) -> Operation[int]:
+    """Drop all of batch k, even sealed, so that it is claimed anew: it kills its learners.
+
+    Raises:
+        RecordError: at once, when `reason` is not a short lower-case word.
+    """
+    _check_reason(reason)
+    return repeated("abandon", (lineage, k, reason, SLICE))
 
 
 def seal(lineage: int, k: int) -> Operation[int]:
@@ -317,6 +326,11 @@ def _group_rows(tasks: Sequence[NewTask]) -> list[list[Argument]]:
                 f"got {sorted(specs)[:8]}; create groups whole"
             )
     return [[group, *(specs[i] for i in sorted(specs))] for group, specs in groups.items()]
+
+
+def _check_reason(reason: str) -> None:
+    if not _REASON.fullmatch(reason):
+        raise RecordError(f"reason must be lower-case letters, digits and _, got {reason!r:.60}")
 
 
 def _verdicts(replies: list[Reply]) -> list[str]:

@@ -40,6 +40,7 @@ _REFUSALS = {
     "SEALED": "units can be dropped only before a batch is sealed; batch {0} is",
     "UNCLAIMED": "a sealed batch must have units, got none in batch {0}",
     "UNSEALED": "only sealed batches are trained and committed; batch {0} is not sealed",
+    "TRAINED": "an abandoned batch must not be trained yet, got one <= {0}; weights contain it",
     "UNTRAINED": "a committed batch must be trained, got one > {0}; advance comes first",
     "BACKWARDS": "versions of a lineage must not decrease, got one below {0}",
     "DIGEST": "a version must keep its digest; other weights were published as step {0} before",
@@ -180,9 +181,8 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
 
 
 def _is_away(error: redis.RedisError) -> bool:
-    kinds = redis.exceptions
-    away = (kinds.ConnectionError, kinds.TimeoutError, kinds.BusyLoadingError)
-    return isinstance(error, away) and not isinstance(error, kinds.AuthenticationError)
+    away = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.BusyLoadingError)
+    return isinstance(error, away) and not isinstance(error, exceptions.AuthenticationError)
 
 
 def _reason(error: redis.RedisError, text: str) -> str:

@@ -131,7 +131,7 @@ class Claims:
             # Training it has killed a learner that often: better to lose a batch than the run.
             groups = [unit.group_id for unit in claim.units]
             log.error("giving a batch up", step=step, starts=claim.starts, groups=groups)
-            self._store.run(operations.drop(self._lineage, step, groups, "poison"))
+            self._store.run(operations.abandon(self._lineage, step, "poison"))
             self.dropped.units["poison"] = self.dropped.units.get("poison", 0) + len(groups)
             claim = self._store.run(operations.claim(self._lineage, step, units, start=True))
         return claim

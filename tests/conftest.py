@@ -12,8 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
+
+# Cores are shared with other processes: how long one example takes says nothing.
+hypothesis.settings.register_profile(
+    "shared cores", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("shared cores")
 
 
 def find_redis_server() -> str:

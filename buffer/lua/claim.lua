@@ -15,13 +15,14 @@ if ARGV[4] == '1' then call('HINCRBY', state, 'starts', 1) end
 
 local missing = sealed == 1 and 0 or tonumber(ARGV[3]) - call('ZCARD', claim)
 if missing > 0 then
-  local oldest = call('ZRANGE', BUF, 0, math.min(missing, units_of(ARGV[5], size)) - 1, 'WITHSCORES')
+  local room = math.min(missing, units_of(ARGV[5], size))
+  local oldest = call('ZRANGE', BUF, 0, room - 1, 'WITHSCORES')
   for i = 1, #oldest, 2 do
     call('ZREM', BUF, oldest[i])
     call('ZADD', claim, oldest[i + 1], oldest[i])
     for _, id in ipairs(members(oldest[i], size)) do call('SMOVE', DONE, CLAIMED, id) end
   end
-  if #oldest > 0 and #oldest / 2 < missing then return { 'MORE' } end
+  if #oldest / 2 == room and room < missing then return { 'MORE' } end
 end
 
 local answer = { 'OK', sealed, tonumber(call('HGET', state, 'starts') or '0') }

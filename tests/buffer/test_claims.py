@@ -65,6 +65,7 @@ def _learner_operations(lineage: int) -> list[Operation[object]]:
         operations.create(lineage, [NewTask(2**48, 0, b"", 0)]),
         operations.claim(lineage, 1, 1),
         operations.drop(lineage, 1, [0], "stale"),
+        operations.abandon(lineage, 1, "poison"),
         operations.seal(lineage, 1),
         operations.advance(lineage, 1),
         operations.commit(lineage, 0),
@@ -183,6 +184,22 @@ def test_dropped_units_are_replaced_until_the_seal(run: RunInStore) -> None:
         operations.drop(run.lineage, 1, [1], "Too old!")
     assert run.stats().dropped == {"zero_variance": GROUP_SIZE}
     assert run.store.run(operations.records([0, 4])) == [None, b"record 4"]
+
+
+def test_a_batch_given_up_is_filled_with_other_units(run: RunInStore) -> None:
+    _fill(run, 4)
+    _units(run, 1)
+    run.store.run(operations.seal(run.lineage, 1))
+
+    assert run.store.run(operations.abandon(run.lineage, 1, "poison")) == 2 * GROUP_SIZE
+
+    claim = run.store.run(operations.claim(run.lineage, 1, 2, start=True))
+    assert [unit.group_id for unit in claim.units] == [2, 3]
+    assert (claim.sealed, claim.starts) == (False, 1)
+    assert run.stats().dropped == {"poison": 2 * GROUP_SIZE}
+    run.train(1)
+    with pytest.raises(StoreError, match="must not be trained yet"):
+        run.store.run(operations.abandon(run.lineage, 1, "poison"))
 
 
 def test_claims_are_closed_while_the_run_is_paused(run: RunInStore) -> None:

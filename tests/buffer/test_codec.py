@@ -210,7 +210,7 @@ def test_random_bytes_raise_nothing_else(record: bytes) -> None:
     _decodes_or_refuses(decode_completion, record)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_flipped_and_cut_bytes_raise_nothing_else(data: st.DataObject) -> None:
     record = bytearray(data.draw(st.sampled_from([RECORD, CHUNK])))
@@ -236,7 +236,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.data(), _values)
 def test_a_field_of_another_type_raises_nothing_else(data: st.DataObject, value: object) -> None:
     fields = msgpack.unpackb(RECORD)
