@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -87,48 +87,45 @@ class Life:
 
     def _supervise(self, server: RedisServer | None) -> Outcome:
         """Start all processes and watch them; all have ended when this returns or raises."""
-        timeout_s = self._settings.console.stop_timeout_s
-        guard = Guard(grace_s=timeout_s)
-        display = make_display(self._console, name=self._settings.run.name, plain=self._plain)
-        processes: list[Process] = []
-        policy = RestartPolicy(self._settings.console.max_restarts)
+        guard = Guard(grace_s=self._settings.console.stop_timeout_s)
         try:
+            processes = [Process(c, guard) for c in commands(self._settings, self._folder)]
+            stages = Stages({p.name: self._folder.log(p.name) for p in processes})
             if server is not None:
-                redis = Process(redis_command(server, self._folder, self._settings), guard)
-                processes.append(redis)
-            processes += [Process(c, guard) for c in commands(self._settings, self._folder)]
+                redis = redis_command(server, self._folder, self._settings)
+                processes.insert(0, Process(redis, guard))
+            display = make_display(self._console, name=self._settings.run.name, plain=self._plain)
             supervisor = Supervisor(
                 processes,
-                policy,
+                RestartPolicy(self._settings.console.max_restarts),
                 is_finished=lambda: self._folder.state is RunState.FINISHED,
                 say=display.say,
+                last_error=stages.take_error,
             )
             with display:
-                return self._watch(supervisor, processes, server, display)
+                return self._watch(supervisor, processes[0], server, display, stages)
         finally:
             guard.close()
 
     def _watch(
         self,
         supervisor: Supervisor,
-        processes: Sequence[Process],
+        first: Process,
         server: RedisServer | None,
         display: Display,
+        stages: Stages,
     ) -> Outcome:
-        names = [process.name for process in processes if process.role != "redis"]
-        stages = Stages({name: self._folder.log(name) for name in names})
+        """Start Redis, then the rest at once; stop all of it in order, whatever happens."""
         crew = Crew(self._settings, self._folder.redis_url.read_text(encoding="utf-8").strip())
         try:
             if server is not None:
-                processes[0].start()
-                wait_until_ready(server.url, has_ended=lambda: processes[0].poll() is not None)
+                first.start()
+                wait_until_ready(server.url, has_ended=lambda: first.poll() is not None)
             supervisor.start()
             crew.start()
             outcome = self._look_until_the_end(supervisor, display, stages, crew)
             if not outcome.is_finished:
-                error = stages.last_error(outcome.name)
-                if error is not None:
-                    display.say(f"{outcome.name}: {error}")
+                display.say(f"{outcome.name}: {outcome.error or 'ended without a word'}")
                 display.say(f"its log is {self._folder.log(outcome.name)}")
             return outcome
         finally:

@@ -1,7 +1,7 @@
 """Whether a process that ended is started again, and when. Pure: given a clock, it only decides.
 
-Exit codes of every role: 0 finished or drained, 2 a person has to change something, 3 another learner
-owns the run, anything else a crash.
+Exit codes of every role: 0 finished or drained, 2 a person has to change something, 3 another
+learner owns the run, anything else a crash.
 
     ended -> RESTART after a growing pause -> running
     ended -> LEAVE   an actor that drained: the run goes on without it

@@ -29,7 +29,7 @@ class Stages:
                     self._errors[name] = str(row.get("event", ""))
         return self._stages
 
-    def last_error(self, name: str) -> str | None:
-        """Return the newest error that a process wrote."""
+    def take_error(self, name: str) -> str | None:
+        """Return the newest error that a process wrote since it was last asked for."""
         self.look()
-        return self._errors.get(name)
+        return self._errors.pop(name, None)

@@ -28,6 +28,8 @@ class Outcome:
     reason: str
     name: str = ""
     """The process that ended it."""
+    error: str | None = None
+    """What that process last complained of."""
 
 
 class Supervisor:
@@ -40,6 +42,7 @@ class Supervisor:
         *,
         is_finished: Callable[[], bool],
         say: Callable[[str], None],
+        last_error: Callable[[str], str | None] = lambda _name: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -47,6 +50,7 @@ class Supervisor:
         self._policy = policy
         self._is_finished = is_finished
         self._say = say
+        self._last_error = last_error
         self._clock = clock
         self._sleep = sleep
         self._due: dict[str, float] = {}
@@ -102,7 +106,7 @@ class Supervisor:
         )
         match decision.action:
             case Action.RESTART:
-                self._say(f"{decision.reason} in {decision.delay_s:.1f} s")
+                self._say(f"{decision.reason} in {decision.delay_s:.1f} s{self._why(process)}")
                 self._due[process.name] = self._clock() + decision.delay_s
             case Action.LEAVE:
                 self._say(decision.reason)
@@ -110,8 +114,13 @@ class Supervisor:
             case Action.FINISH:
                 return Outcome(True, decision.reason, process.name)
             case Action.FAIL:
-                return Outcome(False, decision.reason, process.name)
+                error = self._last_error(process.name)
+                return Outcome(False, decision.reason, process.name, error)
         return None
+
+    def _why(self, process: Supervised) -> str:
+        error = self._last_error(process.name)
+        return f": {error}" if error else ""
 
     def _wait_or_kill(self, members: Sequence[Supervised], timeout_s: float) -> list[str]:
         deadline = self._clock() + timeout_s

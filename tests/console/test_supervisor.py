@@ -1,0 +1,157 @@
+"""The processes of a run together, with fake processes: start, restart, stop, in which order."""
+
+import pytest
+
+from console.restart import RestartPolicy
+from console.supervisor import Supervisor
+
+
+class FakeProcess:
+    """A process whose end is decided by the test: the supervisor only polls and signals."""
+
+    def __init__(self, name, events, *, obeys=True):
+        self.name = name
+        self.role = name.partition("-")[0]
+        self.code = 0  # not started
+        self._events = events
+        self._obeys = obeys
+
+    def start(self):
+        self.code = None
+        self._events.append(f"start {self.name}")
+
+    def poll(self):
+        return self.code
+
+    def ask_to_stop(self):
+        if self.code is None:
+            self._events.append(f"stop {self.name}")
+            if self._obeys:
+                self.code = 0
+
+    def kill(self):
+        if self.code is None:
+            self._events.append(f"kill {self.name}")
+            self.code = -9
+
+
+class Ring:
+    """A supervisor of fakes, and a clock that sleeping moves."""
+
+    def __init__(self, *names, stubborn=()):
+        self.now = 0.0
+        self.events, self.said = [], []
+        self.finished = False
+        self.processes = {
+            name: FakeProcess(name, self.events, obeys=name not in stubborn) for name in names
+        }
+        self.supervisor = Supervisor(
+            list(self.processes.values()),
+            RestartPolicy(2, clock=lambda: self.now, jitter=lambda: 0.0),
+            is_finished=lambda: self.finished,
+            say=self.said.append,
+            last_error=lambda name: f"{name} complains",
+            clock=lambda: self.now,
+            sleep=self.sleep,
+        )
+        self.supervisor.start()
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def die(self, name, code):
+        self.processes[name].code = code
+
+
+@pytest.fixture
+def ring():
+    return Ring("redis", "broker", "learner", "actor-0", "actor-1")
+
+
+def test_all_processes_start_at_once(ring):
+    assert ring.events == [
+        "start redis",
+        "start broker",
+        "start learner",
+        "start actor-0",
+        "start actor-1",
+    ]
+    assert ring.supervisor.tick() is None
+
+
+def test_a_process_that_runs_already_is_not_started_twice(ring):
+    ring.supervisor.start()
+
+    assert ring.events.count("start redis") == 1
+
+
+def test_a_dead_process_starts_again_after_its_pause(ring):
+    ring.die("actor-1", -9)
+
+    assert ring.supervisor.tick() is None
+    assert ring.supervisor.running("actor") == 1
+    ring.now += 0.4
+    ring.supervisor.tick()
+    assert ring.supervisor.running("actor") == 1
+    ring.now += 0.2
+    ring.supervisor.tick()
+    assert ring.supervisor.running("actor") == 2
+    assert ring.said == [
+        "actor-1 was killed by signal 9; it starts again in 0.5 s: actor-1 complains"
+    ]
+
+
+def test_an_actor_that_drained_is_left_alone_and_told_of_once(ring):
+    ring.die("actor-0", 0)
+
+    for _ in range(5):
+        assert ring.supervisor.tick() is None
+        ring.now += 10
+
+    assert ring.said == ["actor-0 has drained"]
+    assert ring.supervisor.running("actor") == 1
+
+
+def test_the_run_is_finished_when_the_learner_says_so(ring):
+    ring.finished = True
+    ring.die("learner", 0)
+
+    outcome = ring.supervisor.tick()
+
+    assert outcome.is_finished
+
+
+def test_a_settings_error_of_a_process_ends_the_run_with_its_words(ring):
+    ring.die("broker", 2)
+
+    outcome = ring.supervisor.tick()
+
+    assert not outcome.is_finished
+    assert (outcome.name, outcome.error) == ("broker", "broker complains")
+    assert ring.events.count("start broker") == 1
+
+
+def test_actors_stop_first_and_redis_last(ring):
+    ring.events.clear()
+
+    killed = ring.supervisor.stop(timeout_s=5)
+
+    assert killed == []
+    assert ring.events == [
+        "stop actor-0",
+        "stop actor-1",
+        "stop learner",
+        "stop broker",
+        "stop redis",
+    ]
+
+
+def test_what_does_not_stop_in_time_is_killed_before_the_next_role_is_asked():
+    ring = Ring("redis", "learner", "actor-0", stubborn=("actor-0",))
+    ring.events.clear()
+
+    killed = ring.supervisor.stop(timeout_s=5)
+
+    assert killed == ["actor-0"]
+    assert ring.events == ["stop actor-0", "kill actor-0", "stop learner", "stop redis"]
+    assert 5 <= ring.now < 6
