@@ -10,6 +10,7 @@ chunk lists by concatenation, and `decode_completion` reads them as one completi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import msgpack
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from configs.errors import RecordError
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from .validity import check_completion, check_episode
+from .validity import MAX_NUMBER, check_completion, check_episode
 
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""
@@ -42,11 +43,17 @@ _Map = dict[str, object]
 
 
 def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-    """Turn a finished episode into its record.
+    """Turn a finished episode into its record; rewards and metrics may be any real numbers.
 
     Raises:
         RecordError: the episode is malformed, or its record is longer than `max_bytes`.
     """
+    episode = replace(
+        episode,
+        reward=_real(episode.reward),
+        reward_parts=_reals(episode.reward_parts),
+        environment_metrics=_reals(episode.environment_metrics),
+    )
     check_episode(episode)
     record = _pack(
         {
@@ -241,6 +248,17 @@ def _triples(name: str, value: object) -> list[list[object]]:
     if not isinstance(value, list) or any(type(row) is not list or len(row) != 3 for row in value):
         raise RecordError(f"{name} must be a list of triples; the record is refused")
     return value
+
+
+def _real(value: float) -> float:
+    """Make a float of what a reward function returned; what is no number is left to the check."""
+    if isinstance(value, int | np.integer | np.floating) and not isinstance(value, bool):
+        return float(value) if abs(value) <= MAX_NUMBER else value
+    return value
+
+
+def _reals(values: dict[str, float]) -> dict[str, float]:
+    return {name: _real(value) for name, value in values.items()}
 
 
 def _to_bytes(array: np.ndarray, dtype: str) -> bytes:

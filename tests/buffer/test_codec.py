@@ -63,6 +63,16 @@ def test_joined_chunks_are_the_completion(first: Completion, second: Completion)
     assert encode_completion(decode_completion(together)) == encode_completion(joined)
 
 
+@pytest.mark.parametrize("reward", [1, np.float32(1), np.int64(1), 1.0])
+def test_a_reward_may_be_any_real_number(reward: float) -> None:
+    episode = replace(example_episode(), reward=reward, reward_parts={"exact": reward})
+
+    decoded = decode_episode(encode_episode(episode))
+
+    assert (decoded.reward, decoded.reward_parts) == (1.0, {"exact": 1.0})
+    assert type(decoded.reward) is float
+
+
 def test_joined_spans_of_one_version_and_one_fence_become_one() -> None:
     chunk = example_episode().completion
     later = replace(
@@ -186,6 +196,9 @@ def test_a_record_over_the_cap_is_refused_on_both_sides() -> None:
         ({"prompt_ids": np.zeros((3, 1), np.int32)}, "prompt_ids must be a flat int32 array"),
         ({"prompt_ids": [1, 2]}, "prompt_ids must be a flat int32 array, got list"),
         ({"reward": float("nan")}, "reward must be a finite float"),
+        ({"reward": True}, "reward must be a finite float"),
+        ({"reward": 10**400}, "reward must be a finite float"),
+        ({"reward_parts": {"exact": None}}, "reward_parts.exact must be a finite float"),
         ({"task_id": "3"}, "task_id must be an integer"),
         ({"metadata": {"a": "\ud800"}}, "valid Unicode"),
     ],
