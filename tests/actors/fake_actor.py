@@ -85,7 +85,7 @@ class Actor:
         self.client = wrap(ring.client(name))
         self.loop = kind(
             self.settings,
-            hello(name),
+            hello(name, capacity=self.settings.actors.max_concurrent_episodes),
             broker=self.client,
             engine=self.engine,
             weights=self.weights,
