@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -111,8 +112,7 @@ def role_command(
     config = path
     if path.is_dir():
         config = path / "config.yaml"
-        run = settings.run
-        overrides = [f"run.directory={run.directory}", f"run.name={run.name}", *overrides]
+        overrides = [f"run.directory={json.dumps(str(settings.run.directory))}", *overrides]
     flags = [text for override in overrides for text in ("--set", override)]
     arguments = (sys.executable, "-m", package, "--config", str(config), *flags)
     log = RunFolder(settings.run.folder).log(role)

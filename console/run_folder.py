@@ -126,10 +126,16 @@ def settings_of(path: Path, overrides: Sequence[str] = ()) -> Settings:
     """
     if not path.is_dir():
         return load(path, overrides)
-    # The folder may have been moved since its config.yaml was written.
+    # Its parent may have been moved since config.yaml was written; its name is also in Redis.
     place = path.resolve()
-    here = [f"run.directory={json.dumps(str(place.parent))}", f"run.name={json.dumps(place.name)}"]
-    return load(path / "config.yaml", [*here, *overrides])
+    here = f"run.directory={json.dumps(str(place.parent))}"
+    settings = load(path / "config.yaml", [here, *overrides])
+    if settings.run.name != place.name:
+        raise SettingsError(
+            f"{path} must have the name of its run, {settings.run.name}, got another; "
+            f"rename it back to go on with it"
+        )
+    return settings
 
 
 def run_folder_of(path: Path) -> RunFolder:

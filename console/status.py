@@ -9,11 +9,11 @@ from rich.table import Table
 
 from buffer.answers import ActorSeen, Stats
 from configs.errors import NyalaError
-from configs.secrets import redis_url
+from configs.loader import load
 from console.display import View, duration, figures
 from console.progress import RunProgress
 from console.result import print_result
-from console.run_folder import RunState, run_folder_of, settings_of
+from console.run_folder import RunState, run_folder_of
 
 
 def print_status(path: Path, console: Console) -> None:
@@ -23,7 +23,7 @@ def print_status(path: Path, console: Console) -> None:
         NyalaError: There is no such run.
     """
     folder = run_folder_of(path)
-    settings = settings_of(folder.path)
+    settings = load(folder.config)
     if folder.state is RunState.FINISHED:
         console.print(f"{settings.run.name} has finished")
         print_result(console, folder)
@@ -35,7 +35,8 @@ def print_status(path: Path, console: Console) -> None:
         highlight=False,
     )
     try:
-        stats, actors = _ask_store(redis_url(settings), settings.run.name)
+        url = folder.redis_url.read_text(encoding="utf-8").strip()
+        stats, actors = _ask_store(url, settings.run.name)
     except NyalaError as error:
         console.print(f"not running: {error}", markup=False, soft_wrap=True)
         return

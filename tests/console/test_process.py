@@ -1,0 +1,143 @@
+"""Real processes: their group, log and end, and that a killed `nyala up` leaves none."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from console.guard import follow
+from console.process import Command, Process
+from tests.console.waiting import is_alive, read_pid, wait_until
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+WITH_CHILD = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+pathlib.Path(sys.argv[1]).write_text(f"{child.pid}\\n")
+print("hello", file=sys.stderr, flush=True)
+"""
+
+
+class Groups:
+    """Records what the guard would be told."""
+
+    def __init__(self):
+        self.calls = []
+
+    def add(self, group):
+        self.calls.append(("+", group))
+
+    def remove(self, group):
+        self.calls.append(("-", group))
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def start_process(program, *arguments, watch=None):
+        command = Command(
+            "x",
+            "actor",
+            (sys.executable, "-c", program, *map(str, arguments)),
+            tmp_path / "logs" / "x.log",
+            dict(os.environ),
+        )
+        process = Process(command, watch or Groups())
+        process.start()
+        started.append(process)
+        return process
+
+    yield start_process
+    for process in started:
+        process.kill()
+
+
+def test_the_exit_code_and_the_signal_that_ended_a_process_are_known(start):
+    done, killed = start("raise SystemExit(3)"), start("import time; time.sleep(600)")
+    assert killed.poll() is None
+
+    os.kill(killed.pid, signal.SIGKILL)
+
+    wait_until(lambda: done.poll() == 3)
+    wait_until(lambda: killed.poll() == -9)
+
+
+def test_output_is_appended_to_the_log_over_several_lives(start, tmp_path):
+    process = start("import sys; print('one life', file=sys.stderr)")
+    wait_until(lambda: process.poll() == 0)
+
+    process.start()
+
+    wait_until(lambda: process.poll() == 0)
+    assert (tmp_path / "logs" / "x.log").read_text() == "one life\none life\n"
+
+
+def test_asking_to_stop_sends_sigterm_to_the_leader(start, tmp_path):
+    process = start(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)"
+    )
+    wait_until(lambda: "ready" in (tmp_path / "logs" / "x.log").read_text())
+
+    process.ask_to_stop()
+
+    wait_until(lambda: process.poll() == 0)
+
+
+def test_children_of_a_process_end_with_it(start, tmp_path):
+    watch = Groups()
+    process = start(WITH_CHILD, tmp_path / "pid", watch=watch)
+    child = read_pid(tmp_path / "pid")
+
+    wait_until(lambda: process.poll() == 0)
+
+    wait_until(lambda: not is_alive(child))
+    assert watch.calls == [("+", process.pid), ("-", process.pid)]
+
+
+def test_killing_a_process_kills_its_children(start, tmp_path):
+    process = start(WITH_CHILD + "time.sleep(600)", tmp_path / "pid")
+    child = read_pid(tmp_path / "pid")
+
+    process.kill()
+
+    assert process.poll() == -9
+    wait_until(lambda: not is_alive(child))
+
+
+def test_the_guard_follows_what_began_and_ended():
+    assert follow(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
+
+
+def test_nothing_survives_a_killed_parent_not_even_what_ignores_sigterm(tmp_path):
+    program = textwrap.dedent(
+        f"""
+        import os, pathlib, sys, time
+        from console.guard import Guard
+        from console.process import Command, Process
+        guard = Guard(grace_s=1.0)
+        folder = pathlib.Path(sys.argv[1])
+        stubborn = {STUBBORN!r} + {WITH_CHILD!r} + "time.sleep(600)"
+        for name, code in (("meek", "import time; time.sleep(600)"), ("stubborn", stubborn)):
+            arguments = (sys.executable, "-c", code, str(folder / "child"))
+            command = Command(name, "actor", arguments, folder / "log", dict(os.environ))
+            process = Process(command, guard)
+            process.start()
+            (folder / name).write_text(f"{{process.pid}}\\n")
+        time.sleep(600)
+        """
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+    pids = [read_pid(tmp_path / name) for name in ("meek", "stubborn", "child")]
+    assert all(is_alive(pid) for pid in pids)
+
+    parent.kill()
+    parent.wait()
+
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
