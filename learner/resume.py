@@ -6,7 +6,6 @@ lineage.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import structlog
 from buffer import operations
 from buffer.answers import Stats
 from configs.errors import CheckpointError, LostLineage, StoreError
+from configs.identity import run_hashes
 from configs.loader import settings_hash
 from configs.settings import Settings
 
@@ -26,7 +26,6 @@ from .patience import PatientStore
 log = structlog.get_logger()
 
 WIPED = "Redis was wiped or is another one: restore its files, or begin again with --fresh"
-ENTRY_DEADLINE_S = 60.0  # whoever starts the run enters it into the store within seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
     if newest is not None:
         path, state = newest
         _check_same_run(settings, state, path)
-    stats = _wait_for_entry(store, has_checkpoint=path is not None)
+    stats = _enter(settings, store, has_checkpoint=path is not None)
     if path is not None and not stats.lineage:
         raise CheckpointError(
             f"the store must know the run that {path} is from, got an empty one; {WIPED}"
@@ -112,17 +111,27 @@ def _check_same_run(settings: Settings, state: LearnerState, path: Path) -> None
         )
 
 
-def _wait_for_entry(store: PatientStore, *, has_checkpoint: bool) -> Stats:
-    """Wait until whoever starts the run has entered it into the store."""
-    deadline = time.monotonic() + ENTRY_DEADLINE_S
-    while True:
+def _enter(settings: Settings, store: PatientStore, *, has_checkpoint: bool) -> Stats:
+    """Enter the run into the store, or check that the one there has the same settings."""
+    if has_checkpoint:
         try:
             return store.run(operations.stats())
         except StoreError as error:
-            if "must know the run" not in str(error) or time.monotonic() > deadline:
+            if "must know the run" not in str(error):
                 raise
-            if has_checkpoint:
-                raise CheckpointError(
-                    f"the store must know the run that the checkpoints are of, got nothing; {WIPED}"
-                ) from error
-            time.sleep(0.2)
+            raise CheckpointError(
+                f"the store must know the run that the checkpoints are of, got nothing; {WIPED}"
+            ) from error
+    run, buffer = settings.run, settings.buffer
+    store.run(
+        operations.begin_run(
+            settings_hash(settings),
+            run_hashes(settings),
+            units_per_batch=run.groups_per_batch,
+            max_policy_lag=run.max_policy_lag,
+            margin=buffer.margin,
+            group_size=run.group_size,
+            min_group_size=min(buffer.min_group_size, run.group_size),
+        )
+    )
+    return store.run(operations.stats())
