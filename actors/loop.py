@@ -169,15 +169,16 @@ class ActorLoop:
             await self._leave(crew)
 
     async def _start_up(self, tasks: asyncio.TaskGroup, services: list[asyncio.Task[None]]) -> Crew:
-        """Join while the engine loads, then wait for the current weights."""
-        engine = tasks.create_task(self._engine.start())
+        """Join, load, then wait for the current weights."""
         log.info("starting", stage="joining the run")
         welcome = await self._broker.hello(self._hello, deadline_s=self._give_up_s)
         self._see(welcome.publication)
         services.append(tasks.create_task(self._heartbeat.run()))
-        log.info("starting", stage="loading environment and engine")
+        log.info("starting", stage="loading the environment")
         crew = await self._prepare()
-        await engine
+        # Not beside `prepare`: transformers' lazy imports break when two threads meet in them.
+        log.info("starting", stage="loading the engine")
+        await self._engine.start()
         self.phase = Phase.SYNC
         log.info("starting", stage="waiting for weights")
         services.append(tasks.create_task(self._weights.run()))
