@@ -103,7 +103,7 @@ class Door:
     def _answer(self, request: list[bytes]) -> list[bytes]:
         """Judge [version, id, domain, address, identity, mechanism, credentials...]."""
         version, request_id, domain, address, _identity, mechanism, *credentials = request
-        name = None
+        name, key = None, b""
         if domain == DOMAIN and mechanism == b"CURVE" and len(credentials) == 1:
             self.allowed.refresh()
             key = z85.encode(credentials[0])
