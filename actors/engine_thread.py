@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -27,66 +27,9 @@ from configs.errors import DeadlineError, EngineError, SettingsError, WeightsErr
 
 from .engine import INITIAL_VERSION, Delta, Request, StagedWeights
 from .request_table import DeltaInbox, RequestTable
+from .stepper import Sampled, Stepper
 
 T = TypeVar("T")
-
-
-class Sampled(NamedTuple):
-    """What one step made for one request, or the answer of a probe."""
-
-    key: int
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str | None
-
-
-class Stepper(Protocol):
-    """A model and its running requests, used from one thread only."""
-
-    def start(self) -> None:
-        """Load the model and run one forward pass."""
-        ...
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step would make tokens."""
-        ...
-
-    def admit(self, key: int, request: Request, max_tokens: int) -> None:
-        """Add a request; its tokens, at most `max_tokens`, come out of the steps to come."""
-        ...
-
-    def cancel(self, keys: list[int]) -> None:
-        """Drop requests; unknown keys are ignored."""
-        ...
-
-    def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
-        """Score a sequence; a step to come returns its log-probs with a finish reason."""
-        ...
-
-    def step(self) -> Iterable[Sampled]:
-        """Make at least one token for some requests."""
-        ...
-
-    def pause(self) -> Iterable[Sampled]:
-        """Make no more tokens; return those made under these weights and not yet returned."""
-        ...
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        ...
-
-    def load(self, staged: StagedWeights) -> None:
-        """Swap the weights while paused; running requests keep their KV cache.
-
-        Raises:
-            WeightsError: refused before anything changed; the old weights go on.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free the model."""
-        ...
 
 
 class ThreadedEngine:

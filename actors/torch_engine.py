@@ -22,9 +22,10 @@ from buffer.episode import PolicyVersion
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, StagedWeights
-from .engine_thread import Sampled, ThreadedEngine
+from .engine_thread import ThreadedEngine
 from .row_cache import RowCache
 from .staging import named_tensors
+from .stepper import Sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from buffer.episode import PolicyVersion
 from configs.errors import EngineError
 
 from .engine import INITIAL_VERSION, Request, StagedWeights
-from .engine_thread import Sampled, ThreadedEngine
+from .engine_thread import ThreadedEngine
 from .staging import named_tensors
+from .stepper import Sampled
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -104,6 +104,22 @@ async def queued_requests_start_fresh(bench: Bench) -> None:
         assert bench.log_ratio(transcript).abs().max() < TOLERANCE
 
 
+async def overflow_starts_fresh(bench: Bench) -> None:
+    """With more requests than rows, those that wait at the swap are wholly of the new version."""
+    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    transcripts = bench.submit(*[bench.request(max_tokens=20) for _ in range(80)])
+    await bench.read(lambda: any(t.token_ids for t in transcripts))
+
+    staged = bench.stage_next()
+    await bench.engine.apply(staged)
+    await bench.finish(transcripts)
+
+    new = [t for t in transcripts if t.versions[0].version == staged.manifest.version]
+    assert len(new) >= 16
+    for transcript in new:
+        assert bench.log_ratio(transcript).abs().max() < TOLERANCE
+
+
 async def resumes(bench: Bench) -> None:
     """Prompt and partial completion as one context go on with the right log-probs."""
     (partial,) = bench.submit(bench.request(max_tokens=20))
@@ -234,6 +250,7 @@ BATTERY = (
     swaps_under_load,
     switch_at_one_token,
     queued_requests_start_fresh,
+    overflow_starts_fresh,
     resumes,
     ends,
     end_of_text_is_no_stop,

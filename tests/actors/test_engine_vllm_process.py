@@ -10,7 +10,7 @@ import pytest
 
 from .engine_battery import (
     aborts,
-    queued_requests_start_fresh,
+    overflow_starts_fresh,
     refuses_a_torn_file,
     swaps_under_load,
     switch_at_one_token,
@@ -42,7 +42,7 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
         try:
             await swaps_under_load(bench)
             await switch_at_one_token(bench)
-            await queued_requests_start_fresh(bench)
+            await overflow_starts_fresh(bench)
             await aborts(bench)
             await refuses_a_torn_file(bench)
         finally:
