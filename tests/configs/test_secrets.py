@@ -49,5 +49,5 @@ def test_the_environment_may_name_a_file_instead(tmp_path):
     settings = settings_in(tmp_path, "redis://settings")
 
     assert redis_url(settings, {"NYALA_REDIS_URL_FILE": str(secret)}) == "redis://mounted"
-    with pytest.raises(SettingsError, match="NYALA_REDIS_URL_FILE must name a file .* No such file"):
+    with pytest.raises(SettingsError, match=r"NYALA_REDIS_URL_FILE must name .* No such file"):
         redis_url(settings, {"NYALA_REDIS_URL_FILE": str(tmp_path / "absent")})

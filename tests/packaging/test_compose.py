@@ -1,0 +1,150 @@
+"""compose.yaml is what its specification allows, starts what exists, and hands out little.
+
+No container engine is needed: the schema comes with check-jsonschema, and test_compose_ring.py
+starts the services' commands as plain processes.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import jsonschema
+import pytest
+from typer.main import get_command
+
+from configs.loader import load
+
+from .compose_file import PATH, ROOT, STORE_SECRETS, load_compose, secrets_of
+
+SERVICES = load_compose()["services"]
+OURS = [name for name in SERVICES if name != "redis"]
+ROLES = {"broker", "learner", "actor", "learner-cuda", "actor-cuda"}
+
+
+def test_it_fits_the_compose_specification():
+    package = importlib.util.find_spec("check_jsonschema")
+    assert package is not None
+    assert package.origin is not None
+    vendor = Path(package.origin).parent / "builtin_schemas" / "vendor"
+    schema = json.loads((vendor / "compose-spec.json").read_text())
+
+    jsonschema.validate(load_compose(), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"services": {"redis": {"kommand": "x"}}}, schema)
+
+
+def test_every_variable_has_a_default():
+    assert "${" not in str(load_compose())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_command_of_a_service_exists(name):
+    command = SERVICES[name]["command"]
+
+    if command[0] == "sh":
+        assert (ROOT / command[1]).is_file()
+    elif command[0] == "nyala":
+        from console.main import app
+
+        verbs = get_command(app)
+        assert isinstance(verbs, click.Group)
+        assert command[1] in verbs.commands
+    else:
+        assert command[:2] == ["python", "-m"]
+        assert importlib.util.find_spec(f"{command[2]}.__main__") is not None
+
+
+@pytest.mark.parametrize("name", sorted(ROLES))
+def test_the_overrides_of_a_service_are_settings(name):
+    flags = [argument.partition("=") for argument in SERVICES[name]["command"][3:]]
+    (preset,) = [value for flag, _, value in flags if flag == "--config"]
+    overrides = [value for flag, _, value in flags if flag == "--set"]
+
+    load(ROOT / preset, overrides)
+
+
+def test_health_checks_are_there_for_what_stays_up():
+    staying = {name for name, service in SERVICES.items() if service["restart"] != "no"}
+
+    assert staying == {"redis", *ROLES}
+    assert {name for name in staying if "healthcheck" in SERVICES[name]} == staying
+
+
+def test_only_broker_and_learner_have_a_way_to_redis():
+    holders = {
+        name
+        for name, service in SERVICES.items()
+        if STORE_SECRETS & set(secrets_of(service)) or "REDIS" in str(service.get("environment"))
+    }
+
+    assert holders == {"redis", "broker", "learner", "learner-cuda"}
+
+
+def test_a_secret_key_is_mounted_by_its_owner_alone():
+    owners = {
+        key: {name.removesuffix("-cuda") for name in SERVICES if key in secrets_of(SERVICES[name])}
+        for key in ("broker.key", "learner.key", "actor.key")
+    }
+
+    assert owners == {"broker.key": {"broker"}, "learner.key": {"learner"}, "actor.key": {"actor"}}
+
+
+def test_nothing_is_published_and_nothing_runs_as_root():
+    assert not [name for name, service in SERVICES.items() if "ports" in service]
+    assert not [name for name in OURS if str(SERVICES[name]["user"]).startswith("0")]
+    assert not [name for name in OURS if SERVICES[name]["cap_drop"] != ["ALL"]]
+
+
+def test_the_cuda_services_differ_in_image_and_device_alone():
+    for role in ("learner", "actor"):
+        cpu, cuda = SERVICES[role], SERVICES[f"{role}-cuda"]
+
+        differing = {key for key in cpu.keys() | cuda.keys() if cpu.get(key) != cuda.get(key)}
+        assert differing == {"image", "build", "profiles", "deploy"}
+        assert cuda["build"]["args"]["PROFILE"] == "cuda"
+
+
+def test_redis_keeps_everything_and_evicts_nothing():
+    lines = (ROOT / "configs" / "deploy" / "redis.conf").read_text().splitlines()
+
+    assert {"appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"} <= set(lines)
+    assert [line for line in lines if line.startswith("maxmemory ")]
+    assert not [line for line in lines if line.startswith("requirepass")]
+
+
+def test_images_are_pinned():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    (base,) = [line.split()[1] for line in dockerfile.splitlines() if line.startswith("FROM ")]
+
+    for image in (base, SERVICES["redis"]["image"]):
+        version = image.partition(":")[2].partition("-")[0]
+        assert version.count(".") == 2, f"{image} must name major, minor and patch"
+
+
+def test_the_image_installs_as_a_checkout_does():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+
+    assert "RUN ./run setup" in dockerfile
+    assert "pip install" not in dockerfile
+    assert dockerfile.index("USER nyala") < dockerfile.index("RUN ./run setup")
+
+
+@pytest.mark.parametrize(
+    ("what", "port", "healthy"),
+    [("listening", 5757, True), ("listening", 5758, False), ("connected", 5757, False)],
+)
+def test_the_health_check_reads_the_table_of_connections(what, port, healthy, tmp_path):
+    table = "  0: 0100007F:167D 00000000:0000 0A\n  1: 0100007F:9C40 0100007F:167E 01\n"
+    script = ROOT / "configs" / "deploy" / "healthcheck.py"
+    look = (
+        "import runpy, sys; "
+        f"print(runpy.run_path({str(script)!r})['is_healthy']({what!r}, {port}, {table!r}))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, timeout=30)
+
+    assert done.stdout.decode().strip() == str(healthy)
+    assert PATH.exists()
