@@ -40,7 +40,8 @@ class Ring:
 
     def __init__(self, *names, stubborn=()):
         self.now = 0.0
-        self.events, self.said = [], []
+        self.events: list[str] = []
+        self.said: list[str] = []
         self.finished = False
         self.processes = {
             name: FakeProcess(name, self.events, obeys=name not in stubborn) for name in names
