@@ -1,0 +1,37 @@
+"""New weights wait for evaluations, but not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from actors.gate import SwapGate
+
+
+def test_a_swap_waits_for_the_last_evaluation_episode():
+    async def story():
+        gate = SwapGate(hold_s=10)
+        gate.enter(1)
+        gate.enter(2)
+        swap = asyncio.create_task(gate.passed())
+        gate.leave(1)
+        await asyncio.sleep(0.02)
+        assert not swap.done()
+
+        gate.leave(2)
+        gate.leave(3)  # not an evaluation: nothing to it
+        await asyncio.wait_for(swap, 1)
+
+    asyncio.run(story())
+
+
+def test_a_swap_waits_no_longer_than_it_is_told():
+    async def story():
+        gate = SwapGate(hold_s=0.05)
+        gate.enter(1)
+        begun = time.monotonic()
+        await gate.passed()
+
+        assert 0.04 < time.monotonic() - begun < 2
+
+    asyncio.run(story())

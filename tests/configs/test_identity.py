@@ -1,0 +1,51 @@
+"""What processes of one run compare when they meet."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs.errors import SettingsError
+from configs.identity import reward_hash, run_hashes
+from configs.settings import RunSettings, Settings
+
+
+def hashes(**run):
+    return run_hashes(Settings(run=RunSettings(model="init", **run)))
+
+
+def test_each_hash_follows_its_own_part_of_the_settings(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def f(output, prompt): return 1\n")
+    base = hashes()
+
+    assert base == hashes(directory=tmp_path)
+    environment = hashes(environment_settings={"dataset": "gcd"})
+    assert environment["environment"] != base["environment"]
+    assert environment["reward"] == base["reward"]
+    reward = hashes(reward=f"{path}:f")
+    assert {name for name in base if base[name] != reward[name]} == {"reward"}
+
+
+def test_reward_hash_follows_source_and_name(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def f(output, prompt): return 1\n")
+    before = reward_hash(f"{path}:f")
+    assert reward_hash(f"{path}:g") != before
+
+    path.write_text("def f(output, prompt): return 2\n")
+
+    assert reward_hash(f"{path}:f") != before
+    assert reward_hash("configs.identity:f") != before
+    assert reward_hash(None) == "environment"
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ("no/such/file.py:f", "run.reward must be a readable file, got 'no/such/file.py:f'"),
+        ("no.such.module:f", "run.reward must be in an importable module"),
+    ],
+)
+def test_a_missing_reward_is_refused(reward, words):
+    with pytest.raises(SettingsError, match=words):
+        reward_hash(reward)
