@@ -33,10 +33,18 @@ class GroupThread(Generic[G]):
     Args:
         build: Joins the group; runs in the thread.
         name: Name of the thread.
+        unused: Frees what `build` would have used, if it was never needed.
     """
 
-    def __init__(self, build: Callable[[], G], *, name: str) -> None:
+    def __init__(
+        self,
+        build: Callable[[], G],
+        *,
+        name: str,
+        unused: Callable[[], None] = lambda: None,
+    ) -> None:
         self._build = build
+        self._unused = unused
         self._calls: queue.SimpleQueue[tuple[Callable[[G], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
@@ -69,3 +77,5 @@ class GroupThread(Generic[G]):
             del call, function, future  # they hold gigabytes of mapped weights
         if group is not None:
             group.close()
+        else:
+            self._unused()

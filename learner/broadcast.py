@@ -186,7 +186,9 @@ class Broadcast:
         plan = GroupPlan(backend, self._settings.host, size, self._settings.join_s)
         listener = listen(self._settings.host)
         self._group = GroupThread(
-            lambda: SendingGroup(plan, listener), name=f"weights-{membership.number}"
+            lambda: SendingGroup(plan, listener),
+            name=f"weights-{membership.number}",
+            unused=listener.close,
         )
         return int(listener.getsockname()[1])
 

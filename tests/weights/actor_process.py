@@ -8,6 +8,7 @@ it, `failed` with the error that ended it.
 import asyncio
 import os
 from dataclasses import asdict
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -31,15 +32,18 @@ class TellingEngine(ToyEngine):
         return pause_s
 
 
-def strike_in_collective(signal_number: int, nth: int) -> None:
-    """Make the nth receive of this process strike it down after the first bytes could have come."""
+def strike_in_collective(strike: int | str, nth: int) -> None:
+    """Make the nth receive of this process end in a signal to itself, or in `corrupt` memory."""
     receive = weight_group.ReceivingGroup.receive
-    calls = iter(range(1, 1_000_000))
+    calls = count(1)
 
     def struck(group, memory, **deadlines):
-        if next(calls) == nth:
-            os.kill(os.getpid(), signal_number)
+        is_nth = next(calls) == nth
+        if is_nth and isinstance(strike, int):
+            os.kill(os.getpid(), strike)
         receive(group, memory, **deadlines)
+        if is_nth and strike == "corrupt":
+            memory[0] ^= 1
 
     weight_group.ReceivingGroup.receive = struck  # type: ignore[method-assign, assignment]
 

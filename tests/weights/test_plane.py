@@ -84,6 +84,20 @@ def test_a_receiver_struck_down_in_a_send_delays_nobody_beyond_the_deadline(plan
     victim.end()
 
 
+def test_a_corrupt_broadcast_is_replaced_by_a_pull_before_it_reaches_an_engine(plane, actors):
+    unlucky = plane.actor("unlucky", strike="corrupt", nth=2)
+    unlucky.wait("synced")
+    unlucky.applied(plane.publish())
+
+    manifest = plane.publish()
+
+    for actor in (unlucky, *actors):
+        assert actor.applied(manifest)["digest"] == manifest.digest
+    counters = unlucky.counters()
+    assert (counters["broadcasts"], counters["pulls"]) == (1, 2)
+    unlucky.end()
+
+
 def test_a_dead_publisher_is_replaced_and_offers_the_newest_version_again(plane, actors):
     before = plane.publish()
     for actor in actors:
@@ -91,8 +105,11 @@ def test_a_dead_publisher_is_replaced_and_offers_the_newest_version_again(plane,
     endpoint = plane.publication.endpoint
 
     os.kill(plane.publisher.publisher_pid, signal.SIGKILL)
-    during = plane.publish()
 
+    late = plane.actor("after-the-death", timeout_s=30.0)
+    assert late.wait("synced", timeout_s=30.0)["version"] == before.version
+    late.end()
+    during = plane.publish()
     for actor in actors:
         actor.applied(during, timeout_s=30.0)
     assert plane.slowest_publish_s < MAX_PUBLISH_S

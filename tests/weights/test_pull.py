@@ -228,12 +228,15 @@ def test_older_versions_and_lower_lineages_are_refused(publisher, tmp_path):
         asked = len(publisher.asked)
         for refused in (manifest(5, lineage=2), manifest(4, lineage=2), manifest(9, lineage=1)):
             stage.transfer.take(Announce(refused, 0))
+            stage.transfer.take(Announce(refused, 7))
         await asyncio.sleep(0.05)
         assert len(publisher.asked) == asked
+        assert stage.transfer.counters.pulls == 1
 
     stage = play(publisher, tmp_path, story)
 
     assert [m.version for m in stage.staged] == [(2, 5)]
+    assert not publisher.faults  # nor was it waiting for one of these epochs
 
 
 def test_an_announced_epoch_that_never_comes_ends_in_a_pull(publisher, tmp_path):

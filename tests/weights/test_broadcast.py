@@ -1,0 +1,184 @@
+"""The order of messages in an epoch, with a group that does as it is told.
+
+Why a fake group suffices here: real ones are in test_plane.py, but cannot be made to be slow or to
+fail at a given message.
+"""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
+from buffer.episode import PolicyVersion
+from learner import weight_group
+from learner.broadcast import Broadcast, BroadcastSettings
+from learner.epochs import READY_SHARE, Phase, WeightEpochs
+
+VERSION = PolicyVersion(1, 1)
+DIGEST = "right"
+JOIN_S, SEND_S = 0.5, 0.3
+
+
+class FakeGroup:
+    """Sends nothing, when `may_send` lets it."""
+
+    may_send = threading.Event()
+    is_broken = False
+
+    def __init__(self, plan, listener) -> None:
+        listener.close()
+
+    def send(self, memory, *, bucket_bytes, send_s) -> None:
+        self.may_send.wait(send_s)
+        if self.is_broken:
+            raise RuntimeError("connection closed by peer")
+
+    def close(self) -> None:
+        pass
+
+
+class Story:
+    """A broadcast to actors a and b, and everything that it said to them."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, object]] = []
+        self.news = asyncio.Event()
+        clock = asyncio.get_running_loop().time
+        self.epochs = WeightEpochs(join_s=JOIN_S, send_s=SEND_S, clock=clock)
+        self.broadcast = Broadcast(
+            BroadcastSettings("127.0.0.1", JOIN_S, SEND_S, use_cuda=False),
+            self.epochs,
+            post=self.post,
+            device_of=lambda actor: "cpu",
+        )
+        for actor in ("a", "b"):
+            self.epochs.heard(actor, can_group=True)
+
+    def post(self, actor, message) -> None:
+        self.said.append((actor, message))
+        self.news.set()
+
+    async def told(self, actor, kind):
+        """Wait for the next message of this kind to this actor and take it away."""
+        async with asyncio.timeout(5.0):
+            while True:
+                for line in self.said:
+                    if line[0] == actor and type(line[1]) is kind:
+                        self.said.remove(line)
+                        return line[1]
+                self.news.clear()
+                await self.news.wait()
+
+    def begin(self):
+        self.broadcast._is_warm = True
+        slot = SimpleNamespace(manifest=SimpleNamespace(digest=DIGEST), memory=None)
+        membership = self.broadcast.begin(VERSION)
+        assert membership is not None
+        return asyncio.create_task(self.broadcast.run(slot, membership))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def group(monkeypatch):
+    monkeypatch.setattr(weight_group, "SendingGroup", FakeGroup)
+    monkeypatch.setattr(FakeGroup, "may_send", threading.Event())
+    FakeGroup.may_send.set()
+    return FakeGroup
+
+
+def test_everybody_is_ready_before_anybody_enters_the_group():
+    async def story():
+        plane = Story()
+        running = plane.begin()
+        invitations = [await plane.told(actor, Epoch) for actor in ("a", "b")]
+        assert [i.rank for i in invitations] == [1, 2]
+        assert {i.size for i in invitations} == {3}
+
+        plane.broadcast.heard("a", Ready(1, VERSION))
+        await asyncio.sleep(0.02)
+        assert not plane.said
+        plane.broadcast.heard("b", Ready(1, VERSION))
+        for actor in ("a", "b"):
+            assert await plane.told(actor, Send) == Send(1, VERSION)
+            plane.broadcast.heard(actor, Ack(1, VERSION, DIGEST))
+
+        assert await running is True
+
+    asyncio.run(story())
+
+
+def test_who_is_not_ready_is_sent_to_pull_and_the_others_go_on_without_it():
+    async def story():
+        plane = Story()
+        running = plane.begin()
+        await plane.told("a", Epoch)
+        plane.broadcast.heard("a", Ready(1, VERSION))
+
+        assert (await plane.told("b", Abort)).epoch == 1
+        again = await plane.told("a", Epoch)
+        assert (again.number, again.size, again.fresh) == (2, 2, True)
+        plane.broadcast.heard("a", Ready(2, VERSION))
+        await plane.told("a", Send)
+        plane.broadcast.heard("a", Ack(2, VERSION, DIGEST))
+
+        assert await running is False
+        assert plane.epochs.phase is Phase.DONE
+        assert not [line for line in plane.said if line[0] == "a"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Ack(1, VERSION, "wrong"), Fault(1, VERSION, "cannot"), None],
+    ids=["digest", "fault", "-"],
+)
+def test_a_failure_of_one_member_sends_all_to_pull(answer):
+    async def story():
+        plane = Story()
+        running = plane.begin()
+        for actor in ("a", "b"):
+            plane.broadcast.heard(actor, Ready(1, VERSION))
+        await plane.told("b", Send)
+        plane.broadcast.heard("a", Ack(1, VERSION, DIGEST))
+        if answer is not None:  # else b is silent until the deadline
+            plane.broadcast.heard("b", answer)
+
+        assert await running is False
+        for actor in ("a", "b"):
+            assert (await plane.told(actor, Abort)).version == VERSION
+
+    asyncio.run(story())
+
+
+def test_a_group_that_fails_here_sends_all_to_pull_at_once(group, monkeypatch):
+    monkeypatch.setattr(group, "is_broken", True)
+
+    async def story():
+        plane = Story()
+        loop = asyncio.get_running_loop()
+        running = plane.begin()
+        for actor in ("a", "b"):
+            plane.broadcast.heard(actor, Ready(1, VERSION))
+        started = loop.time()
+
+        assert await running is False
+        assert loop.time() - started < SEND_S
+        await plane.told("a", Abort)
+
+    asyncio.run(story())
+
+
+def test_answers_about_another_version_count_for_nothing():
+    async def story():
+        plane = Story()
+        running = plane.begin()
+        for actor in ("a", "b"):
+            plane.broadcast.heard(actor, Ready(1, PolicyVersion(1, 0)))
+
+        await asyncio.sleep(JOIN_S * READY_SHARE / 2)
+        assert plane.epochs.phase is Phase.FORMING
+        assert await running is False
+
+    asyncio.run(story())
