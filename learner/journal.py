@@ -1,4 +1,5 @@
-"""The files of a run that people and plots read: `metrics.jsonl`, `eval.jsonl`, `summary.json`.
+"""The files of a run that people and plots read: `metrics.jsonl`, `eval.jsonl`, `summary.json`,
+and `batches.jsonl`, which says what each batch was trained on.
 
 Appends whole lines, so that a reader never sees half of one that matters; after a resume, lines of
 the abandoned branch are cut off, so that a file tells one history.
@@ -42,7 +43,7 @@ class Journal:
 
     def rewind(self, step: int) -> None:
         """Forget what was written about later steps: the learner resumes after `step`."""
-        for name in ("metrics", "eval"):
+        for name in ("metrics", "batches", "eval"):
             kept = [line for line in self.lines(name) if float(str(line["step"])) <= step]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             self._replace(f"{name}.jsonl", text)

@@ -221,11 +221,13 @@ class Loop:
         times: StepTimes,
     ) -> None:
         assert self._front is not None
+        version = {"step": self._step, "lineage": self._lineage}
+        groups = sorted({episode.group_id for episode in batch.episodes})
+        self._front.journal.append("batches", {**version, "group_ids": groups})
         self._front.journal.append(
             "metrics",
             {
-                "step": self._step,
-                "lineage": self._lineage,
+                **version,
                 "time": time.time(),
                 "is_replay": batch.is_replay,
                 **asdict(figures),

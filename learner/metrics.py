@@ -50,6 +50,8 @@ class BatchFigures:
     """Lag -> trained tokens."""
     mixed_version_episodes: int
     """Episodes that more than one policy version wrote."""
+    resumed_episodes: int
+    """Episodes that one actor began and another continued."""
 
 
 def batch_figures(
@@ -90,6 +92,9 @@ def batch_figures(
         mixed_version_episodes=sum(
             1 for e in episodes if len({span.version for span in e.completion.versions}) > 1
         ),
+        resumed_episodes=sum(
+            1 for e in episodes if len({run.incarnation for run in e.completion.fences}) > 1
+        ),
     )
 
 
@@ -112,6 +117,7 @@ class Totals:
     """Counts over the whole run, all lives of the learner included."""
 
     episodes: int = 0
+    resumed_episodes: int = 0
     trained_tokens: int = 0
     completion_tokens: int = 0
     """Of trained episodes."""
@@ -131,6 +137,7 @@ class Totals:
     def add(self, figures: BatchFigures, *, skipped: bool) -> None:
         """Count one trained batch."""
         self.episodes += figures.episodes
+        self.resumed_episodes += figures.resumed_episodes
         self.trained_tokens += figures.trained_tokens
         self.completion_tokens += figures.completion_tokens
         self.policy_lag_sum += figures.policy_lag_mean * figures.trained_tokens
