@@ -52,6 +52,8 @@ class BatchFigures:
     """Episodes that more than one policy version wrote."""
     resumed_episodes: int
     """Episodes that one actor began and another continued."""
+    episodes_by_actor: dict[str, int]
+    """Incarnation that finished the episode -> episodes."""
 
 
 def batch_figures(
@@ -95,6 +97,7 @@ def batch_figures(
         resumed_episodes=sum(
             1 for e in episodes if len({run.incarnation for run in e.completion.fences}) > 1
         ),
+        episodes_by_actor=dict(Counter(episode.incarnation for episode in episodes)),
     )
 
 
