@@ -142,23 +142,23 @@ def _command(package: str, verb: str, arguments: dict[str, object]) -> list[str]
 
 def _run(settings: Settings, role: str, command: list[str]) -> Iterator[str]:
     """Run a command and yield what it prints; its log is shown only if it fails."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+        subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
             env=environment_of(role, settings, inherited=os.environ),
-        )
+        ) as process,
+    ):
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             yield from process.stdout
             code = process.wait()
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            process.kill()  # nothing to kill, unless we were interrupted
         if code != 0:
             log.seek(0)
             raise _failure(" ".join(command[2:4]), code, log.read().splitlines())

@@ -73,7 +73,9 @@ class Life:
                 outcome = self._supervise(server)
         except KeyboardInterrupt:
             outcome = None
-        plot = draw_reward(self._folder, title=self._settings.run.name)
+        run = self._settings.run
+        task = run.environment_settings.get("dataset", run.environment)
+        plot = draw_reward(self._folder, title=f"{run.name}: {task}")
         if outcome is not None and outcome.is_finished:
             print_result(self._console, self._folder)
             return 0

@@ -38,7 +38,7 @@ def draw_reward(folder: RunFolder, *, title: str) -> Path | None:
     axes.set(title=title, xlabel="batches trained", ylabel="reward, accuracy")
     axes.set_ylim(min(0.0, *sampled) - 0.02, max(1.0, *sampled) + 0.02)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    axes.legend(loc="best")
     figure.savefig(folder.plot, dpi=120)
     return folder.plot
 

@@ -43,8 +43,9 @@ def print_status(path: Path, console: Console) -> None:
     limit_s = settings.broker.heartbeat_timeout_s
     alive = sum(actor.silent_s <= limit_s for actor in actors)
     values = figures(View(progress, {}, alive))
-    console.print(", ".join(f"{label} {value}" for label, value in values.items()), highlight=False)
-    console.print(_tasks_table(stats))
+    line = ", ".join(f"{label} {value}" for label, value in values.items())
+    console.print(line, highlight=False, soft_wrap=True)
+    console.print(_tasks_line(stats), highlight=False, soft_wrap=True)
     console.print(_actors_table(actors))
 
 
@@ -56,10 +57,8 @@ def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen]]:
         return store.run(stats()), store.run(actors())
 
 
-def _tasks_table(stats: Stats) -> Table:
-    table = Table(title="tasks", title_justify="left", box=None, padding=(0, 3, 0, 0))
+def _tasks_line(stats: Stats) -> str:
     counts = {
-        "created": stats.created,
         "ready": stats.ready,
         "leased": stats.leased,
         "buffered": stats.buffered,
@@ -69,10 +68,8 @@ def _tasks_table(stats: Stats) -> Table:
         "dead": stats.dead,
         "cancelled": stats.cancelled,
     }
-    for label in counts:
-        table.add_column(label, header_style="dim", justify="right")
-    table.add_row(*(str(count) for count in counts.values()))
-    return table
+    states = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
+    return f"{stats.created} tasks created" + (f": {states}" if states else "")
 
 
 def _actors_table(actors: list[ActorSeen]) -> Table:

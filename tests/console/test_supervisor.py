@@ -12,7 +12,7 @@ class FakeProcess:
     def __init__(self, name, events, *, obeys=True):
         self.name = name
         self.role = name.partition("-")[0]
-        self.code = 0  # not started
+        self.code: int | None = 0  # not started
         self._events = events
         self._obeys = obeys
 

@@ -1,0 +1,142 @@
+"""Everything that is refused before anything starts: real sockets, real Redis, real files."""
+
+import socket
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+
+from configs.errors import NyalaError, SettingsError
+from configs.settings import RunSettings, Settings
+from console import checks
+from console.redis_server import free_port
+
+GOOD_REWARD = "def score(completion, answer):\n    return float(completion == answer)\n"
+
+
+def settings(table="run", **keys):
+    base = Settings(run=RunSettings(model="init", environment="calculator"))
+    changed = getattr(base, table).model_copy(update=keys)
+    return base.model_copy(update={table: changed})
+
+
+def test_good_settings_pass():
+    checks.refuse_what_cannot_run(settings("actors", engine="torch"), redis_url=None)
+
+
+def test_a_port_in_use_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        endpoint = f"tcp://127.0.0.1:{squatter.getsockname()[1]}"
+
+        with pytest.raises(SettingsError, match=f"must be an address that is free .* {endpoint}"):
+            checks.check_endpoint(settings("broker", endpoint=endpoint))
+    checks.check_endpoint(settings("broker", endpoint=endpoint))
+    checks.check_endpoint(settings("broker", endpoint="tcp://127.0.0.1:0"))
+    with pytest.raises(SettingsError, match="is in use or not ours"):
+        checks.check_endpoint(settings("broker", endpoint="tcp://192.0.2.1:5757"))
+
+
+def test_a_wrong_password_of_redis_is_refused_and_changes_nothing(redis_url):
+    parts = urlsplit(redis_url)
+    wrong = f"redis://:wrong@{parts.hostname}:{parts.port}/0"
+
+    with pytest.raises(SettingsError, match="Redis refused the password") as refusal:
+        checks.check_redis(settings(), wrong)
+
+    assert "wrong@" not in str(refusal.value)
+    checks.check_redis(settings(), redis_url)
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.dbsize() == 0
+
+
+def test_a_redis_that_is_not_there_is_refused():
+    with pytest.raises(SettingsError, match="cannot be reached"):
+        checks.check_redis(settings(), f"redis://127.0.0.1:{free_port('127.0.0.1')}/0")
+    with pytest.raises(SettingsError, match="must begin with redis://"):
+        checks.check_redis(settings(), "http://127.0.0.1")
+
+
+def test_incomplete_keys_are_refused(tmp_path):
+    with pytest.raises(SettingsError, match="make keys with `nyala keys"):
+        checks.check_keys(settings("broker", keys=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "answer"),
+    [
+        (None, "which does not exist"),
+        ([], "without a config.json"),
+        (["config.json"], "must have its weights as .safetensors"),
+    ],
+)
+def test_a_directory_without_a_model_is_refused(tmp_path, files, answer):
+    folder = tmp_path / "model"
+    if files is not None:
+        folder.mkdir()
+        for name in files:
+            (folder / name).touch()
+
+    with pytest.raises(SettingsError, match=answer):
+        checks.check_model(settings(model=str(folder)))
+
+
+def test_a_directory_with_a_model_passes(tmp_path):
+    (tmp_path / "config.json").touch()
+    (tmp_path / "model.safetensors").touch()
+
+    checks.check_model(settings(model=str(tmp_path)))
+
+
+def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    with pytest.raises(SettingsError, match=r"got 'no/such': there is no such directory, and the"):
+        checks.check_model(settings(model="no/such"))
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (None, "there is no"),
+        ("def other(): ...", "a function of"),
+        ("def score(:", "SyntaxError"),
+        ("def score(x): return 1.0", "of the form"),
+        ("def score(completion, answer): return 'much'", "must be a float"),
+        ("def score(completion, answer): raise OSError('gone')", "gone"),
+    ],
+)
+def test_a_bad_reward_file_is_refused(tmp_path, text, answer):
+    path = tmp_path / "reward.py"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(NyalaError, match=answer):
+        checks.check_reward(settings(reward=f"{path}:score"))
+
+
+def test_a_good_reward_file_passes(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(GOOD_REWARD)
+
+    checks.check_reward(settings(reward=f"{path}:score"))
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+
+    checks.check_devices(settings("learner", device="cuda", ranks=2))
+    checks.check_devices(settings("learner", device="cpu", ranks=8))
+    with pytest.raises(SettingsError, match="must be <= the GPUs of this machine = 2, got 4"):
+        checks.check_devices(settings("learner", device="cuda", ranks=4))
+
+
+def test_all_that_is_in_the_way_is_listed_at_once(tmp_path):
+    wrong = settings(model=str(tmp_path / "absent"), environment="no_such")
+
+    with pytest.raises(SettingsError) as refusal:
+        checks.refuse_what_cannot_run(wrong, redis_url="redis://127.0.0.1:1/0")
+
+    text = str(refusal.value)
+    assert text.startswith("3 things are in the way; nothing was started:")
+    for setting in ("buffer.url", "run.model", "run.environment"):
+        assert f"\n  {setting} must be" in text

@@ -1,0 +1,111 @@
+"""How the two rooms are run one after the other; what they do is tested with them."""
+
+import sys
+
+import pytest
+
+from configs.errors import NyalaError, SettingsError
+from configs.settings import RunSettings, Settings
+from console import init_model
+from console.init_model import is_made, make_model, reuse, stamp
+from console.run_folder import RunFolder
+
+EXPORT = "import sys; open(sys.argv[1], 'w').write('pair')"
+TRAIN = """
+import json, os, sys
+assert open(sys.argv[1]).read() == "pair"
+os.mkdir(sys.argv[2])
+print("a line that is no progress")
+for step in (1, 2):
+    print(json.dumps({"step": step, "steps": 2, "loss": 0.5}), flush=True)
+open(sys.argv[2] + "/config.json", "w").write("{}")
+"""
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    def replace(export=EXPORT, train=TRAIN):
+        monkeypatch.setattr(
+            init_model,
+            "export_command",
+            lambda _, pairs: [sys.executable, "-c", export, str(pairs)],
+        )
+        monkeypatch.setattr(
+            init_model,
+            "warm_start_command",
+            lambda _, pairs, out: [sys.executable, "-c", train, str(pairs), str(out)],
+        )
+
+    replace()
+    return replace
+
+
+def make(settings, target):
+    shown = []
+    make_model(settings, target, show=lambda *report: shown.append(report))
+    return shown
+
+
+def test_the_model_is_made_with_progress_and_then_kept(settings, rooms, tmp_path):
+    shown = make(settings, tmp_path / "init")
+
+    assert shown == [
+        ("writing examples", 0, 0),
+        ("building the model", 0, 0),
+        ("supervised start", 1, 2),
+        ("supervised start", 2, 2),
+    ]
+    assert (tmp_path / "init" / "config.json").exists()
+    assert is_made(settings, tmp_path / "init")
+    assert [path.name for path in tmp_path.iterdir()] == ["init"]
+
+
+def test_only_settings_that_the_model_depends_on_make_it_anew(settings, rooms, tmp_path):
+    make(settings, tmp_path / "init")
+    wider = settings.learner.model_copy(update={"init_width": 256})
+    faster = settings.learner.model_copy(update={"lr": 1.0})
+
+    assert is_made(settings.model_copy(update={"learner": faster}), tmp_path / "init")
+    assert not is_made(settings.model_copy(update={"learner": wider}), tmp_path / "init")
+    other_task = settings.run.model_copy(update={"environment": "calculator"})
+    assert stamp(settings.model_copy(update={"run": other_task})) != stamp(settings)
+
+
+def test_a_failure_leaves_nothing_and_gives_the_words_of_the_process(settings, rooms, tmp_path):
+    rooms(
+        export="""
+import sys
+print('{"event": "run.environment must be known, got x", "level": "error"}', file=sys.stderr)
+sys.exit(2)
+"""
+    )
+
+    with pytest.raises(SettingsError, match=r"^run\.environment must be known, got x$"):
+        make(settings, tmp_path / "init")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_crash_shows_the_end_of_the_log(settings, rooms, tmp_path):
+    rooms(train="raise ZeroDivisionError('oops')")
+
+    with pytest.raises(NyalaError, match=r"(?s)must end with 0, got 1; its log ends:.*oops"):
+        make(settings, tmp_path / "init")
+
+    assert not (tmp_path / "init").exists()
+
+
+def test_a_fresh_run_takes_the_model_of_the_archived_one_if_it_fits(settings, rooms, tmp_path):
+    make(settings, tmp_path / "old" / "init")
+    deeper = settings.learner.model_copy(update={"init_layers": 9})
+
+    assert not reuse(
+        settings.model_copy(update={"learner": deeper}), tmp_path / "old", RunFolder(tmp_path / "n")
+    )
+    assert reuse(settings, tmp_path / "old", RunFolder(tmp_path / "r"))
+    assert is_made(settings, tmp_path / "r" / "init")

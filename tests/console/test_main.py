@@ -1,0 +1,179 @@
+"""The `nyala` command as a person types it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from buffer import operations
+from buffer.answers import NewTask
+from buffer.store import Store
+from configs.loader import json_schema, save
+from configs.secrets import write_secret
+from configs.settings import RunSettings, Settings
+from console.main import app
+
+ROOT = Path(__file__).parents[2]
+VERBS = ("up", "actor", "learner", "broker", "status", "keys", "init-model", "schema")
+HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq", "matplotlib")
+
+
+def nyala(*arguments):
+    program = "from console.main import app; app(prog_name='nyala')"
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_names_every_verb_and_how_to_begin():
+    answer = CliRunner().invoke(app, ["--help"]).output
+
+    assert "nyala up configs/demo.yaml" in answer
+    for verb in VERBS:
+        assert f"\n  {verb} " in answer
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_every_verb_has_an_example(verb):
+    assert f"Example: `nyala {verb}" in CliRunner().invoke(app, [verb, "--help"]).output
+
+
+def test_help_loads_nothing_heavy_and_is_quick():
+    program = (
+        "import sys\n"
+        "from console.main import app\n"
+        "app(['--help'], standalone_mode=False)\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    before = os.times()
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    # Processor time: on a busy machine the wall clock says nothing.
+    after = os.times()
+    used_s = after.children_user + after.children_system
+    used_s -= before.children_user + before.children_system
+    assert done.stderr == "[]\n"
+    assert used_s < 0.5
+
+
+def test_an_error_is_a_sentence_and_code_2_and_starts_nothing(tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(f"run: {{model: init, directory: '{tmp_path}/runs'}}\nlearner: {{lr: -1}}")
+
+    done = nyala("up", path)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"nyala: {path} has 1 problem; nothing was started:\n")
+    assert "$.learner.lr must be a number > 0, got -1" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_verb_without_a_config_says_what_is_missing():
+    done = nyala("up")
+
+    assert done.returncode == 2
+    assert "give one settings file or run folder, as in configs/demo.yaml" in done.stderr
+
+
+def test_schema_prints_the_schema():
+    assert CliRunner().invoke(app, ["schema"]).output == json_schema()
+
+
+def test_keys_are_made_once(tmp_path):
+    first = nyala("keys", tmp_path / "keys")
+    secret = (tmp_path / "keys" / "broker.key").read_bytes()
+    nyala("keys", tmp_path / "keys")
+
+    assert first.returncode == 0
+    assert (tmp_path / "keys" / "broker.key").read_bytes() == secret
+    assert (tmp_path / "keys" / "allowed" / "actor.pub").exists()
+
+
+def test_a_role_that_is_started_by_hand_has_the_exit_code_of_the_role(tmp_path):
+    settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
+    save(settings, tmp_path / "r" / "config.yaml")
+
+    done = nyala("broker", tmp_path / "r")
+
+    # There is no Redis: the broker itself says so, on stderr, in its own log lines.
+    assert done.returncode == 2
+    assert "buffer.url must be the URL of a Redis server" in json.loads(done.stderr)["event"]
+
+
+def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
+    settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
+    folder = settings.run.folder
+    save(settings, folder / "config.yaml")
+    write_secret(folder / "redis.url", redis_url)
+    (folder / "metrics.jsonl").write_text('{"step": 7, "wall_s": 9, "reward_mean": 0.5}\n')
+    with Store(redis_url, run="r") as store:
+        store.run(
+            operations.begin_run(
+                "h",
+                {},
+                units_per_batch=1,
+                max_policy_lag=1,
+                margin=1.0,
+                group_size=2,
+                min_group_size=2,
+            )
+        )
+        lineage = store.run(operations.begin_lineage(0, 0))
+        assert lineage is not None
+        tasks = [NewTask(task_id, 0, b"spec") for task_id in range(2)]
+        store.run(operations.create(lineage, tasks))
+        store.run(operations.actor_seen("host-1a2b", {"tokens_per_s": "123"}))
+
+    answer = CliRunner().invoke(app, ["status", str(folder)])
+
+    assert answer.exit_code == 0
+    assert "r: batch 7 of 100, newest checkpoint -" in answer.output
+    assert "reward 0.500" in answer.output
+    assert "actors 1" in answer.output
+    assert "2 tasks created: 2 ready" in answer.output
+    assert "host-1a2b" in answer.output
+    assert "123" in answer.output
+
+
+def test_status_of_a_run_that_was_stopped_says_so(tmp_path):
+    settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
+    save(settings, tmp_path / "r" / "config.yaml")
+    write_secret(tmp_path / "r" / "redis.url", "redis://:x@127.0.0.1:1/0")
+    began = time.monotonic()
+
+    answer = CliRunner().invoke(app, ["status", str(tmp_path / "r")])
+
+    assert "not running: " in answer.output
+    assert time.monotonic() - began < 10
+
+
+def test_status_of_a_finished_run_is_its_summary(tmp_path):
+    settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
+    save(settings, tmp_path / "r" / "config.yaml")
+    summary = {"held_out_accuracy_after": 0.93, "tasks_created": 1600, "something_new": [1]}
+    (tmp_path / "r" / "summary.json").write_text(json.dumps(summary))
+
+    answer = CliRunner().invoke(app, ["status", str(tmp_path / "r")])
+
+    assert "r has finished" in answer.output
+    assert "0.930" in answer.output
+    assert "1,600" in answer.output
+    assert "something_new" in answer.output
+
+
+def test_status_of_no_run_is_refused(tmp_path):
+    assert "must be the folder of a run" in nyala("status", tmp_path).stderr

@@ -1,0 +1,178 @@
+"""From lines of metrics to what is shown."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from console.display import LiveDisplay, PlainDisplay, View, duration, figures, make_display
+from console.json_lines import JsonLines
+from console.plot import draw_reward, smooth
+from console.progress import Progress, RunProgress, summarise
+from console.run_folder import RunFolder
+from console.stages import Stages
+
+
+def row(step, **fields):
+    return {
+        "step": step,
+        "wall_s": 2.0 * step,
+        "reward_mean": 0.5,
+        "completion_tokens": 300,
+        "policy_lag_mean": 1.5,
+        "wait_s": 0.5,
+    } | fields
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+def test_nothing_is_known_before_the_first_batch():
+    assert summarise([], {}, steps=9) == Progress(0, 9)
+    assert summarise([], {0: 0.25}, steps=9).accuracy == 0.25
+
+
+def test_figures_of_the_recent_batches():
+    progress = summarise([row(k) for k in range(1, 6)], {0: 0.1, 5: 0.7}, steps=25)
+
+    assert progress.step == 5
+    assert progress.reward == pytest.approx(0.5)
+    assert (progress.accuracy_before, progress.accuracy) == (0.1, 0.7)
+    assert progress.tokens_per_s == pytest.approx(150)
+    assert progress.idle_fraction == pytest.approx(0.25)
+    assert progress.eta_s == pytest.approx(40)
+    assert progress.policy_lag == 1.5
+
+
+def test_one_batch_has_no_speed_yet():
+    progress = summarise([row(1)], {}, steps=25)
+
+    assert progress.reward == 0.5
+    assert (progress.tokens_per_s, progress.eta_s, progress.idle_fraction) == (None, None, None)
+
+
+def test_a_figure_that_is_null_counts_as_zero():
+    assert summarise([row(1, reward_mean=None)], {}, steps=2).reward == 0.0
+
+
+def test_half_written_lines_wait_for_their_end(tmp_path):
+    path = tmp_path / "x.jsonl"
+    follower = JsonLines(path)
+    assert follower.read_new() == []
+
+    path.write_text('{"a": 1}\nnot json\n{"b"')
+    assert follower.read_new() == [{"a": 1}]
+    with path.open("a") as file:
+        file.write(': 2}\n{"broken\n')
+    assert follower.read_new() == [{"b": 2}]
+    assert follower.read_new() == []
+
+
+def test_a_learner_that_comes_back_takes_its_progress_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    progress = RunProgress(folder, steps=10)
+    write(folder.metrics, row(1), row(2), row(3))
+    write(folder.evaluations, {"step": 0, "accuracy": 0.1}, {"step": 3, "accuracy": 0.9})
+    assert (progress.look().step, progress.look().accuracy) == (3, 0.9)
+
+    write(tmp_path / "new", row(1))
+    (tmp_path / "new").replace(folder.metrics)
+    write(tmp_path / "new", {"step": 0, "accuracy": 0.1})
+    (tmp_path / "new").replace(folder.evaluations)
+
+    assert (progress.look().step, progress.look().accuracy) == (1, 0.1)
+
+
+def test_stages_and_errors_are_read_from_this_life_only(tmp_path):
+    log = tmp_path / "actor-0.log"
+    log.write_text('{"stage": "of yesterday", "level": "error", "event": "old"}\n')
+    stages = Stages({"actor-0": log})
+    assert stages.look() == {"actor-0": "starting"}
+
+    with log.open("a") as file:
+        file.write('{"stage": "importing vLLM"}\nbanner\n{"level": "error", "event": "no room"}\n')
+
+    assert stages.look() == {"actor-0": "importing vLLM"}
+    assert stages.take_error("actor-0") == "no room"
+    assert stages.take_error("actor-0") is None
+
+
+def view(step, **fields):
+    return View(Progress(step, 10, **fields), {"learner": "importing torch"}, 2)
+
+
+def test_plain_lines_tell_each_stage_once_and_figures_now_and_then():
+    now, out = [0.0], io.StringIO()
+    display = PlainDisplay(Console(file=out, width=200), name="demo", clock=lambda: now[0])
+
+    with display:
+        for _ in range(3):
+            display.show(view(0))
+        for step in range(1, 11):
+            now[0] += 1
+            display.show(view(step, reward=0.25, accuracy=0.5, eta_s=65))
+        display.show(view(10))
+
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "learner: importing torch"
+    assert [line.split(",")[0] for line in lines[1:]] == [
+        "demo: batch 1/10",
+        "demo: batch 6/10",
+        "demo: batch 10/10",
+    ]
+    assert lines[1].endswith(
+        "reward 0.250, accuracy 0.500, tokens/s -, policy lag -, learner idle -, actors 2, "
+        "left 1:05 min"
+    )
+
+
+def test_a_terminal_gets_the_live_display_unless_plain_lines_are_asked_for():
+    terminal = Console(file=io.StringIO(), force_terminal=True)
+
+    assert isinstance(make_display(terminal, name="x", plain=False), LiveDisplay)
+    assert isinstance(make_display(terminal, name="x", plain=True), PlainDisplay)
+    assert isinstance(
+        make_display(Console(file=io.StringIO()), name="x", plain=False), PlainDisplay
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "shown"),
+    [
+        (0, ["learner: importing torch"]),
+        (4, ["demo", "4/10", "1:01 min left", "learner idle"]),
+    ],
+)
+def test_the_live_display_shows_stages_then_a_bar_with_figures(step, shown):
+    out = io.StringIO()
+    display = LiveDisplay(Console(file=out, force_terminal=True, width=120), name="demo")
+
+    with display:
+        display.show(view(step, reward=0.25, eta_s=61))
+        display.say("actor-0 starts again")
+
+    for text in (*shown, "actor-0 starts again"):
+        assert text in out.getvalue()
+
+
+def test_spans_of_time_read_well():
+    assert [duration(s) for s in (0.4, 59.4, 185, 7800)] == ["0 s", "59 s", "3:05 min", "2:10 h"]
+    assert figures(view(1))["left"] == "-"
+
+
+def test_smoothing_keeps_a_constant_and_follows_a_step():
+    assert smooth([2.0] * 5) == pytest.approx([2.0] * 5)
+    assert 0.5 < smooth([0.0] * 20 + [1.0] * 10)[-1] < 1.0
+
+
+def test_a_plot_is_drawn_once_there_is_a_batch(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert draw_reward(folder, title="demo") is None
+
+    write(folder.metrics, *[row(k, reward_mean=k / 9) for k in range(1, 9)])
+    write(folder.evaluations, {"step": 0, "accuracy": 0.1}, {"step": 8, "accuracy": 0.8})
+
+    assert draw_reward(folder, title="demo") == folder.plot
+    assert folder.plot.read_bytes().startswith(b"\x89PNG")
