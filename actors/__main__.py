@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 import uvloop
 
-from configs.errors import NyalaError
+from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.settings import Settings
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run an actor or an export; 0 after a clean end, 2 if a person has to change something."""
+    """Run an actor or an export; 0 after a clean end, else as `exit_code` says."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["export"]:
         return _export(arguments[1:])
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _act(settings, chosen.name)
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
-        return 2
+        return exit_code(error)
 
 
 def _act(settings: Settings, name: str) -> int:
@@ -74,7 +74,7 @@ def _export(arguments: list[str]) -> int:
         written = export(settings.run, chosen.out, count=chosen.count, seed=chosen.seed)
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
-        return 2
+        return exit_code(error)
     log.info("exported", items=written, out=str(chosen.out))
     return 0
 

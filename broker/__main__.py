@@ -12,7 +12,7 @@ import structlog
 import uvloop
 
 from buffer.store import AsyncStore
-from configs.errors import NyalaError
+from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.secrets import redis_url
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the broker; 0 after a clean stop, 2 if a person has to change something."""
+    """Run the broker; 0 after a clean stop, else as `exit_code` says."""
     parser = argparse.ArgumentParser(prog="python -m broker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
             runner.run(_serve(settings))
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
-        return 2
+        return exit_code(error)
     log.info("stopped")
     return 0
 

@@ -63,3 +63,15 @@ class RewardError(NyalaError):
 
 class WeightsError(NyalaError):
     """Weights do not agree with their manifest."""
+
+
+def exit_code(error: NyalaError) -> int:
+    """Choose the exit code of a process that ends with `error`; `nyala up` acts on it.
+
+    Returns:
+        2 a person has to change something first, 3 another learner owns the run, 1 starting the
+        process again may help.
+    """
+    if isinstance(error, SettingsError | RefusedError | RewardError | CheckpointError):
+        return 2
+    return 3 if isinstance(error, LostLineage) else 1

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import structlog
 
-from configs.errors import CheckpointError, LostLineage, NyalaError, SettingsError
+from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.settings import Settings
@@ -50,15 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
             warm_start(settings, pairs_path=chosen.pairs, out=chosen.out)
             return 0
         return _train(settings, arguments)
-    except LostLineage as error:
-        log.error(str(error), error=type(error).__name__)
-        return 3
-    except (SettingsError, CheckpointError) as error:
-        log.error(str(error), error=type(error).__name__)
-        return 2
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
-        return 1
+        return exit_code(error)
 
 
 def _train(settings: Settings, arguments: list[str]) -> int:
