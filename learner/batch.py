@@ -167,8 +167,7 @@ def pack(
         lineage: The learner's own.
 
     Raises:
-        RecordError: An episode is not in the plan, or has no prompt: nothing would predict its
-        first token.
+        RecordError: An episode is not in the plan, or has no prompt to predict its first token.
     """
     advantages = {row.task_id: row.advantage for row in plan.rows}
     episodes = sorted(episodes, key=lambda episode: episode.task_id)

@@ -100,7 +100,6 @@ class Checkpoints:
             _tensors(policy, optimizer),
             checkpoint_id=unfinished,
             process_group=self._ranks.control,
-            no_dist=self._ranks.size == 1,
         )
         (unfinished / f"random-{self._ranks.rank}.bin").write_bytes(_random_state())
         self._ranks.barrier()
@@ -148,7 +147,6 @@ class Checkpoints:
             tensors,
             checkpoint_id=path,
             process_group=self._ranks.control,
-            no_dist=self._ranks.size == 1,
         )
         set_state_dict(
             policy,

@@ -1,7 +1,7 @@
-"""The files of a run that people and plots read: `metrics.jsonl`, `eval.jsonl`, `summary.json`,
-and `batches.jsonl`, which says what each batch was trained on.
+"""The files of a run that people and plots read.
 
-Appends whole lines, so that a reader never sees half of one that matters; after a resume, lines of
+`metrics.jsonl` and `batches.jsonl` (what each batch was trained on) have one line for each batch,
+`eval.jsonl` one for each evaluation; `summary.json` is there once the run has finished. Appends whole lines, so that a reader never sees half of one that matters; after a resume, lines of
 the abandoned branch are cut off, so that a file tells one history.
 """
 

@@ -13,8 +13,7 @@ import msgpack
 import structlog
 
 from buffer import operations
-from buffer.answers import Stats
-from configs.errors import CheckpointError, LostLineage, StoreError
+from configs.errors import CheckpointError, LostLineage
 from configs.identity import run_hashes
 from configs.loader import settings_hash
 from configs.settings import Settings
@@ -24,8 +23,6 @@ from .metrics import Totals
 from .patience import PatientStore
 
 log = structlog.get_logger()
-
-WIPED = "Redis was wiped or is another one: restore its files, or begin again with --fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +59,23 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
     """Take the run over at its newest checkpoint; rank 0 only.
 
     Raises:
-        CheckpointError: There are checkpoints, but none is intact, none is of this run, or the
-        store is empty. LostLineage: Another learner took the run over at the same moment.
+        CheckpointError: None of the checkpoints is intact, they are of another run, or the store
+            has lost the run.
+        SettingsError: The run began with other settings.
+        LostLineage: Another learner took the run over at the same moment.
     """
     newest = checkpoints.newest()
     state, path = _fresh_state(settings), None
     if newest is not None:
         path, state = newest
         _check_same_run(settings, state, path)
-    stats = _enter(settings, store, has_checkpoint=path is not None)
-    if path is not None and not stats.lineage:
+    if path is not None and not store.run(operations.lineages()):
         raise CheckpointError(
-            f"the store must know the run that {path} is from, got an empty one; {WIPED}"
+            f"the store must know the run that {path} is from, got an empty one; Redis was wiped "
+            "or is another one: restore its files, or begin again with --fresh"
         )
+    _enter(settings, store)
+    stats = store.run(operations.stats())
     if stats.committed_step > state.step:
         log.error(
             "RESUMING BEFORE THE LAST COMMIT: a checkpoint was lost, and its batches with it",
@@ -111,17 +112,8 @@ def _check_same_run(settings: Settings, state: LearnerState, path: Path) -> None
         )
 
 
-def _enter(settings: Settings, store: PatientStore, *, has_checkpoint: bool) -> Stats:
+def _enter(settings: Settings, store: PatientStore) -> None:
     """Enter the run into the store, or check that the one there has the same settings."""
-    if has_checkpoint:
-        try:
-            return store.run(operations.stats())
-        except StoreError as error:
-            if "must know the run" not in str(error):
-                raise
-            raise CheckpointError(
-                f"the store must know the run that the checkpoints are of, got nothing; {WIPED}"
-            ) from error
     run, buffer = settings.run, settings.buffer
     store.run(
         operations.begin_run(
@@ -134,4 +126,3 @@ def _enter(settings: Settings, store: PatientStore, *, has_checkpoint: bool) -> 
             min_group_size=min(buffer.min_group_size, run.group_size),
         )
     )
-    return store.run(operations.stats())

@@ -63,7 +63,7 @@ def random_group_episodes(num_groups: int, group_size: int, *, seed: int = 0) ->
                 prompt=random.integers(3, 20, size=random.integers(1, 6)).tolist(),
                 completion=random.integers(3, 20, size=length).tolist(),
                 logprobs=random.uniform(-4, -2, size=length).tolist(),
-                mask=[1] + random.integers(0, 2, size=length - 1).tolist(),
+                mask=[1, *random.integers(0, 2, size=length - 1).tolist()],
                 reward=float(random.uniform()),
             )
         )

@@ -99,7 +99,7 @@ def test_truncation_bounds_the_gradient_that_ppo_leaves_open() -> None:
 
 
 def test_the_expected_gradient_off_policy_is_the_on_policy_one() -> None:
-    """Enumerate a distribution: E_mu[rho A dlog pi] = E_pi[A dlog pi]. Applying rho twice, or never, fails."""
+    """E_mu[rho A dlog pi] = E_pi[A dlog pi], by enumeration: rho twice, or never, would fail."""
     logits = torch.tensor([0.3, -0.2, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
     mu = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     advantages = torch.tensor([1.0, -1.0, 0.5, 2.0], dtype=torch.float64)

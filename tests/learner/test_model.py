@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from configs.errors import SettingsError
@@ -51,9 +52,9 @@ def _gradients(policy: Policy) -> tuple[float, list[Tensor]]:
     loss = (scores.logprobs_N * torch.linspace(-1, 1, len(scores.logprobs_N))).sum()
     loss = loss + scores.entropies_N.sum()
     loss.backward()
-    gradients = [parameter.grad for parameter in policy.parameters()]
-    whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
-    return loss.item(), [g.clone() for g in whole if g is not None]
+    gradients = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
+    whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+    return loss.item(), [g.clone() for g in whole]
 
 
 def test_chunks_change_neither_scores_nor_gradients() -> None:

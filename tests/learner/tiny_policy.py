@@ -1,4 +1,4 @@
-"""A character model small enough that a step takes milliseconds, and this process as its only rank."""
+"""A model small enough that a step takes milliseconds."""
 
 from __future__ import annotations
 
@@ -65,7 +65,4 @@ def parameters_of(policy: Policy, optimizer: AdamWithSchedule) -> list[torch.Ten
     tensors = [parameter.detach() for parameter in policy.parameters()]
     for state in optimizer.adam.state.values():
         tensors += [state[name] for name in ("exp_avg", "exp_avg_sq", "step")]
-    return [
-        (t.to_local() if hasattr(t, "to_local") else t).detach().clone()  # type: ignore[operator]
-        for t in tensors
-    ]
+    return [(t.to_local() if hasattr(t, "to_local") else t).detach().clone() for t in tensors]

@@ -1,0 +1,223 @@
+"""Claims against a real store: what is trained, dropped, replayed and given up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+
+from broker.codec import encode_spec
+from broker.messages import TaskSpec
+from buffer import operations
+from buffer.answers import NewTask, Stats
+from buffer.episode import Episode, PolicyVersion
+from buffer.keys import run_prefix
+from buffer.store import Store
+from configs.errors import LostLineage, RecordError
+from configs.settings import Settings
+from learner.claims import Claims
+from learner.patience import PatientStore
+from tests.learner.made_episodes import make_episode
+from tests.learner.tiny_run import answer_leases, begin_run, tiny_settings
+
+
+@dataclass(slots=True)
+class Bench:
+    """A begun run with a learner's and an actor's side."""
+
+    store: Store
+    url: str
+    settings: Settings
+    lineage: int
+
+    def claims(self) -> Claims:
+        """Start a life of the learner in the present lineage."""
+        return Claims(
+            PatientStore(self.store),
+            self.settings,
+            lineage=self.lineage,
+            lineages=self.store.run(operations.lineages()),
+        )
+
+    def restart(self, step: int) -> Claims:
+        """Begin a new lineage at `step`, as after a crash."""
+        lineage = self.store.run(operations.begin_lineage(self.lineage, step))
+        assert lineage is not None
+        self.lineage = lineage
+        return self.claims()
+
+    def fill(self, units: int, *, first: int = 0, version: tuple[int, int] | None = None) -> None:
+        """Create `units` groups and let an actor finish them with weights of `version`."""
+        size = self.settings.run.group_size
+        ids = range(first * size, (first + units) * size)
+        spec = TaskSpec(0, 0, 0, "train", 1.0)
+        tasks = [NewTask(i, i // size, encode_spec(spec)) for i in ids]
+        self.store.run(operations.create(self.lineage, tasks))
+        version = version or (self.lineage, 0)
+
+        def answer(task_id: int, _spec: TaskSpec) -> Episode:
+            group_id = task_id // size
+            span = (PolicyVersion(*version), 0)
+            return make_episode(
+                task_id, group_id=group_id, versions=[span], reward=float(task_id % 2)
+            )
+
+        assert answer_leases(self.store, version, answer) == units * size
+
+    def stats(self) -> Stats:
+        """Count tasks by state."""
+        return self.store.run(operations.stats())
+
+
+@pytest.fixture
+def bench(redis_url: str, tmp_path: Path) -> Iterator[Bench]:
+    settings = tiny_settings(tmp_path)
+    store = Store(redis_url, settings.run.name)
+    begin_run(store, settings.run)
+    lineage = store.run(operations.begin_lineage(0, 0))
+    assert lineage is not None
+    yield Bench(store, redis_url, settings, lineage)
+    store.close()
+
+
+def _groups(episodes: tuple[Episode, ...]) -> list[int]:
+    return sorted({episode.group_id for episode in episodes})
+
+
+def test_a_batch_is_handed_over_once_it_is_full_and_sealed(bench: Bench) -> None:
+    claims = bench.claims()
+    bench.fill(1)
+    assert claims.look(1) is None
+
+    bench.fill(1, first=1)
+    batch = claims.look(1)
+
+    assert batch is not None
+    assert [episode.task_id for episode in batch.episodes] == list(range(8))
+    assert not batch.is_replay
+    assert bench.stats().claims[0].sealed
+
+
+def test_a_stale_group_is_dropped_and_its_place_filled(bench: Bench) -> None:
+    bench.fill(2)
+    bench.store.run(
+        operations.advance(bench.lineage, 2)
+    )  # batch 3 allows lag 1: version 1 or newer
+    claims = bench.claims()
+
+    assert claims.look(3) is None
+    assert bench.stats().dropped == {"stale": 8}
+    assert claims.dropped.units == {"stale": 2}
+    assert claims.dropped.tokens == 16
+
+    bench.fill(2, first=2, version=(bench.lineage, 1))
+    batch = claims.look(3)
+    assert batch is not None
+    assert _groups(batch.episodes) == [2, 3]
+
+
+def test_stale_groups_are_trained_where_the_settings_say_so(bench: Bench, tmp_path: Path) -> None:
+    bench.settings = tiny_settings(tmp_path, buffer={"on_stale": "train"})
+    bench.fill(2)
+
+    assert bench.claims().look(3) is not None
+
+
+def test_an_unreadable_record_drops_its_group(bench: Bench) -> None:
+    bench.fill(3)
+    with redis.Redis.from_url(bench.url) as client:
+        client.set(f"{run_prefix('tiny')}:e:1", b"nonsense")
+    claims = bench.claims()
+
+    assert claims.look(1) is None  # drops group 0
+    batch = claims.look(1)
+
+    assert batch is not None
+    assert _groups(batch.episodes) == [1, 2]
+    assert bench.stats().dropped == {"unreadable": 4}
+
+
+def test_a_record_under_a_wrong_id_is_unreadable(bench: Bench) -> None:
+    bench.fill(2)
+    with redis.Redis.from_url(bench.url) as client:
+        other = client.get(f"{run_prefix('tiny')}:e:6")
+        assert isinstance(other, bytes)
+        client.set(f"{run_prefix('tiny')}:e:1", other)
+
+    bench.claims().look(1)
+
+    assert bench.stats().dropped == {"unreadable": 4}
+
+
+def test_a_sealed_batch_replays_unchanged_and_is_not_judged_again(bench: Bench) -> None:
+    bench.fill(3)
+    first = bench.claims().look(1)
+    assert first is not None
+    bench.settings = bench.settings.model_copy(
+        update={"run": bench.settings.run.model_copy(update={"max_policy_lag": 0})}
+    )
+
+    replay = bench.restart(0).look(1)
+
+    assert replay is not None
+    assert replay.is_replay
+    assert [e.task_id for e in replay.episodes] == [e.task_id for e in first.episodes]
+    assert bench.stats().claims[0].starts == 2
+
+
+def test_a_batch_that_was_filling_at_a_crash_is_judged_anew(bench: Bench) -> None:
+    bench.fill(1)
+    assert bench.claims().look(1) is None
+
+    claims = bench.restart(0)
+    bench.fill(1, first=1)
+    batch = claims.look(1)
+
+    assert batch is not None
+    assert not batch.is_replay
+    assert _groups(batch.episodes) == [0, 1]
+
+
+def test_a_batch_that_keeps_killing_the_learner_is_given_up(bench: Bench) -> None:
+    bench.fill(4)
+    assert bench.claims().look(1) is not None
+    for _ in range(2):
+        replay = bench.restart(0).look(1)
+        assert replay is not None
+        assert replay.is_replay
+
+    claims = bench.restart(0)
+    batch = claims.look(1)  # the fourth start
+
+    assert batch is not None
+    assert not batch.is_replay
+    assert _groups(batch.episodes) == [2, 3]
+    assert claims.dropped.units == {"poison": 2}
+    stats = bench.stats()
+    assert stats.dropped == {"poison": 8}
+    assert stats.accounted == stats.created
+
+
+def test_an_unreadable_record_in_a_sealed_batch_ends_the_life(bench: Bench) -> None:
+    bench.fill(2)
+    assert bench.claims().look(1) is not None
+    with redis.Redis.from_url(bench.url) as client:
+        client.delete(f"{run_prefix('tiny')}:e:1")
+
+    with pytest.raises(RecordError, match="sealed batch 1 must be readable"):
+        bench.restart(0).look(1)
+
+
+def test_an_older_learner_is_refused(bench: Bench) -> None:
+    old = bench.claims()
+    bench.restart(0)
+
+    with pytest.raises(LostLineage):
+        old.look(1)
+
+
+def test_waiting_ends_when_there_is_something_better_to_do(bench: Bench) -> None:
+    assert bench.claims().wait(1, until=lambda: True) is None

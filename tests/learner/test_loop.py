@@ -1,0 +1,208 @@
+"""The learner's loop against a real store: it learns, resumes, and accounts for every task."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from buffer import operations
+from buffer.answers import Stats
+from buffer.episode import PolicyVersion
+from buffer.store import Store
+from configs.errors import CheckpointError, LostLineage
+from configs.settings import Settings
+from learner.ranks import Ranks
+from tests.learner.ring_in_process import LifeEnded, RingInProcess
+from tests.learner.tiny_run import begin_run, tiny_settings
+
+
+def _settings(folder: Path, **run: object) -> Settings:
+    return tiny_settings(
+        folder,
+        run={"groups_per_batch": 4, "group_size": 4, "steps": 6, **run},
+        learner={"lr": 1e-2, "checkpoint_every": 2, "adam_beta2": 0.95, "entropy_bonus": 0.01},
+    )
+
+
+def _lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def _stats(url: str) -> Stats:
+    with Store(url, "tiny") as store:
+        return store.run(operations.stats())
+
+
+def _is_conserved(stats: Stats) -> bool:
+    ended = stats.committed + sum(stats.dropped.values()) + stats.dead + stats.cancelled
+    return stats.created == ended
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_leaves_what_it_promises(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = _settings(tmp_path, steps=30, groups_per_batch=16, eval_every=10, eval_episodes=16)
+    ring = RingInProcess(settings, redis_url, ranks)
+
+    assert ring.live()
+
+    folder = settings.run.folder
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["held_out_accuracy_before"] <= 0.5
+    assert summary["held_out_accuracy_after"] >= 0.9
+    assert [line["step"] for line in _lines(folder, "eval.jsonl")] == [0, 10, 20, 30]
+    metrics = _lines(folder, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, 31))
+    assert metrics[-1]["reward_mean"] > metrics[0]["reward_mean"] + 0.4
+    assert all(line["policy_lag_max"] <= 1 for line in metrics)
+    assert all(abs(line["lag0_ratio_mean"] - 1) < 1e-3 for line in metrics)
+    stats = _stats(redis_url)
+    assert (stats.state, stats.committed) == ("ENDED", 30 * 64)
+    assert _is_conserved(stats)
+    assert summary["tasks_committed"] == summary["episodes"] == stats.committed
+    assert summary["trained_tokens"] == stats.committed
+    assert 0 <= summary["learner_idle_fraction"] <= 1
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    trained = ring.shelf.history[PolicyVersion(1, 30)]
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained, strict=True))
+    assert AutoTokenizer.from_pretrained(folder / "model").decode([3]) == "a"
+
+
+def test_a_killed_learner_resumes_replays_and_ends_well(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
+    ring.shelf.end_life_at = 3  # step 3 is trained and advanced, the checkpoint is of step 2
+    with pytest.raises(LifeEnded):
+        ring.live()
+
+    assert ring.live()
+
+    before, after = (ring.shelf.history[PolicyVersion(lineage, 3)] for lineage in (1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    metrics = _lines(ring.settings.run.folder, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [line["lineage"] for line in metrics] == [1, 1, 2, 2, 2, 2]
+    assert metrics[2]["is_replay"]
+    stats = _stats(redis_url)
+    assert stats.committed == 6 * 16
+    assert _is_conserved(stats)
+    summary = json.loads((ring.settings.run.folder / "summary.json").read_text())
+    assert (summary["episodes"], summary["learner_lives"]) == (6 * 16, 2)
+
+
+def test_a_learner_killed_before_its_first_checkpoint_begins_again(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
+    ring.shelf.end_life_at = 1
+    with pytest.raises(LifeEnded):
+        ring.live()
+
+    assert ring.live()
+
+    before, after = (ring.shelf.history[PolicyVersion(lineage, 1)] for lineage in (1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert _is_conserved(_stats(redis_url))
+
+
+def test_a_learner_asked_to_stop_checkpoints_commits_and_goes_on_later(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
+    ring.shelf.on_publish = lambda step: ring.stopping.set() if step == 3 else None
+
+    assert not ring.live()
+
+    folder = ring.settings.run.folder
+    assert (folder / "checkpoints" / "step-000003").is_dir()
+    assert not (folder / "summary.json").exists()
+    assert _stats(redis_url).committed_step == 3
+
+    ring.stopping.clear()
+    ring.shelf.on_publish = lambda _: None
+    assert ring.live()
+    assert [line["step"] for line in _lines(folder, "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_finished_run_lives_again_without_training(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
+    assert ring.live()
+
+    assert ring.live()
+
+    stats = _stats(redis_url)
+    assert stats.committed == 2 * 16
+    assert _is_conserved(stats)
+
+
+def test_a_newer_learner_ends_this_one(redis_url: str, tmp_path: Path, ranks: Ranks) -> None:
+    ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
+
+    def take_over(step: int) -> None:
+        if step == 2:
+            with Store(redis_url, "tiny") as store:
+                store.run(operations.begin_lineage(1, 0))
+
+    ring.shelf.on_publish = take_over
+
+    with pytest.raises(LostLineage):
+        ring.live()
+
+
+def test_a_wiped_store_beside_a_checkpoint_is_refused(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
+    ring.shelf.end_life_at = 3
+    with pytest.raises(LifeEnded):
+        ring.live()
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+
+    with pytest.raises(CheckpointError, match="the store must know the run"):
+        ring.live()
+    with Store(redis_url, "tiny") as store:
+        begin_run(store, ring.settings.run)  # as another process might, but it has no lineage yet
+    with pytest.raises(CheckpointError, match="Redis was wiped"):
+        ring.live()
+
+
+def test_other_settings_do_not_resume(redis_url: str, tmp_path: Path, ranks: Ranks) -> None:
+    ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
+    ring.shelf.end_life_at = 3
+    with pytest.raises(LifeEnded):
+        ring.live()
+    ring.settings = _settings(tmp_path, seed=1)
+
+    with pytest.raises(CheckpointError, match="with the same `run:` settings"):
+        ring.live()
+
+
+def test_a_lost_checkpoint_resumes_from_the_one_before(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
+    ring.shelf.end_life_at = 5
+    with pytest.raises(LifeEnded):
+        ring.live()
+    checkpoints = ring.settings.run.folder / "checkpoints"
+    (checkpoints / "step-000004" / ".metadata").write_bytes(b"cut short")
+
+    assert ring.live()
+
+    metrics = _lines(ring.settings.run.folder, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    assert _is_conserved(_stats(redis_url))
+    shutil.rmtree(checkpoints)
