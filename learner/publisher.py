@@ -155,7 +155,7 @@ async def _say_alive() -> None:
 
 def as_sent(line: dict[str, Any]) -> Sent:
     """Read a `sent` line, without its `event`."""
-    return Sent(**{**line, "version": PolicyVersion(*line["version"])})
+    return Sent(version=PolicyVersion(*line.pop("version")), **line)
 
 
 def _report(sent: Sent) -> None:
