@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from buffer.episode import PolicyVersion
 from configs.errors import WeightsError
@@ -85,6 +86,7 @@ class TorchStepper:
         """Load the model and make its cache."""
         options = self._options
         torch.set_num_threads(options.threads)
+        disable_progress_bar()  # stderr is for log lines
         self._model = AutoModelForCausalLM.from_pretrained(
             options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
         )

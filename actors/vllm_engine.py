@@ -211,6 +211,7 @@ def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
         "enable_prefix_caching": True,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "weight_transfer_config": WeightTransferConfig(backend=backend),
     }
     if torch.cuda.is_available():
