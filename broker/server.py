@@ -123,11 +123,11 @@ class Broker:
                 group.create_task(work)
                 for work in (
                     self._receive(socket, door),
-                    _every(TICK_S, self._tick),
-                    _every(PUBLICATION_S, self._board.read_publication),
-                    _every(MEMORY_S, self._board.read_memory),
-                    _every(self._settings.reap_every_s, self._reap),
-                    _every(HOUSEKEEPING_S, lambda: self._keep_house(door)),
+                    _every(TICK_S, self._tick, stop),
+                    _every(PUBLICATION_S, self._board.read_publication, stop),
+                    _every(MEMORY_S, self._board.read_memory, stop),
+                    _every(self._settings.reap_every_s, self._reap, stop),
+                    _every(HOUSEKEEPING_S, lambda: self._keep_house(door), stop),
                 )
             ]
             await stop.wait()
@@ -234,10 +234,14 @@ class Broker:
         await self._service.report()
 
 
-async def _every(period_s: float, chore: Callable[[], Awaitable[None]]) -> None:
+async def _every(
+    period_s: float, chore: Callable[[], Awaitable[None]], stop: asyncio.Event
+) -> None:
     """Repeat a chore with jitter; an unreachable store is reported once and tried again."""
     is_failing = False
-    while True:
+    # Not by cancellation alone: `asyncio.wait_for` of Python 3.11, which the Redis client uses,
+    # swallows one that comes together with its result.
+    while not stop.is_set():
         try:
             await chore()
             is_failing = False
