@@ -1,8 +1,9 @@
 """The files of a run that people and plots read.
 
 `metrics.jsonl` and `batches.jsonl` (what each batch was trained on) have one line for each batch,
-`eval.jsonl` one for each evaluation; `summary.json` is there once the run has finished. Appends whole lines, so that a reader never sees half of one that matters; after a resume, lines of
-the abandoned branch are cut off, so that a file tells one history.
+`eval.jsonl` one for each evaluation; `summary.json` is there once the run has finished. Appends
+whole lines, so that a reader never sees half of one that matters; after a resume, lines of the
+abandoned branch are cut off, so that a file tells one history.
 """
 
 from __future__ import annotations

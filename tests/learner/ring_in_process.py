@@ -96,7 +96,7 @@ class ActorThread:
         assert self._shelf.model is not None
         while not self._stopping.is_set():
             version = self._shelf.version
-            if version != NOTHING_YET and version != self._seen:
+            if version not in (NOTHING_YET, self._seen):
                 self._logits_IV = self._shelf.model(ITEMS_I1).logits[:, -1]
                 self._seen = version
             done = answer_leases(self._store, version, partial(self._answer, version=version))
