@@ -80,6 +80,7 @@ def commands(settings: Settings, folder: RunFolder) -> list[Command]:
             "actors",
             folder,
             environment_of("actor", settings, gpus=actor_gpus(settings, gpus, number)),
+            flags=("--name", f"actor-{number}"),
         )
         for number in range(settings.actors.count)
     ]
@@ -120,9 +121,15 @@ def role_command(
 
 
 def _command(
-    name: str, role: str, package: str, folder: RunFolder, environment: dict[str, str]
+    name: str,
+    role: str,
+    package: str,
+    folder: RunFolder,
+    environment: dict[str, str],
+    *,
+    flags: Sequence[str] = (),
 ) -> Command:
-    arguments = (sys.executable, "-m", package, "--config", str(folder.config))
+    arguments = (sys.executable, "-m", package, "--config", str(folder.config), *flags)
     return Command(name, role, arguments, folder.log(name), environment)
 
 

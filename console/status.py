@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from buffer.answers import ActorSeen, Stats
 from configs.errors import NyalaError
@@ -46,7 +45,8 @@ def print_status(path: Path, console: Console) -> None:
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     console.print(line, highlight=False, soft_wrap=True)
     console.print(_tasks_line(stats), highlight=False, soft_wrap=True)
-    console.print(_actors_table(actors))
+    for actor in actors:
+        console.print(_actor_line(actor), highlight=False, soft_wrap=True)
 
 
 def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen]]:
@@ -72,12 +72,10 @@ def _tasks_line(stats: Stats) -> str:
     return f"{stats.created} tasks created" + (f": {states}" if states else "")
 
 
-def _actors_table(actors: list[ActorSeen]) -> Table:
-    table = Table(title="actors", title_justify="left", box=None, padding=(0, 3, 0, 0))
-    names = sorted({name for actor in actors for name in actor.fields})
-    for label in ("incarnation", "last heard of", *names):
-        table.add_column(label, header_style="dim")
-    for actor in actors:
-        heard = f"{duration(actor.silent_s)} ago"
-        table.add_row(actor.incarnation, heard, *(actor.fields.get(name, "-") for name in names))
-    return table
+def _actor_line(actor: ActorSeen) -> str:
+    """Write when an actor was heard of, where it is, and its figures that are not zero."""
+    fields = dict(actor.fields)
+    host, version = fields.pop("host", "?"), fields.pop("version", "none yet")
+    numbers = [f"{name} {value}" for name, value in fields.items() if value not in {"0", "0.0"}]
+    first = f"{actor.incarnation} on {host}, heard of {duration(actor.silent_s)} ago"
+    return ", ".join([first, f"version {version}", *sorted(numbers)])
