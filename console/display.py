@@ -29,8 +29,10 @@ class View:
 
     progress: Progress
     stages: Mapping[str, str]
-    """Process -> what it is busy with, while the first batch is awaited."""
+    """Process -> what it is busy with, while the first batch of this life is awaited."""
     actors_alive: int
+    is_training: bool = True
+    """The first batch of this life has come."""
 
 
 class Display(Protocol):
@@ -91,7 +93,7 @@ class LiveDisplay:
 
     def show(self, view: View) -> None:
         """Redraw."""
-        if view.progress.step == 0:
+        if not view.is_training:
             self._live.update(self._starting(view))
             return
         eta = view.progress.eta_s
@@ -142,7 +144,7 @@ class PlainDisplay:
     def show(self, view: View) -> None:
         """Print what is new."""
         step = view.progress.step
-        if step == 0:
+        if not view.is_training:
             for name, stage in view.stages.items():
                 if self._told.get(name) != stage:
                     self._told[name] = stage

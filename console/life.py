@@ -138,6 +138,7 @@ class Life:
         self, supervisor: Supervisor, display: Display, stages: Stages, crew: Crew
     ) -> Outcome:
         progress = RunProgress(self._folder, steps=self._settings.run.steps)
+        resumed_at = progress.look().step
         show_at = 0.0
         while True:
             outcome = supervisor.tick()
@@ -145,7 +146,10 @@ class Life:
                 alive = crew.alive
                 if alive is None:
                     alive = supervisor.running("actor")
-                display.show(View(progress.look(), stages.look(), alive))
+                now = progress.look()
+                # A learner that was killed first takes back the steps after its checkpoint.
+                resumed_at = min(resumed_at, now.step)
+                display.show(View(now, stages.look(), alive, now.step > resumed_at))
                 show_at = time.monotonic() + self._settings.console.refresh_s
             if outcome is not None:
                 return outcome

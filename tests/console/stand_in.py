@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+LOADING_S = 0.5  # long enough for a stage to be seen
 STEP_S = 0.05
 
 
@@ -24,6 +25,7 @@ def main():
         (Path(folder) / "crashed").touch()
         log(event="out of luck", level="error")
         sys.exit(1)
+    time.sleep(LOADING_S)
     if role == "learner":
         train(Path(folder), int(steps))
     while True:

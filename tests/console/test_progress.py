@@ -100,7 +100,7 @@ def test_stages_and_errors_are_read_from_this_life_only(tmp_path):
 
 
 def view(step, **fields):
-    return View(Progress(step, 10, **fields), {"learner": "importing torch"}, 2)
+    return View(Progress(step, 10, **fields), {"learner": "importing torch"}, 2, step > 0)
 
 
 def test_plain_lines_tell_each_stage_once_and_figures_now_and_then():

@@ -146,6 +146,7 @@ def test_an_interrupted_run_stops_cleanly_and_goes_on_where_it_was(up, number):
     again.send_signal(signal.SIGINT)
     out, _ = again.communicate(timeout=30)
     assert "r goes on from step-0000" in out
+    assert "learner: importing as learner" in out
 
 
 def test_changed_settings_of_an_unfinished_run_are_refused(up):
