@@ -158,11 +158,13 @@ def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype) -> Policy:
     layers: nn.ModuleList = policy.causal_lm.base_model.layers
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
-    sharded: FSDPModule = fully_shard(policy, mesh=mesh, mp_policy=precision)
-    # Losses are already divided by counts over all ranks, so gradients are summed, not averaged.
-    sharded.set_gradient_divide_factor(1.0)
-    for layer in layers:
-        cast("FSDPModule", layer).set_gradient_divide_factor(1.0)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    for module in (policy, *layers):
+        unit = cast("FSDPModule", module)
+        # Losses are already divided by counts over all ranks: sum gradients, do not average them.
+        # Forced, because gloo has no scaled sum, not even with a factor of 1.
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
     return policy
 
 

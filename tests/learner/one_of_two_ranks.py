@@ -1,0 +1,80 @@
+"""One rank of two: trains two batches, checkpoints, trains a third. Run by `test_ranks.py`.
+
+Arguments: folder for the checkpoint and for rank 0's findings.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from configs.settings import LearnerSettings
+from learner.batch import BatchPlan, pack, plan_batch
+from learner.checkpoint import Checkpoints, LearnerState
+from learner.metrics import Totals
+from learner.model import Policy, probe_logprobs
+from learner.optimizer import AdamWithSchedule
+from learner.ranks import Ranks, join
+from learner.step import TrainedBatch, train_batch
+from tests.learner.made_episodes import random_group_episodes
+from tests.learner.tiny_policy import constant_rate, tiny_policy
+
+# So few tokens a microbatch that ranks have different numbers of them.
+SETTINGS = LearnerSettings(microbatch_tokens=24, entropy_bonus=0.01)
+STATE = LearnerState(run="tiny", settings_hash="h", step=2, lineage=1, cursor=0, totals=Totals())
+PROBE = (3, 9, 4, 4, 17)
+
+
+def new_policy(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
+    """Make the policy that every test of ranks trains."""
+    policy = tiny_policy(ranks.mesh, seed=seed)
+    return policy, AdamWithSchedule(policy, constant_rate(1e-3), SETTINGS)
+
+
+def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) -> TrainedBatch:
+    """Train one batch as the loop does: rank 0 plans, every rank packs its share."""
+    episodes = random_group_episodes(5, 3, seed=step)
+    plan = plan_batch(step, episodes, ranks=ranks.size, advantage="grpo", max_completion_tokens=8)
+    plan = BatchPlan.decode(ranks.broadcast(plan.encode() if ranks.is_first else None))
+    own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
+    microbatches = pack(
+        plan,
+        [episode for episode in episodes if episode.task_id in own],
+        settings=SETTINGS,
+        lineages={1: 0},
+        lineage=1,
+    )
+    return train_batch(policy, optimizer, step, microbatches, settings=SETTINGS, ranks=ranks)
+
+
+def whole_parameters(policy: Policy) -> list[torch.Tensor]:
+    """Gather all parameters; every rank must call it."""
+    return [
+        (p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in policy.parameters()
+    ]
+
+
+def main(folder: Path) -> None:
+    """Train, and let rank 0 write down what it found."""
+    ranks = join("cpu", threads=1)
+    policy, optimizer = new_policy(ranks)
+    batches = [train(policy, optimizer, step, ranks) for step in (1, 2)]
+    Checkpoints(folder / "checkpoints", keep=1, ranks=ranks).save(STATE, policy, optimizer)
+    logprobs = probe_logprobs(policy, PROBE)
+    batches.append(train(policy, optimizer, 3, ranks))
+    parameters = whole_parameters(policy)
+    if ranks.is_first:
+        torch.save(parameters, folder / "parameters.pt")
+        found = {"batches": [asdict(batch) for batch in batches], "probe": logprobs}
+        (folder / "found.json").write_text(json.dumps(found))
+    ranks.barrier()
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

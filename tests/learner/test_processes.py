@@ -1,0 +1,179 @@
+"""`python -m learner` as its users start it: on one rank or two, stopped, killed, misconfigured."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from broker.keys import make_keys
+from broker.messages import TaskSpec
+from buffer import operations
+from buffer.answers import Stats
+from buffer.episode import Episode, PolicyVersion
+from buffer.store import Store
+from configs.errors import StoreError
+from configs.loader import save
+from configs.settings import Settings
+from tests.learner.listening import family, listening
+from tests.learner.made_episodes import make_episode
+from tests.learner.tiny_policy import save_tiny_model
+from tests.learner.tiny_run import answer_leases, tiny_settings
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120
+
+
+@dataclass
+class Run:
+    """A run folder, its store, and the learner processes that a test started."""
+
+    settings: Settings
+    url: str
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.settings.run.folder
+
+    def start(self, *overrides: str) -> subprocess.Popen[bytes]:
+        """Start a learner."""
+        arguments = [argument for override in overrides for argument in ("--set", override)]
+        environment = {
+            **os.environ,
+            "NYALA_REDIS_URL": self.url,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        with (self.folder / f"log-{len(self.processes)}").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "learner", "--config", "config.yaml", *arguments],
+                cwd=self.folder,
+                env=environment,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+    def log(self) -> str:
+        """What the newest learner wrote."""
+        return (self.folder / f"log-{len(self.processes) - 1}").read_text()
+
+    def stats(self) -> Stats | None:
+        """Count tasks; None before the learner has entered the run."""
+        with Store(self.url, self.settings.run.name) as store:
+            try:
+                return store.run(operations.stats())
+            except StoreError:
+                return None
+
+    def act_until(self, step: int) -> None:
+        """Answer tasks at random until batch `step` is trained."""
+        deadline = time.monotonic() + PATIENCE_S
+        with Store(self.url, self.settings.run.name) as store:
+            while time.monotonic() < deadline:
+                stats = self.stats()
+                if stats is not None and stats.version >= step:
+                    return
+                publication = store.run(operations.publication()) if stats else None
+                if publication is not None:
+                    self._act(store, publication.version)
+                assert self.processes[-1].poll() in (None, 0), self.log()
+                time.sleep(0.05)
+        pytest.fail(f"step {step} was not trained in {PATIENCE_S} s: {self.log()}")
+
+    def _act(self, store: Store, version: PolicyVersion) -> None:
+        def answer(task_id: int, spec: TaskSpec) -> Episode:
+            return make_episode(
+                task_id,
+                group_id=spec.group_id,
+                reward=float(task_id % 2),
+                versions=[(version, 0)],
+                purpose=spec.purpose,
+            )
+
+        answer_leases(store, version, answer)
+
+
+@pytest.fixture
+def run(redis_url: str, tmp_path: Path) -> Iterator[Run]:
+    settings = tiny_settings(tmp_path, learner={"broadcast": False})
+    save_tiny_model(Path(settings.run.model_path))
+    make_keys(settings.run.folder / "keys")
+    save(settings, settings.run.folder / "config.yaml")
+    run = Run(settings, redis_url)
+    yield run
+    for process in run.processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_two_ranks_stop_at_sigterm_and_one_rank_goes_on(run: Run) -> None:
+    two_ranks = run.start("learner.ranks=2")
+    run.act_until(1)
+    assert len(family(two_ranks.pid)) >= 3
+    assert listening(two_ranks.pid) == {"127.0.0.1"}
+
+    two_ranks.send_signal(signal.SIGTERM)
+
+    assert two_ranks.wait(PATIENCE_S) == 0
+    assert not (run.folder / "summary.json").exists()
+    stats = run.stats()
+    assert stats is not None
+    assert stats.committed_step == stats.version >= 1
+    assert (run.folder / "checkpoints" / f"step-{stats.version:06d}").is_dir()
+
+    one_rank = run.start()
+    run.act_until(4)
+    assert one_rank.wait(PATIENCE_S) == 0
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert (summary["steps"], summary["episodes"], summary["learner_lives"]) == (4, 32, 2)
+    assert AutoModelForCausalLM.from_pretrained(run.folder / "model").config.vocab_size == 99
+
+
+@pytest.mark.slow
+def test_a_killed_learner_is_started_again_and_ends_well(run: Run) -> None:
+    learner = run.start()
+    run.act_until(3)
+    assert listening(learner.pid) == {"127.0.0.1"}
+    learner.kill()
+    learner.wait()
+
+    again = run.start()
+    run.act_until(4)
+
+    assert again.wait(PATIENCE_S) == 0
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+    stats = run.stats()
+    assert stats is not None
+    assert stats.created == stats.committed + stats.cancelled + sum(stats.dropped.values())
+
+
+def test_wrong_settings_end_with_code_2_and_a_line_for_people(run: Run) -> None:
+    assert run.start("run.model=/nowhere").wait(PATIENCE_S) == 2
+    assert "run.model must be" in run.log()
+    assert run.start("learner.lr=-1").wait(PATIENCE_S) == 2
+    assert "learner.lr" in run.log()
+
+
+@pytest.mark.slow
+def test_a_learner_that_lost_its_lineage_ends_with_code_3(run: Run) -> None:
+    learner = run.start()
+    run.act_until(1)
+    with Store(run.url, run.settings.run.name) as store:
+        store.run(operations.begin_lineage(1, 0))
+
+    assert learner.wait(PATIENCE_S) == 3
+    assert "LostLineage" in run.log()

@@ -1,0 +1,90 @@
+"""Two ranks over gloo against one: the same loss, gradient, weights and checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.errors import SettingsError
+from learner.checkpoint import Checkpoints
+from learner.model import probe_logprobs
+from learner.ranks import RENDEZVOUS_FILE, Ranks, join
+from tests.learner.one_of_two_ranks import PROBE, new_policy, train, whole_parameters
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks have left what they found."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    environment = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        RENDEZVOUS_FILE: str(folder / "rendezvous"),
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.learner.one_of_two_ranks", str(folder)],
+            env={**environment, "RANK": str(rank)},
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(120) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    return folder
+
+
+def _found(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+def test_two_ranks_train_as_one_does(two_ranks: Path, ranks: Ranks) -> None:
+    policy, optimizer = new_policy(ranks)
+
+    batches = [asdict(train(policy, optimizer, step, ranks)) for step in (1, 2, 3)]
+
+    for ours, theirs in zip(batches, _found(two_ranks)["batches"], strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
+        assert theirs["outcome"] == pytest.approx(ours["outcome"], abs=1e-5)
+        assert theirs["divergence"] == pytest.approx(ours["divergence"], abs=1e-4)
+    gathered = torch.load(two_ranks / "parameters.pt")
+    for ours_, theirs_ in zip(whole_parameters(policy), gathered, strict=True):
+        assert torch.allclose(ours_, theirs_, atol=1e-5)
+
+
+def test_one_rank_resumes_the_checkpoint_of_two(two_ranks: Path, ranks: Ranks) -> None:
+    policy, optimizer = new_policy(ranks, seed=9)
+    checkpoints = Checkpoints(two_ranks / "checkpoints", keep=1, ranks=ranks)
+    newest = checkpoints.newest()
+    assert newest is not None
+
+    checkpoints.load(newest[0], policy, optimizer)
+    assert probe_logprobs(policy, PROBE) == pytest.approx(_found(two_ranks)["probe"], abs=1e-5)
+    train(policy, optimizer, 3, ranks)
+
+    gathered = torch.load(two_ranks / "parameters.pt")
+    for ours, theirs in zip(whole_parameters(policy), gathered, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_cuda_without_a_gpu_is_a_settings_error() -> None:
+    with pytest.raises(SettingsError, match=r"learner\.device must be cpu or auto"):
+        join("cuda", threads=1)
