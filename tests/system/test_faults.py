@@ -1,0 +1,147 @@
+"""Whole runs in which processes are killed: nothing is lost, nothing is trained twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system.live_run import (
+    TORCH,
+    LiveRun,
+    assert_nothing_lost_or_repeated,
+    end,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# Random weights end an episode once in a hundred tokens, so kills find episodes half done.
+LONG = (
+    *TORCH,
+    "run.steps=30",
+    "run.max_completion_tokens=96",
+    "learner.warm_start_steps=0",
+    "actors.max_concurrent_episodes=16",
+    "broker.lease_timeout_s=3",
+)
+
+
+def kill_actors_until_one_is_continued(run: LiveRun, up: subprocess.Popen[str]) -> None:
+    """Kill an actor now and then: one of them dies with episodes half done."""
+    for _ in range(6):
+        time.sleep(0.7)  # a batch later than what the last look saw
+        if up.poll() is not None:
+            return
+        os.kill(run.pids("actors")[0], signal.SIGKILL)
+        trained = run.step
+        run.wait_until(
+            lambda: run.step >= trained + 4 or up.poll() is not None,  # noqa: B023 - called at once
+            "the other actor goes on",
+        )
+        if any(line["resumed_episodes"] for line in run.lines("metrics")):
+            return
+
+
+def test_killed_actors_work_is_continued_by_another(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "actors.count=2")
+
+    with run.up() as process:
+        run.wait_until(lambda: len(run.actors()) == 2, "both actors' episodes are trained")
+        kill_actors_until_one_is_continued(run, process)
+        summary = run.finish(process)
+
+    assert summary["resumed_episodes"] > 0
+    assert summary["tasks_dead"] == 0
+    assert_nothing_lost_or_repeated(run, summary)
+
+
+def test_killed_learner_replays_its_sealed_claims(tmp_path: Path) -> None:
+    overrides = (*LONG, "learner.checkpoint_every=3", "console.max_restarts=0")
+    run = LiveRun(tmp_path, "tiny.yaml", *overrides)
+
+    with run.up() as process:
+        run.wait_until(lambda: run.step >= 5, "two batches past the first checkpoint")
+        os.kill(run.pids("learner")[0], signal.SIGKILL)
+        run.wait_until(lambda: process.poll() is not None, "up gives up")
+        assert process.returncode != 0
+        before = {line["step"]: line["group_ids"] for line in run.lines("batches")}
+    with run.up() as process:
+        summary = run.finish(process)
+
+    after = {line["step"]: line["group_ids"] for line in run.lines("batches")}
+    replayed = [line["step"] for line in run.lines("metrics") if line["is_replay"]]
+    assert replayed, "the batches after the checkpoint were claimed before the crash"
+    assert all(after[step] == before[step] for step in before)
+    assert summary["learner_lives"] == 2
+    assert_nothing_lost_or_repeated(run, summary)
+
+
+def test_late_actor_contributes_and_leaves_without_a_trace(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=40")
+
+    with run.up() as process:
+        run.wait_until(lambda: run.step >= 2, "the run is on its way")
+        late = run.start("actor", str(run.folder))
+        try:
+            run.wait_until(
+                lambda: len(run.actors()) == 2 or process.poll() is not None,
+                "the late actor's episodes are trained",
+            )
+        finally:
+            end(late)
+        assert late.returncode == 0
+        summary = run.finish(process)
+
+    assert len(run.actors()) == 2
+    assert_nothing_lost_or_repeated(run, summary)
+
+
+def test_two_turn_episodes_survive_a_kill_between_their_turns(tmp_path: Path) -> None:
+    overrides = (
+        *TORCH,
+        "run.steps=40",
+        "run.group_size=8",
+        "run.groups_per_batch=8",
+        "run.eval_episodes=8",
+        "learner.init_layers=1",
+        "learner.init_width=64",
+        "learner.warm_start_steps=60",
+        "learner.warm_start_batch=64",
+        "actors.max_concurrent_episodes=8",
+        "actors.count=2",
+        "broker.lease_timeout_s=3",
+    )
+    run = LiveRun(tmp_path, "calculator.yaml", *overrides)
+
+    with run.up() as process:
+        run.wait_until(lambda: len(run.actors()) == 2, "both actors' episodes are trained")
+        kill_actors_until_one_is_continued(run, process)
+        summary = run.finish(process)
+
+    assert summary["resumed_episodes"] > 0
+    two_turns = sum(
+        line["completion_tokens"] - line["trained_tokens"] for line in run.lines("metrics")
+    )
+    assert two_turns > 0, "tool tokens are masked, not trained"
+    assert_nothing_lost_or_repeated(run, summary)
+
+
+def test_ctrl_c_saves_and_up_goes_on(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "learner.checkpoint_every=100")
+
+    with run.up() as process:
+        run.wait_until(lambda: run.step >= 3, "three batches are trained")
+        end(process)
+        assert not run.pids("actors") + run.pids("learner") + run.pids("broker")
+    trained = run.step
+    with run.up() as process:
+        summary = run.finish(process)
+
+    assert trained >= 3
+    assert summary["learner_lives"] == 2
+    assert not any(line["is_replay"] for line in run.lines("metrics")[:trained])
+    assert_nothing_lost_or_repeated(run, summary)
