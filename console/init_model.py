@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -135,7 +135,7 @@ def warm_start_command(config: Path, pairs: Path, out: Path) -> list[str]:
     return _command("learner", "warm-start", {"config": config, "pairs": pairs, "out": out})
 
 
-def _command(package: str, verb: str, arguments: dict[str, object]) -> list[str]:
+def _command(package: str, verb: str, arguments: Mapping[str, object]) -> list[str]:
     flags = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
     return [sys.executable, "-m", package, verb, *flags]
 
