@@ -77,6 +77,20 @@ def read_pairs(path: Path) -> list[Pair]:
     return pairs
 
 
+def echo(pair: Pair) -> Pair:
+    """Return the example that repeats the question, less the mark at its end.
+
+    Raises:
+        SettingsError: The pair has several turns; there is no one place for the question.
+    """
+    if len(pair.segments) != 1:
+        raise SettingsError(
+            "learner.warm_start_echo must be 0 for an environment of several turns, got more; "
+            "only a single answer can be replaced by the question"
+        )
+    return Pair(pair.prompt, ((pair.prompt[:-1], True),))
+
+
 def tokenize(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
     """Turn a pair into tokens, with the end token after each trained segment."""
     token_ids = list(tokenizer.encode(pair.prompt, add_special_tokens=False))
@@ -115,14 +129,15 @@ def warm_start(settings: Settings, *, pairs_path: Path, out: Path) -> None:
         ),
         learner,
     )
-    token_pairs = [tokenize(pair, tokenizer) for pair in pairs]
+    answers = [tokenize(pair, tokenizer) for pair in pairs]
+    echoes = [tokenize(echo(p), tokenizer) for p in pairs] if learner.warm_start_echo else answers
     random = np.random.default_rng(settings.run.seed)
     reported = -REPORT_EVERY_S
     for step in range(1, learner.warm_start_steps + 1):
         chosen = random.integers(len(pairs), size=learner.warm_start_batch)
-        loss = supervised_step(
-            policy, optimizer, [token_pairs[i] for i in chosen], learner.microbatch_tokens
-        )
+        echoed = random.random(learner.warm_start_batch) < learner.warm_start_echo
+        examples = [(echoes if e else answers)[i] for i, e in zip(chosen, echoed, strict=True)]
+        loss = supervised_step(policy, optimizer, examples, learner.microbatch_tokens)
         elapsed = time.monotonic() - started
         if elapsed - reported >= REPORT_EVERY_S or step == learner.warm_start_steps:
             reported = elapsed
