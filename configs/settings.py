@@ -229,8 +229,8 @@ class LearnerSettings(Table):
     warm_start_batch: Positive = 256
     """`nyala init-model`: answers per supervised step."""
     warm_start_echo: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """`nyala init-model`: share of supervised examples that repeat the question instead of answering
-    it. The model then knows both and leaves it to RL to find out which one is rewarded."""
+    """`nyala init-model`: share of supervised examples that repeat the question instead of
+    answering it. The model then knows both, and RL finds out which of the two is rewarded."""
 
 
 class ConsoleSettings(Table):
