@@ -13,7 +13,7 @@ MAX_FRAME_BYTES = 64 * 2**20  # 64 completions of the largest episode would not 
 
 def pack_frame(message: Any) -> bytes:
     """Return a message as bytes with their length before them."""
-    body: bytes = msgpack.packb(message)
+    body = bytes(msgpack.packb(message) or b"")  # None only in its type
     return LENGTH.pack(len(body)) + body
 
 

@@ -121,7 +121,7 @@ class Outbox:
             if len(submissions) > 1:  # one record of them is at fault
                 singles = [await self._submit((submission,)) for submission in submissions]
                 return [pair for single in singles for pair in single]
-            parcel = submissions[0]
+            [parcel] = list(submissions)
             log.error("record is refused", task_id=parcel.task_id, reason=str(error))
             self.put(
                 Failure(parcel.task_id, parcel.fence, "data", f"record refused: {error}"[:2000])

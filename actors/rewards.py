@@ -127,8 +127,9 @@ def checked(value: object) -> float:
     Raises:
         RewardError: It is none.
     """
-    if hasattr(value, "item"):  # a number of numpy or torch
-        value = value.item()
+    as_python = getattr(value, "item", None)  # a number of numpy or torch
+    if callable(as_python):
+        value = as_python()
     if not isinstance(value, int | float):
         raise RewardError(f"reward must be a float, got {value!r:.80}")
     number = float(value)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -90,7 +90,8 @@ class TorchStepper:
         self._model = AutoModelForCausalLM.from_pretrained(
             options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
         )
-        self._model.to(options.device).eval()
+        nn.Module.to(self._model, options.device)  # its own `to` has a broken signature
+        self._model.eval()
         self._device = torch.device(options.device)
         self._generator = torch.Generator(self._device).manual_seed(options.seed)
         self._cache = RowCache(

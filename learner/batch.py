@@ -49,7 +49,7 @@ class BatchPlan:
         """Turn the plan into msgpack bytes."""
         rows = [(row.task_id, row.rank, row.advantage) for row in self.rows]
         counts = (self.counts.tokens, self.counts.episodes, self.counts.max_completion_tokens)
-        return bytes(msgpack.packb((self.step, rows, counts)))
+        return bytes(msgpack.packb((self.step, rows, counts)) or b"")
 
     @classmethod
     def decode(cls, encoded: bytes) -> BatchPlan:

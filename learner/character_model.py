@@ -42,6 +42,13 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """Return the id of one token of ours."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(found, int)
+    return found
+
+
 def make_model(
     tokenizer: PreTrainedTokenizerFast, *, layers: int, width: int, tied: bool, seed: int
 ) -> Qwen3ForCausalLM:
@@ -66,8 +73,8 @@ def make_model(
         head_dim=HEAD_WIDTH,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=tied,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=token_id(tokenizer, PAD),
+        eos_token_id=token_id(tokenizer, EOS),
         bos_token_id=None,
     )
     torch.manual_seed(seed)

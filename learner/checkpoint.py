@@ -70,10 +70,11 @@ class LearnerState:
             CheckpointError: It is not such a state.
         """
         try:
-            fields = json.loads(text)
+            fields: dict[str, Any] = json.loads(text)
             if fields.pop("schema") != SCHEMA:
                 raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
-            return cls(**{**fields, "totals": Totals.from_json(fields["totals"])})
+            totals = Totals.from_json(fields.pop("totals"))
+            return cls(**fields, totals=totals)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
 

@@ -111,6 +111,7 @@ class Loop:
         if plan is None:
             return False
         claimed_at = time.monotonic()
+        figures = None
         if batch is not None:
             figures = batch_figures(
                 batch.episodes, step=step, lineage=self._lineage, lineages=self._lineages
@@ -138,7 +139,7 @@ class Loop:
         # An evaluation waits for actors that have exactly these weights, or newer ones.
         if step % parts.settings.learner.publish_every == 0 or is_due(self._run, step):
             self._publish()
-        if batch is not None:
+        if batch is not None and figures is not None:
             times = StepTimes(
                 wait_s=round(claimed_at - waited_from, 4),
                 pack_s=round(packed_at - claimed_at, 4),

@@ -100,7 +100,7 @@ class Policy(nn.Module):
     def _score(
         self, hidden_ND: Tensor, targets_N: Tensor, *, entropy_gradient: bool, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        logits_NV = self.causal_lm.get_output_embeddings()(hidden_ND).float() / temperature
+        logits_NV = _output_layer(self.causal_lm)(hidden_ND).float() / temperature
         log_pi_NV = logits_NV.log_softmax(-1)
         logprobs_N = -functional.nll_loss(log_pi_NV, targets_N, reduction="none")
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
@@ -130,12 +130,18 @@ def load_causal_lm(path: str | Path) -> PreTrainedModel:
     return cast("PreTrainedModel", causal_lm)
 
 
+def _output_layer(causal_lm: PreTrainedModel) -> nn.Module:
+    layer = causal_lm.get_output_embeddings()
+    assert isinstance(layer, nn.Module)  # a causal language model has one
+    return layer
+
+
 def _check_output_layer(causal_lm: PreTrainedModel) -> None:
     """Refuse models that change logits after the output layer: chunked scores would be wrong."""
     token_ids_BT = torch.arange(1, 5)[None] % causal_lm.config.vocab_size
     with torch.no_grad():
         hidden_BTD = causal_lm.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        logits_BTV = causal_lm.get_output_embeddings()(hidden_BTD)
+        logits_BTV = _output_layer(causal_lm)(hidden_BTD)
         expected_BTV = causal_lm(input_ids=token_ids_BT, use_cache=False).logits
     if not torch.allclose(logits_BTV, expected_BTV, rtol=1e-4, atol=1e-4):
         raise SettingsError(
@@ -155,7 +161,8 @@ def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype) -> Policy:
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
     )
-    layers: nn.ModuleList = policy.causal_lm.base_model.layers
+    layers = policy.causal_lm.base_model.layers
+    assert isinstance(layers, nn.ModuleList)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(policy, mesh=mesh, mp_policy=precision)

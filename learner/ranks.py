@@ -103,12 +103,14 @@ def join(device: str, *, threads: int) -> Ranks:
 
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size)
+    control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    assert isinstance(control, dist.ProcessGroup)  # this rank is a member
     return Ranks(
         rank=rank,
         size=size,
         device=torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu"),
         mesh=init_device_mesh(kind, (size,)),
-        control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
+        control=control,
     )
 
 

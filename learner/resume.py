@@ -41,7 +41,7 @@ class Opening:
         """Turn it into msgpack bytes."""
         path = None if self.checkpoint is None else str(self.checkpoint)
         fields = (self.lineage, list(self.lineages.items()), self.state.encode(), path)
-        return bytes(msgpack.packb(fields))
+        return bytes(msgpack.packb(fields) or b"")
 
     @classmethod
     def decode(cls, encoded: bytes) -> Opening:

@@ -21,7 +21,7 @@ from configs.errors import SettingsError
 from configs.settings import Settings
 
 from .batch import cut_microbatches
-from .character_model import make_model, make_tokenizer
+from .character_model import EOS, make_model, make_tokenizer, token_id
 from .model import Policy
 from .optimizer import AdamWithSchedule, Schedule
 
@@ -98,7 +98,7 @@ def tokenize(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
     for text, is_trained in pair.segments:
         segment = list(tokenizer.encode(text, add_special_tokens=False))
         if is_trained:
-            segment.append(int(tokenizer.eos_token_id))
+            segment.append(token_id(tokenizer, EOS))
         token_ids += segment
         trained += [is_trained] * len(segment)
     return TokenPair(tuple(token_ids), tuple(trained))

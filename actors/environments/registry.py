@@ -7,6 +7,7 @@ keywords and must have `begin` and `describe` (`base.py`).
 from __future__ import annotations
 
 from importlib import import_module
+from typing import cast
 
 from pydantic import ValidationError
 
@@ -80,5 +81,4 @@ def _load_class(name: str) -> type[Environment]:
             f"run.environment must be a class with begin and describe, got {name!r}; "
             "see actors/environments/base.py"
         )
-    checked: type[Environment] = found
-    return checked
+    return cast("type[Environment]", found)  # its methods have just been seen
