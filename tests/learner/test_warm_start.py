@@ -13,7 +13,7 @@ from configs.errors import SettingsError
 from configs.loader import save
 from learner.__main__ import main
 from learner.character_model import make_tokenizer
-from learner.warm_start import Pair, read_pairs, tokenize
+from learner.warm_start import Pair, echo, read_pairs, tokenize
 from tests.learner.tiny_run import tiny_settings
 
 
@@ -87,3 +87,35 @@ def test_wrong_pairs_are_refused_by_line(tmp_path: Path, text: str, problem: str
 def test_a_missing_file_of_pairs_is_a_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--pairs must be a readable file"):
         read_pairs(tmp_path / "nowhere")
+
+
+def test_an_echo_repeats_the_question_without_the_mark_at_its_end() -> None:
+    assert echo(Pair("abc>", (("cba", True),))) == Pair("abc>", (("abc", True),))
+
+
+def test_episodes_of_several_turns_have_no_echo() -> None:
+    dialogue = Pair("7+8*3=", (("[8*3]", True), ("24;", False), ("31", True)))
+
+    with pytest.raises(SettingsError, match=r"learner\.warm_start_echo must be 0"):
+        echo(dialogue)
+
+
+def test_a_start_with_echoes_knows_both_answers(tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "ab>", "segments": [["ba", true]]}\n')
+    settings = tiny_settings(
+        tmp_path,
+        learner={"warm_start_steps": 40, "warm_start_lr": 1e-2, "warm_start_echo": 0.5},
+    )
+    save(settings, tmp_path / "config.yaml")
+
+    arguments = ["--config", str(tmp_path / "config.yaml"), "--pairs", str(pairs)]
+    assert main(["warm-start", *arguments, "--out", str(tmp_path / "model")]) == 0
+
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        last_V = model(torch.tensor([tokenizer.encode("ab>")])).logits[0, -1].softmax(-1)
+    forwards, backwards = last_V[tokenizer.encode("a")[0]], last_V[tokenizer.encode("b")[0]]
+    assert 0.25 < forwards < 0.75
+    assert 0.25 < backwards < 0.75
