@@ -115,9 +115,7 @@ def _measure_bare(bare: subprocess.Popen[str], window_s: float) -> Window:
     return Window(**json.loads(bare.stdout.readline()), load=os.getloadavg()[0])
 
 
-def _measure_actor(
-    actor: Process, sink: Sink, pause: Sequence[float], window_s: float
-) -> Window:
+def _measure_actor(actor: Process, sink: Sink, pause: Sequence[float], window_s: float) -> Window:
     assert actor.pid is not None
     process = ProcessTree(actor.pid)
     start = time.time() + WARM_UP_S
@@ -139,7 +137,10 @@ def _summary(windows: list[Window]) -> dict[str, object]:
         "tokens_per_s": round(statistics.median(w.tokens_per_s for w in windows), 1),
         "tokens_per_cpu_s": round(statistics.median(w.tokens_per_cpu_s for w in windows), 1),
         "windows": [
-            {"tokens_per_s": round(w.tokens_per_s, 1), **{k: round(v, 3) for k, v in asdict(w).items()}}
+            {
+                "tokens_per_s": round(w.tokens_per_s, 1),
+                **{k: round(v, 3) for k, v in asdict(w).items()},
+            }
             for w in windows
         ],
     }

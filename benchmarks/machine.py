@@ -1,4 +1,4 @@
-"""The machine a benchmark ran on, which of its cores a process may use, and what CPU it has used."""
+"""The machine a benchmark runs on: what it is, who gets which core, and who has used it."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def pinned(cores: set[int]) -> Iterator[None]:
 
 
 class ProcessTree:
-    """A process with all that it started: the CPU seconds that each role has used."""
+    """A process with all that it started: the CPU time that each role has used."""
 
     def __init__(self, root: int) -> None:
         self._root = root
-        self._used: dict[int, tuple[str, float]] = {}
+        self._used: dict[int, tuple[str, int]] = {}
 
     def look(self) -> Counter[str]:
-        """Return user and system seconds so far by role; of a process that ended, as last seen."""
+        """Return user and system milliseconds by role; of a process that ended, as last seen."""
         processes = dict(_processes())
         found, new = {self._root}, {self._root}
         while new:
@@ -73,24 +73,25 @@ class ProcessTree:
             role = self._used[pid][0] if pid in self._used else _role(pid)
             self._used[pid] = role, processes[pid][1]
         used: Counter[str] = Counter()
-        for role, seconds in self._used.values():
-            used[role] += seconds  # type: ignore[assignment]  # seconds count as well as numbers do
+        for role, milliseconds in self._used.values():
+            used[role] += milliseconds
         return used
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all roles together."""
-        return sum(self.look().values())
+        return self.look().total() / 1e3
 
 
-def _processes() -> Iterator[tuple[int, tuple[int, float]]]:
-    """Yield pid, parent and CPU seconds of every process."""
+def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield pid, parent and CPU milliseconds of every process."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with suppress(OSError):  # it has just ended
             # The name, in brackets, may hold spaces and brackets itself.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            yield int(entry.name), (int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+            ticks = int(fields[11]) + int(fields[12])
+            yield int(entry.name), (int(fields[1]), 1000 * ticks // TICKS_PER_S)
 
 
 def _role(pid: int) -> str:

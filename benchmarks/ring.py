@@ -50,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--full", action="store_true", help="numbers to quote; a quarter of an hour")
+    parser.add_argument(
+        "--full", action="store_true", help="numbers to quote; a quarter of an hour"
+    )
     parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
     parser.add_argument("--folder", type=Path, help="keep runs and logs here")
     chosen = parser.parse_args()

@@ -64,7 +64,9 @@ def race(folder: Path, settings: Race, *, lags: tuple[int, int] = (2, 0), say: S
         for name, lag in zip(runs, lags, strict=True):
             overrides = (*base.overrides, f"run.max_policy_lag={lag}")
             workload = replace(base, name=f"{name}-{seed}", overrides=overrides, model=model)
-            trace = watch(workload, lambda seen: time_to_accuracy(seen, settings.target) is not None)
+            trace = watch(
+                workload, lambda seen: time_to_accuracy(seen, settings.target) is not None
+            )
             runs[name].append(_race_figures(trace, settings.target))
             say(f"{name}, seed {seed}: {settings.target:.0%} after {runs[name][-1]['time_s']} s")
     return {name: _medians(found) for name, found in runs.items()}
@@ -123,7 +125,7 @@ def _race_figures(trace: Trace, target: float) -> dict[str, float | None]:
     return {
         "time_s": None if time_s is None else round(time_s, 2),
         "batches": last,
-        "tokens_per_cpu_s": round(trace.tokens_per_cpu_s(min(trace.cpu_s), last), 1),
+        "tokens_per_cpu_s": round(trace.tokens_per_cpu_s(min(trace.cpu_ms), last), 1),
         "learner_idle_fraction": round(trace.idle_fraction(1, last), 4),
     }
 

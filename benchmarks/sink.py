@@ -42,9 +42,7 @@ class Sink:
         self._store = PatientStore(self._raw_store)
         self._ranks = join("cpu", threads=1)
         policy = load_policy(settings, self._ranks)
-        checkpoints = Checkpoints(
-            settings.run.folder / "checkpoints", keep=1, ranks=self._ranks
-        )
+        checkpoints = Checkpoints(settings.run.folder / "checkpoints", keep=1, ranks=self._ranks)
         opening = open_life(settings, self._store, checkpoints)
         self._lineage = opening.lineage
         self._claims = Claims(

@@ -1,7 +1,7 @@
 """One arm of `ring.py`: TRL's synchronous GRPO trainer on the same model, prompts and reward.
 
-Runs in a process of its own and prints one JSON object last. Needs `trl`, which Nyala itself does not.
-transformers' generation and float32: TRL's quickest form on a CPU.
+Runs in a process of its own and prints one JSON object last. Needs `trl`, which Nyala itself does
+not. With transformers' generation and float32: TRL's quickest form on a CPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
     """Run TRL's trainer and measure the steps after the warm-up."""
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     # Imported here because the thread count must be in the environment first.
-    import pyarrow  # type: ignore[import-not-found]
+    import pyarrow as pa  # type: ignore[import-not-found]
     import torch
     from datasets import Dataset  # type: ignore[import-not-found]
     from transformers import AutoTokenizer, TrainerCallback
@@ -87,7 +87,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         model=args.model,
         reward_funcs=positions,
         args=config,
-        train_dataset=Dataset(pyarrow.Table.from_pylist(rows), fingerprint="nyala"),
+        train_dataset=Dataset(pa.Table.from_pylist(rows), fingerprint="nyala"),
         processing_class=AutoTokenizer.from_pretrained(args.model, padding_side="left"),
         callbacks=[Marks()],
     )

@@ -31,8 +31,8 @@ class Trace:
     metrics: list[Line] = field(default_factory=list)
     """One line per batch."""
     evaluations: list[Line] = field(default_factory=list)
-    cpu_s: dict[int, Counter[str]] = field(default_factory=dict)
-    """Batch -> CPU seconds by role when its line was seen."""
+    cpu_ms: dict[int, Counter[str]] = field(default_factory=dict)
+    """Batch -> CPU milliseconds by role when its line was seen."""
 
     def seconds(self, step: int) -> float:
         """Return the time from the first complete batch to the end of batch `step`; 0 at 0."""
@@ -46,13 +46,13 @@ class Trace:
         """Return trained tokens per CPU second of all processes, after batch `first` to `last`."""
         first, last = self._seen(first), self._seen(last)
         tokens = sum(line["trained_tokens"] for line in self.metrics[first:last])
-        return float(tokens / (self.cpu_s[last] - self.cpu_s[first]).total())
+        return float(1e3 * tokens / (self.cpu_ms[last] - self.cpu_ms[first]).total())
 
     def cpu_ms_per_batch(self, first: int, last: int) -> dict[str, float]:
         """Return what a batch costs each role, milliseconds."""
         first, last = self._seen(first), self._seen(last)
-        used = self.cpu_s[last] - self.cpu_s[first]
-        return {role: round(1e3 * s / (last - first), 1) for role, s in used.most_common()}
+        used = self.cpu_ms[last] - self.cpu_ms[first]
+        return {role: round(ms / (last - first), 1) for role, ms in used.most_common()}
 
     def tokens_per_s(self, first: int, last: int) -> float:
         """Return trained tokens per second, after batch `first` to `last`."""
@@ -66,7 +66,7 @@ class Trace:
 
     def _seen(self, step: int) -> int:
         """Return the last batch up to `step` whose CPU time is known: a look may find several."""
-        return max(seen for seen in self.cpu_s if seen <= step)
+        return max(seen for seen in self.cpu_ms if seen <= step)
 
 
 def time_to_accuracy(trace: Trace, target: float) -> float | None:
@@ -92,7 +92,7 @@ def watch(workload: Workload, enough: Callable[[Trace], bool]) -> Trace:
             is_over = process.poll() is not None
             metrics = _lines(folder / "metrics.jsonl")
             if len(metrics) > len(trace.metrics):
-                trace.cpu_s[len(metrics)] = tree.look()
+                trace.cpu_ms[len(metrics)] = tree.look()
                 trace.metrics = metrics
             trace.evaluations = _lines(folder / "eval.jsonl")
             if is_over:

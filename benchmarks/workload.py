@@ -12,9 +12,9 @@ from configs.settings import Settings
 from console.init_model import make_if_needed
 from console.plan import resolve
 
+LONG_WORDS = "{dataset: spell_backward, min_word_len: 10, max_word_len: 14, dense: true}"
 THROUGHPUT = (
-    "run.environment_settings={dataset: spell_backward, min_word_len: 10, max_word_len: 14, "
-    "dense: true}",
+    f"run.environment_settings={LONG_WORDS}",
     "run.max_completion_tokens=32",
     "run.group_size=8",
     "run.groups_per_batch=8",

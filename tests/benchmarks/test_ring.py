@@ -1,0 +1,175 @@
+"""The arithmetic of `benchmarks/ring.py`: what is counted, and which way a ratio points."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from benchmarks.actor_arm import tokens_within
+from benchmarks.machine import REPOSITORY, ProcessTree, pinned
+from benchmarks.ring import ratios
+from benchmarks.watched_run import Trace, time_to_accuracy
+from buffer.episode import Completion, Episode
+
+
+def episode(started_at, finished_at, *, tokens):
+    return Episode(
+        task_id=0,
+        group_id=0,
+        purpose="train",
+        prompt_ids=np.zeros(1, np.int32),
+        completion=Completion(
+            token_ids=np.zeros(tokens, np.int32),
+            behaviour_logprobs=np.zeros(tokens, np.float32),
+            loss_mask=np.ones(tokens, np.uint8),
+            versions=(),
+            fences=(),
+        ),
+        reward=0.0,
+        reward_parts={},
+        finish_reason="stop",
+        environment_metrics={},
+        incarnation="a",
+        started_at=started_at,
+        finished_at=finished_at,
+    )
+
+
+def trace(accuracies, *, step_s=2.0):
+    """Twenty batches of 100 tokens, each two seconds and four CPU seconds after the one before."""
+    batches = range(1, 21)
+    return Trace(
+        metrics=[
+            {
+                "time": 50.0 + step_s * k,
+                "trained_tokens": 100,
+                "wait_s": 0.5,
+                "pack_s": 0.5,
+                "train_s": 1.0,
+                "publish_s": 0.0,
+            }
+            for k in batches
+        ],
+        evaluations=[{"step": k, "accuracy": a} for k, a in accuracies.items()],
+        cpu_ms={k: Counter(actors=3000 * k, learner=1000 * k) for k in batches if k != 7},
+    )
+
+
+def test_an_episode_counts_for_a_window_by_the_share_of_its_time_within():
+    inside, before, half = (
+        episode(10.5, 11.5, tokens=8),
+        episode(8.0, 9.9, tokens=16),
+        episode(9.0, 11.0, tokens=32),
+    )
+
+    assert tokens_within([inside, before, half], 10.0, 12.0) == pytest.approx(8 + 0 + 16)
+
+
+def test_the_time_for_which_an_actor_was_stopped_is_no_time_of_its_episodes():
+    straddling = episode(1.0, 11.0, tokens=30)
+
+    counted = tokens_within([straddling], 10.0, 12.0, pause=(2.0, 9.0))
+
+    assert counted == pytest.approx(30 / 3)
+
+
+def test_time_to_accuracy_is_read_between_two_evaluations():
+    seen = trace({0: 0.1, 10: 0.5, 20: 0.9})
+
+    # The first batch was complete 1.5 s before its line; the tenth line came 18 s after the first.
+    assert seen.seconds(10) == pytest.approx(19.5)
+    assert time_to_accuracy(seen, 0.3) == pytest.approx(19.5 / 2)
+    assert time_to_accuracy(seen, 0.7) == pytest.approx((19.5 + 39.5) / 2)
+    assert time_to_accuracy(seen, 0.95) is None
+
+
+def test_an_accuracy_that_was_there_from_the_start_took_no_time():
+    assert time_to_accuracy(trace({0: 0.6, 10: 0.7}), 0.5) == 0.0
+
+
+def test_tokens_are_divided_by_the_cpu_time_of_all_roles():
+    seen = trace({})
+
+    assert seen.tokens_per_cpu_s(5, 15) == pytest.approx(100 / 4)
+    assert seen.tokens_per_cpu_s(7, 15) == pytest.approx(100 / 4)  # batch 7 was not seen in time
+    assert seen.cpu_ms_per_batch(5, 15) == {"actors": 3000.0, "learner": 1000.0}
+    assert seen.idle_fraction(5, 15) == pytest.approx(0.5 / 2)
+
+
+def test_ratios_are_larger_when_the_ring_is_better():
+    arms = {
+        "bare_engine": {"tokens_per_s": 100.0, "tokens_per_cpu_s": 100.0},
+        "actor": {"tokens_per_s": 95.0, "tokens_per_cpu_s": 96.0},
+        "async": {"time_s": 10.0, "tokens_per_cpu_s": 50.0},
+        "sync": {"time_s": 15.0, "tokens_per_cpu_s": 40.0},
+        "ring": {"tokens_per_cpu_s": 30.0, "tokens_per_s": 40.0},
+        "trl": {"tokens_per_cpu_s": 20.0, "tokens_per_s": 20.0},
+    }
+
+    assert ratios(arms) == {
+        "actor_over_bare_engine": 0.95,
+        "actor_over_bare_engine_per_cpu_s": 0.96,
+        "async_over_sync_time": 1.5,
+        "async_over_sync_tokens_per_cpu_s": 1.25,
+        "over_trl_tokens_per_cpu_s": 1.5,
+        "over_trl_tokens_per_s": 2.0,
+    }
+
+
+def test_a_ratio_without_both_of_its_sides_is_null():
+    arms = {"ring": {"tokens_per_cpu_s": 30.0}, "trl": {"skipped": "trl is not installed"}}
+
+    assert set(ratios(arms).values()) == {None}
+    assert "null" in json.dumps(ratios(arms))
+
+
+def test_a_process_tree_counts_what_its_children_use():
+    # Given a process that waits for a child that burns CPU time.
+    burn = "while True: pass"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], start_new_session=True)
+    tree = ProcessTree(process.pid)
+    try:
+        deadline = time.monotonic() + 30
+        while tree.cpu_s() < 0.5 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, 9)
+        process.wait()
+
+    # Then its time is counted, and still is when both have ended.
+    assert tree.cpu_s() >= 0.5
+
+
+def test_a_process_that_is_started_pinned_stays_on_its_core():
+    before = os.sched_getaffinity(0)
+    core = {max(before)}
+    program = "import os; print(*os.sched_getaffinity(0))"
+
+    with pinned(core):
+        shown = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        )
+
+    assert {int(word) for word in shown.stdout.split()} == core
+    assert os.sched_getaffinity(0) == before
+
+
+def test_the_command_starts_from_any_folder_and_says_what_it_measures(tmp_path):
+    shown = subprocess.run(
+        [sys.executable, str(REPOSITORY / "benchmarks" / "ring.py"), "--help"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "TRL's synchronous GRPO" in shown.stdout
