@@ -56,7 +56,9 @@ class Heartbeat:
         self._deadline_s = deadline_s
         self._said_at = float("-inf")
         self.snapshots = Snapshots(
-            heartbeat_s=PUNCTUALITY * settings.heartbeat_s, clock=time.monotonic
+            heartbeat_s=PUNCTUALITY * settings.heartbeat_s,
+            snapshot_s=PUNCTUALITY * settings.snapshot_s,
+            clock=time.monotonic,
         )
 
     async def run(self) -> None:

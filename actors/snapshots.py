@@ -40,8 +40,19 @@ class _Held:
 class Snapshots:
     """The leases of one actor, by task id."""
 
-    def __init__(self, *, heartbeat_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, heartbeat_s: float, snapshot_s: float = 0.0, clock: Callable[[], float]
+    ) -> None:
+        """Begin with no lease.
+
+        Args:
+            heartbeat_s: A lease of which nothing was said for this long is due.
+            snapshot_s: So is one with new tokens after this long: an episode that is shorter than
+                that travels once, as its record.
+            clock: Seconds.
+        """
         self._heartbeat_s = heartbeat_s
+        self._snapshot_s = snapshot_s
         self._clock = clock
         self._held: dict[int, _Held] = {}
 
@@ -79,9 +90,11 @@ class Snapshots:
         for task_id, held in self._held.items():
             # The record of a finished episode is on its way; its tokens need not travel twice.
             is_finished = held.rollout is not None and held.rollout.state is State.FINISHED
-            if held.has_news and (final or not is_finished):
+            silent_s = now - held.said_at
+            is_due = final or (not is_finished and silent_s >= self._snapshot_s)
+            if held.has_news and is_due:
                 beats.append(_chunk(task_id, held))
-            elif not final and now - held.said_at >= self._heartbeat_s:
+            elif not final and silent_s >= self._heartbeat_s:
                 beats.append(Beat(task_id, held.lease.fence))
         return beats
 

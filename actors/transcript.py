@@ -7,6 +7,7 @@ by token, and cuts chunks for snapshots.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -93,6 +94,7 @@ def _from(spans: list[S], start: int, stop: int) -> tuple[S, ...]:
     """Spans of the tokens `start` to `stop`, counted from `start`."""
     if start >= stop:
         return ()
-    first = max(i for i, span in enumerate(spans) if span.start <= start)
-    cut = (replace(span, start=max(0, span.start - start)) for span in spans[first:])
-    return tuple(cut)
+    covering = spans[bisect_right(spans, start, key=lambda span: span.start) - 1 :]
+    if start == 0:
+        return tuple(covering)
+    return tuple(replace(span, start=max(0, span.start - start)) for span in covering)

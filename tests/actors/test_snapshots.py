@@ -36,9 +36,11 @@ class Store:
         return TaskVerdict(beat.task_id, Verdict.OK, self.length)
 
 
-def held(task_id: int = 1, fence: int = 5) -> tuple[Clock, Snapshots, Rollout]:
+def held(
+    task_id: int = 1, fence: int = 5, snapshot_s: float = 0.0
+) -> tuple[Clock, Snapshots, Rollout]:
     clock = Clock()
-    snapshots = Snapshots(heartbeat_s=2.0, clock=clock)
+    snapshots = Snapshots(heartbeat_s=2.0, snapshot_s=snapshot_s, clock=clock)
     spec = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)
     lease = Lease(task_id, fence, spec, length=0)
     talk = Talk("go>")
@@ -67,6 +69,17 @@ def test_new_tokens_are_said_once():
     assert snapshots.due() == []
     joined = join_completions([decode_completion(chunk) for chunk in store.chunks])
     assert CharacterTokenizer().decode(joined.token_ids.tolist()) == LETTERS[:5]
+
+
+def test_tokens_of_a_young_episode_are_said_once_it_is_old_enough():
+    clock, snapshots, rollout = held(snapshot_s=1.0)
+    grow(rollout, 3)
+
+    clock.now += 0.5
+    assert snapshots.due() == []
+    assert [b.num_tokens for b in snapshots.due(final=True)] == [3]
+    clock.now += 0.5
+    assert [b.num_tokens for b in snapshots.due()] == [3]
 
 
 def test_a_silent_lease_is_kept_alive_without_tokens():
