@@ -23,7 +23,7 @@ from configs.loader import settings_hash
 from configs.logging import bind_version
 from configs.settings import Settings
 
-from .batch import BatchPlan, pack, plan_batch
+from .batch import BatchPlan, Microbatch, pack, plan_batch
 from .checkpoint import Checkpoints, LearnerState
 from .claims import ClaimedBatch
 from .evaluation import is_due
@@ -105,54 +105,46 @@ class Loop:
 
     def _train_next(self) -> bool:
         """Train one batch; False if asked to stop while waiting for it."""
-        parts, step = self._parts, self._step + 1
-        waited_from = time.monotonic()
-        batch, plan = self._next_batch(step)
+        parts, began = self._parts, time.monotonic()
+        batch, plan = self._next_batch(self._step + 1)
         if plan is None:
             return False
-        claimed_at = time.monotonic()
-        figures = None
-        if batch is not None:
-            figures = batch_figures(
-                batch.episodes, step=step, lineage=self._lineage, lineages=self._lineages
-            )
-        microbatches = pack(
-            plan,
-            self._own_episodes(plan, batch),
-            settings=parts.settings.learner,
-            lineages=self._lineages,
-            lineage=self._lineage,
-        )
-        packed_at = time.monotonic()
+        claimed = time.monotonic()
+        microbatches = self._pack(plan, batch)
+        packed = time.monotonic()
         trained = train_batch(
             parts.policy,
             parts.optimizer,
-            step,
+            plan.step,
             microbatches,
             settings=parts.settings.learner,
             ranks=parts.ranks,
         )
-        trained_at = time.monotonic()
-        self._step = step
-        if self._front is not None:
-            parts.store.run(operations.advance(self._lineage, step))
-        # An evaluation waits for actors that have exactly these weights, or newer ones.
-        if step % parts.settings.learner.publish_every == 0 or is_due(self._run, step):
-            self._publish()
-        if batch is not None and figures is not None:
+        stepped = time.monotonic()
+        self._step = plan.step
+        self._hand_on()
+        if batch is not None:
             times = StepTimes(
-                wait_s=round(claimed_at - waited_from, 4),
-                pack_s=round(packed_at - claimed_at, 4),
-                train_s=round(trained_at - packed_at, 4),
-                publish_s=round(time.monotonic() - trained_at, 4),
+                wait_s=round(claimed - began, 4),
+                pack_s=round(packed - claimed, 4),
+                train_s=round(stepped - packed, 4),
+                publish_s=round(time.monotonic() - stepped, 4),
             )
-            self._count(figures, trained, times, claimed_at=claimed_at)
-            self._write_down(batch, figures, trained, times)
-        if step % parts.settings.learner.checkpoint_every == 0 or step == self._run.steps:
+            self._write_down(batch, trained, times, claimed_at=claimed)
+        if self._step % parts.settings.learner.checkpoint_every == 0:
             self._checkpoint()
         if self._front is not None:
-            self._front.after_step(step)
+            self._front.after_step(self._step)
         return True
+
+    def _hand_on(self) -> None:
+        """Say that the batch is trained, and publish what came of it."""
+        if self._front is not None:
+            self._parts.store.run(operations.advance(self._lineage, self._step))
+        # An evaluation waits for actors that have exactly these weights, or newer ones.
+        every = self._parts.settings.learner.publish_every
+        if self._step % every == 0 or is_due(self._run, self._step):
+            self._publish()
 
     def _next_batch(self, step: int) -> tuple[ClaimedBatch | None, BatchPlan | None]:
         """Wait for batch `step`; no plan means stop. Only rank 0 gets the episodes."""
@@ -182,6 +174,15 @@ class Loop:
             max_completion_tokens=self._run.max_completion_tokens,
         )
 
+    def _pack(self, plan: BatchPlan, batch: ClaimedBatch | None) -> list[Microbatch]:
+        return pack(
+            plan,
+            self._own_episodes(plan, batch),
+            settings=self._parts.settings.learner,
+            lineages=self._lineages,
+            lineage=self._lineage,
+        )
+
     def _own_episodes(self, plan: BatchPlan, batch: ClaimedBatch | None) -> list[Episode]:
         """This rank's share: rank 0 has already read all, the others fetch theirs."""
         own = [row.task_id for row in plan.rows if row.rank == self._parts.ranks.rank]
@@ -199,30 +200,16 @@ class Loop:
         self._parts.publisher.publish(self._parts.policy.causal_lm, version)
         bind_version(f"{version.lineage}.{version.step}")
 
-    def _count(
-        self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
-    ) -> None:
-        """Add to the totals; the wait for a life's first batch is start-up, not idleness."""
-        totals, now = self._totals, time.monotonic()
-        totals.add(figures, skipped=trained.outcome.skipped)
-        if self._counted_from is None:
-            self._counted_from = claimed_at
-        else:
-            totals.idle_s += times.wait_s
-        totals.busy_span_s += now - self._counted_from
-        self._counted_from = now
-        totals.wall_s += now - self._began
-        self._began = now
-
     def _write_down(
-        self,
-        batch: ClaimedBatch,
-        figures: BatchFigures,
-        trained: TrainedBatch,
-        times: StepTimes,
+        self, batch: ClaimedBatch, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
     ) -> None:
+        """Count the batch and append its lines to the journal."""
         assert self._front is not None
-        version = {"step": self._step, "lineage": self._lineage}
+        figures = batch_figures(
+            batch.episodes, step=batch.step, lineage=self._lineage, lineages=self._lineages
+        )
+        self._count(figures, trained, times, claimed_at=claimed_at)
+        version = {"step": batch.step, "lineage": self._lineage}
         groups = sorted({episode.group_id for episode in batch.episodes})
         self._front.journal.append("batches", {**version, "group_ids": groups})
         self._front.journal.append(
@@ -241,6 +228,21 @@ class Loop:
                 "dropped_groups": dict(self._front.claims.dropped.units),
             },
         )
+
+    def _count(
+        self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
+    ) -> None:
+        """Add to the totals; the wait for a life's first batch is start-up, not idleness."""
+        totals, now = self._totals, time.monotonic()
+        totals.add(figures, skipped=trained.outcome.skipped)
+        if self._counted_from is None:
+            self._counted_from = claimed_at
+        else:
+            totals.idle_s += times.wait_s
+        totals.busy_span_s += now - self._counted_from
+        self._counted_from = now
+        totals.wall_s += now - self._began
+        self._began = now
 
     def _checkpoint(self) -> None:
         """Checkpoint, then COMMIT; nothing if this step already is."""
