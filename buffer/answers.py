@@ -70,7 +70,7 @@ class Claim(NamedTuple):
     complete: bool
     """It has as many units as were asked for, or is sealed."""
     starts: int
-    """Lives of the learner that began to train it."""
+    """Lives of the learner that began with it since it was last trained."""
     units: list[ClaimedUnit]
     """Oldest first."""
 

@@ -19,7 +19,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
     buf             zset    complete unit -> order of arrival               submit, claim
     claims          zset    batch k                                         claim, commit
     c:<k>           zset    unit of batch k -> order of arrival             claim, drop, commit
-    c:<k>:s         hash    sealed, starts                                  claim, seal, abandon
+    c:<k>:s         hash    sealed, starts                         claim, seal, advance, abandon
     claimed         set     task of a claim                                 claim, drop, commit
     dead            zset    dead task -> ms; its hash and chunks stay       fail, reap
     committed       bitmap  all that is left of a committed task            commit

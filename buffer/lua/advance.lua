@@ -5,4 +5,8 @@ local version = call('HGET', META, 'version')
 if tonumber(ARGV[2]) < tonumber(version) then return redis.error_reply('BACKWARDS ' .. version) end
 draw_on_reserve()
 call('HSET', META, 'version', ARGV[2])
+-- A batch that was trained does not kill its learner, even if the life ends before a checkpoint.
+for _, k in ipairs(call('ZRANGEBYSCORE', CLAIMS, '-inf', ARGV[2])) do
+  call('HDEL', claim_state_key(k), 'starts')
+end
 return tonumber(ARGV[2])

@@ -201,6 +201,24 @@ def test_a_batch_that_keeps_killing_the_learner_is_given_up(bench: Bench) -> Non
     assert stats.accounted == stats.created
 
 
+def test_lives_that_train_a_batch_do_not_count_against_it(bench: Bench) -> None:
+    bench.fill(2)
+    first = bench.claims().look(1)
+    assert first is not None
+    bench.store.run(operations.advance(bench.lineage, 1))
+
+    for _ in range(4):  # each dies after the batch and before a checkpoint
+        claims = bench.restart(0)
+        replay = claims.look(1)
+        assert replay is not None
+        assert replay.is_replay
+        assert _groups(replay.episodes) == _groups(first.episodes)
+        bench.store.run(operations.advance(bench.lineage, 1))
+
+    assert bench.stats().dropped == {}
+    assert bench.stats().claims[0].starts == 0
+
+
 def test_an_unreadable_record_in_a_sealed_batch_ends_the_life(bench: Bench) -> None:
     bench.fill(2)
     assert bench.claims().look(1) is not None
