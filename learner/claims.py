@@ -54,6 +54,15 @@ class Dropped:
     """Completion tokens that were sampled and not trained, as far as they were readable."""
 
 
+@dataclass(slots=True)
+class _Wait:
+    """For a batch; callers cut it into short ones, to do other things in between."""
+
+    step: int
+    began: float
+    reported: float
+
+
 class Claims:
     """Fills and seals one batch after the other."""
 
@@ -72,35 +81,23 @@ class Claims:
         self._episodes: dict[int, list[Episode]] = {}
         """Judged units of the batch being filled, by group."""
         self._started: int | None = None
+        self._wait = _Wait(step=0, began=0.0, reported=0.0)
         self.dropped = Dropped()
 
     def wait(self, step: int, *, until: Callable[[], bool]) -> ClaimedBatch | None:
         """Wait for batch `step`, or for `until` to say that there is something better to do.
 
         Raises:
-            DeadlineError: No batch came for a whole day.
+            DeadlineError: No batch came for a whole day, over however many calls.
         """
-        began = reported = time.monotonic()
+        if self._wait.step != step:
+            now = time.monotonic()
+            self._wait = _Wait(step, began=now, reported=now)
         while not until():
             batch = self.look(step)
             if batch is not None:
                 return batch
-            now = time.monotonic()
-            if now - began > DEADLINE_S:
-                raise DeadlineError(
-                    f"batch {step} must fill within {DEADLINE_S / 3600:.0f} h, got "
-                    f"{len(self._episodes)} of {self._settings.run.groups_per_batch} groups; "
-                    "start actors"
-                )
-            if now - reported > REPORT_EVERY_S:
-                reported = now
-                log.info(
-                    "waiting for episodes",
-                    step=step,
-                    groups=len(self._episodes),
-                    of=self._settings.run.groups_per_batch,
-                    waited_s=round(now - began),
-                )
+            self._check_patience()
             time.sleep(LOOK_EVERY_S)
         return None
 
@@ -118,6 +115,22 @@ class Claims:
             return None
         self._store.run(operations.seal(self._lineage, step))
         return self._hand_over(step, claim.units, is_replay=False)
+
+    def _check_patience(self) -> None:
+        """Say now and then that the batch is not full; after a day give up."""
+        wait, now = self._wait, time.monotonic()
+        groups, of = len(self._episodes), self._settings.run.groups_per_batch
+        if now - wait.began > DEADLINE_S:
+            raise DeadlineError(
+                f"batch {wait.step} must fill within {DEADLINE_S / 3600:.0f} h, got "
+                f"{groups} of {of} groups; start actors"
+            )
+        if now - wait.reported > REPORT_EVERY_S:
+            wait.reported = now
+            waited_s = round(now - wait.began)
+            log.info(
+                "waiting for episodes", step=wait.step, groups=groups, of=of, waited_s=waited_s
+            )
 
     def _claim(self, step: int) -> Claim:
         starts_now = self._started != step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from buffer.answers import NewTask, Stats
 from buffer.episode import Episode, PolicyVersion
 from buffer.keys import run_prefix
 from buffer.store import Store
-from configs.errors import LostLineage, RecordError
+from configs.errors import DeadlineError, LostLineage, RecordError
 from configs.settings import Settings
 from learner.claims import Claims
 from learner.patience import PatientStore
@@ -239,3 +240,42 @@ def test_an_older_learner_is_refused(bench: Bench) -> None:
 
 def test_waiting_ends_when_there_is_something_better_to_do(bench: Bench) -> None:
     assert bench.claims().wait(1, until=lambda: True) is None
+
+
+def _look_in_slices(claims: Claims, step: int, *, slices: int) -> None:
+    """Wait as the loop does: a short while, over and over."""
+    for _ in range(slices):
+        answers = [True, False]
+        assert claims.wait(step, until=answers.pop) is None
+
+
+def test_a_day_without_a_batch_is_counted_over_many_short_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.claims.DEADLINE_S", 0.1)
+
+    with pytest.raises(DeadlineError, match="batch 1 must fill within"):
+        _look_in_slices(bench.claims(), 1, slices=50)
+
+
+def test_the_wait_for_each_batch_counts_by_itself(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = bench.claims()
+    _look_in_slices(claims, 1, slices=1)
+    bench.fill(2)
+    assert claims.wait(1, until=lambda: False) is not None
+    monkeypatch.setattr("learner.claims.DEADLINE_S", 0.2)
+    time.sleep(0.25)
+
+    _look_in_slices(claims, 2, slices=1)
+
+
+def test_a_long_wait_is_reported_however_it_is_cut(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("learner.claims.REPORT_EVERY_S", 0.05)
+
+    _look_in_slices(bench.claims(), 1, slices=6)
+
+    assert "waiting for episodes" in capsys.readouterr().out
