@@ -17,6 +17,7 @@ they raise LostLineage. Every operation may be sent again when its reply was los
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 
 from configs.errors import RecordError, SettingsError
@@ -184,11 +185,16 @@ def actor_seen(incarnation: str, fields: Mapping[str, str]) -> Operation[None]:
 def begin_lineage(expected_lineage: int, fork_step: int) -> Operation[int | None]:
     """Take the run over at the step of a checkpoint, if its lineage is still the expected one.
 
+    The operation has an owner's name of its own: sent again, it knows the lineage that it began.
+
     Returns:
         The new lineage; None when another learner was faster.
     """
+    owner = secrets.token_hex(8)
     return single(
-        "begin_lineage", (expected_lineage, fork_step), lambda reply: reply[1] if reply[0] else None
+        "begin_lineage",
+        (expected_lineage, fork_step, owner),
+        lambda reply: reply[1] if reply[0] else None,
     )
 
 

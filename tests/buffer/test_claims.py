@@ -57,6 +57,18 @@ def test_a_lineage_is_taken_by_one_learner_only(run: RunInStore) -> None:
     assert run.stats().version == 3
 
 
+def test_a_take_over_sent_again_finds_its_own_lineage(run: RunInStore) -> None:
+    take_over = operations.begin_lineage(run.lineage, 3)
+    lineage = run.store.run(take_over)
+    assert lineage == run.lineage + 1
+
+    assert run.store.run(take_over) == lineage  # as after a lost reply
+    assert run.store.run(operations.lineages()) == {1: 0, 2: 3}
+
+    assert run.store.run(operations.begin_lineage(lineage, 3)) == lineage + 1
+    assert run.store.run(take_over) is None  # by now it is another learner's
+
+
 def _learner_operations(lineage: int) -> list[Operation[object]]:
     task = NewTask(400, 100, b"")
     group = [task._replace(task_id=400 + i) for i in range(GROUP_SIZE)]
