@@ -34,23 +34,17 @@ class Race:
 
 
 SHORT_RACE = Race(
-    preset="tiny.yaml",
-    overrides=(
-        "run.steps=400",
-        "run.eval_every=10",
-        "run.eval_episodes=64",
-        "run.group_size=8",
-        "run.groups_per_batch=8",
-        "learner.init_layers=2",
-        "learner.warm_start_steps=60",
-        "learner.warm_start_batch=64",
-        "learner.lr=1e-3",
-        "learner.checkpoint_every=50",
-    ),
-    target=0.5,
+    preset="demo.yaml",
+    overrides=("run.eval_every=2", "run.eval_episodes=128", "actors.engine=torch"),
+    target=0.7,
     seeds=(0,),
 )
-FULL_RACE = Race(preset="demo.yaml", overrides=("run.steps=300",), target=0.9, seeds=(0, 1))
+FULL_RACE = Race(
+    preset="demo.yaml",
+    overrides=("run.eval_every=5", "run.steps=300"),
+    target=0.9,
+    seeds=(0, 1),
+)
 
 
 def race(folder: Path, settings: Race, *, lags: tuple[int, int] = (2, 0), say: Say) -> Figures:
