@@ -46,7 +46,11 @@ class Sink:
         opening = open_life(settings, self._store, checkpoints)
         self._lineage = opening.lineage
         self._claims = Claims(
-            self._store, settings, lineage=opening.lineage, lineages=opening.lineages
+            self._store,
+            settings,
+            lineage=opening.lineage,
+            lineages=opening.lineages,
+            vocabulary=policy.vocabulary,
         )
         self._step = 0
         self._create(range(AHEAD * settings.run.groups_per_batch))

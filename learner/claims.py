@@ -18,7 +18,7 @@ import structlog
 from buffer import operations
 from buffer.answers import Claim, ClaimedUnit
 from buffer.codec import decode_episode
-from buffer.episode import Episode
+from buffer.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, RecordError
 from configs.settings import Settings
 
@@ -73,11 +73,13 @@ class Claims:
         *,
         lineage: int,
         lineages: Mapping[int, int],
+        vocabulary: int,
     ) -> None:
         self._store = store
         self._settings = settings
         self._lineage = lineage
         self._lineages = lineages
+        self._vocabulary = vocabulary
         self._episodes: dict[int, list[Episode]] = {}
         """Judged units of the batch being filled, by group."""
         self._started: int | None = None
@@ -154,7 +156,7 @@ class Claims:
         new = [unit for unit in units if unit.group_id not in self._episodes]
         bad: dict[str, list[int]] = {}
         for unit, episodes in self._read(new):
-            if episodes is None:
+            if episodes is None or self._is_impossible(step, episodes):
                 bad.setdefault("unreadable", []).append(unit.group_id)
             elif self._is_stale(step, episodes):
                 bad.setdefault("stale", []).append(unit.group_id)
@@ -162,6 +164,24 @@ class Claims:
             else:
                 self._episodes[unit.group_id] = episodes
         return bad
+
+    def _is_impossible(self, step: int, episodes: Iterable[Episode]) -> bool:
+        """Whether no policy of this run can have made them; such tokens would end the life."""
+        newest = PolicyVersion(self._lineage, step - 1)
+        for episode in episodes:
+            completion = episode.completion
+            token = int(max(episode.prompt_ids.max(), completion.token_ids.max()))
+            version = max(span.version for span in completion.versions)
+            if token >= self._vocabulary or version > newest:
+                log.error(
+                    "impossible record",
+                    task_id=episode.task_id,
+                    largest_token=token,
+                    vocabulary=self._vocabulary,
+                    newest_version=f"{version.lineage}.{version.step}",
+                )
+                return True
+        return False
 
     def _is_stale(self, step: int, episodes: Iterable[Episode]) -> bool:
         if self._settings.buffer.on_stale == "train":

@@ -27,11 +27,19 @@ log = structlog.get_logger()
 class Front:
     """What only rank 0 has: the store's side of a life, and the files that people read."""
 
-    def __init__(self, settings: Settings, store: PatientStore, opening: Opening) -> None:
+    def __init__(
+        self, settings: Settings, store: PatientStore, opening: Opening, *, vocabulary: int
+    ) -> None:
         self._run = settings.run
         self.journal = Journal(settings.run.folder)
         self.journal.rewind(opening.state.step)
-        self.claims = Claims(store, settings, lineage=opening.lineage, lineages=opening.lineages)
+        self.claims = Claims(
+            store,
+            settings,
+            lineage=opening.lineage,
+            lineages=opening.lineages,
+            vocabulary=vocabulary,
+        )
         self.feeder = Feeder(
             store,
             settings.run,

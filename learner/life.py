@@ -114,10 +114,9 @@ def make_publisher(
         }
         store.run(operations.publish(*publication.version, fields))
 
-    vocabulary = int(policy.causal_lm.config.vocab_size)
     # An engine that scores a prompt samples one token more.
     room = settings.run.max_prompt_tokens + settings.run.max_completion_tokens - 1
-    probe_ids = [(11 + 7919 * t) % vocabulary for t in range(min(PROBE_TOKENS, room))]
+    probe_ids = [(11 + 7919 * t) % policy.vocabulary for t in range(min(PROBE_TOKENS, room))]
     return WeightPublisher(
         policy.causal_lm,
         settings.run,

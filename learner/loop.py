@@ -77,9 +77,10 @@ class Loop:
         self._step = parts.opening.state.step
         self._totals = replace(parts.opening.state.totals)
         self._checkpointed: int | None = self._step if parts.opening.checkpoint else None
-        self._front = (
-            Front(parts.settings, parts.store, parts.opening) if parts.ranks.is_first else None
-        )
+        self._front: Front | None = None
+        if parts.ranks.is_first:
+            vocabulary = parts.policy.vocabulary
+            self._front = Front(parts.settings, parts.store, parts.opening, vocabulary=vocabulary)
         self._counted_from: float | None = None
         self._began = time.monotonic()
 

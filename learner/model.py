@@ -52,7 +52,8 @@ class Policy(nn.Module):
         super().__init__()
         self.causal_lm = causal_lm
         self.temperature = temperature
-        self.chunk_tokens = max(1, CHUNK_LOGITS // int(causal_lm.config.vocab_size))
+        self.vocabulary = int(causal_lm.config.vocab_size)
+        self.chunk_tokens = max(1, CHUNK_LOGITS // self.vocabulary)
 
     def forward(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from learner.patience import PatientStore
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import answer_leases, begin_run, tiny_settings
 
+VOCABULARY = 32
+
 
 @dataclass(slots=True)
 class Bench:
@@ -41,6 +43,7 @@ class Bench:
             self.settings,
             lineage=self.lineage,
             lineages=self.store.run(operations.lineages()),
+            vocabulary=VOCABULARY,
         )
 
     def restart(self, step: int) -> Claims:
@@ -50,8 +53,20 @@ class Bench:
         self.lineage = lineage
         return self.claims()
 
-    def fill(self, units: int, *, first: int = 0, version: tuple[int, int] | None = None) -> None:
-        """Create `units` groups and let an actor finish them with weights of `version`."""
+    def fill(
+        self,
+        units: int,
+        *,
+        first: int = 0,
+        version: tuple[int, int] | None = None,
+        answered_by: tuple[int, int] | None = None,
+        prompt: Sequence[int] = (5, 6, 7),
+        completion: Sequence[int] = (8, 9),
+    ) -> None:
+        """Create `units` groups and let an actor at `version` finish them.
+
+        `answered_by` is what it says its version is.
+        """
         size = self.settings.run.group_size
         ids = range(first * size, (first + units) * size)
         spec = TaskSpec(0, 0, 0, "train", 1.0)
@@ -61,9 +76,14 @@ class Bench:
 
         def answer(task_id: int, _spec: TaskSpec) -> Episode:
             group_id = task_id // size
-            span = (PolicyVersion(*version), 0)
+            span = (PolicyVersion(*(answered_by or version)), 0)
             return make_episode(
-                task_id, group_id=group_id, versions=[span], reward=float(task_id % 2)
+                task_id,
+                group_id=group_id,
+                prompt=prompt,
+                completion=completion,
+                versions=[span],
+                reward=float(task_id % 2),
             )
 
         assert answer_leases(self.store, version, answer) == units * size
@@ -151,6 +171,33 @@ def test_a_record_under_a_wrong_id_is_unreadable(bench: Bench) -> None:
     bench.claims().look(1)
 
     assert bench.stats().dropped == {"unreadable": 4}
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [([5, VOCABULARY], [5]), ([5], [5, VOCABULARY])])
+def test_a_token_that_the_model_does_not_have_drops_its_group(
+    bench: Bench, prompt: list[int], completion: list[int]
+) -> None:
+    bench.fill(1, prompt=prompt, completion=completion)
+    bench.fill(1, first=1, completion=[5, VOCABULARY - 1])
+    claims = bench.claims()
+
+    assert claims.look(1) is None
+
+    assert claims.dropped.units == {"unreadable": 1}
+    assert bench.stats().dropped == {"unreadable": 4}
+
+
+@pytest.mark.parametrize("newer", [(1, 1), (2, 0)])
+def test_tokens_of_a_version_that_is_not_there_yet_drop_their_group(
+    bench: Bench, newer: tuple[int, int]
+) -> None:
+    bench.fill(1)
+    bench.fill(1, first=1, answered_by=newer)
+    claims = bench.claims()
+
+    assert claims.look(1) is None
+
+    assert claims.dropped.units == {"unreadable": 1}
 
 
 def test_a_sealed_batch_replays_unchanged_and_is_not_judged_again(bench: Bench) -> None:
