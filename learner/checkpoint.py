@@ -2,6 +2,7 @@
 
     checkpoints/.unfinished-step-000050/   -> written, hashed, synced
     checkpoints/step-000050/               -> renamed: it exists only if it is complete
+    checkpoints/refused-step-000050/       -> found damaged and passed over; a person may look at it
 
     __<rank>_*.distcp, .metadata   model and optimizer, one file for each rank (torch's distributed
     format) random-<rank>.bin              state of torch's random number generator
@@ -39,7 +40,7 @@ log = structlog.get_logger()
 
 SCHEMA = 1
 MANIFEST, STATE = "manifest.json", "state.json"
-UNFINISHED = ".unfinished-"
+UNFINISHED, REFUSED = ".unfinished-", "refused-"
 HASH_CHUNK_BYTES = 2**20
 
 
@@ -112,24 +113,33 @@ class Checkpoints:
             shutil.rmtree(final, ignore_errors=True)
             unfinished.rename(final)
             _sync(self._folder)
-            self._remove_old()
+            self._remove_old(final)
         self._ranks.barrier()
         return final
 
     def newest(self) -> tuple[Path, LearnerState] | None:
         """Find the newest checkpoint that can be trusted; None if there is none at all.
 
+        Rank 0 only. Damaged ones that are newer are put aside, so that they count no longer; where
+        all are damaged they stay, because a folder without any would begin the run anew.
+
         Raises:
             CheckpointError: There are checkpoints, and none of them can be trusted.
         """
         found = self.all()
+        refused: list[Path] = []
         for path in reversed(found):
             try:
-                return path, verify(path)
+                state = verify(path)
             except CheckpointError as error:
                 log.error(
                     "CHECKPOINT REFUSED, trying the one before", path=str(path), reason=str(error)
                 )
+                refused.append(path)
+                continue
+            for damaged in refused:
+                _put_aside(damaged)
+            return path, state
         if found:
             raise CheckpointError(
                 f"one of the {len(found)} checkpoints in {self._folder} must be intact, got none; "
@@ -139,7 +149,10 @@ class Checkpoints:
 
     def all(self) -> list[Path]:
         """List the complete checkpoints, oldest first."""
-        return sorted(path for path in self._folder.glob("step-*") if path.is_dir())
+        folders = (path for path in self._folder.glob("step-*") if path.is_dir())
+        return sorted(
+            (path for path in folders if path.name.removeprefix("step-").isdecimal()), key=_step_of
+        )
 
     def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
         """Load a verified checkpoint into policy, optimizer and random number generator."""
@@ -159,9 +172,21 @@ class Checkpoints:
         if random.exists():  # a run may resume with more ranks than it had
             torch.set_rng_state(torch.frombuffer(bytearray(random.read_bytes()), dtype=torch.uint8))
 
-    def _remove_old(self) -> None:
-        for path in self.all()[: -self._keep]:
+    def _remove_old(self, saved: Path) -> None:
+        """Remove all but the newest; the one just saved counts as such, whatever its number."""
+        others = [path for path in self.all() if path != saved]
+        for path in others[: max(0, len(others) + 1 - self._keep)]:
             shutil.rmtree(path)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))  # as text, step 1000000 is before step 999999
+
+
+def _put_aside(path: Path) -> None:
+    aside = path.with_name(f"{REFUSED}{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)  # the same step was refused once before
+    path.rename(aside)
 
 
 def verify(path: Path) -> LearnerState:

@@ -142,6 +142,8 @@ def test_only_corrupt_checkpoints_end_the_learner(tmp_path: Path, ranks: Ranks) 
 
     with pytest.raises(CheckpointError, match=r"one of the 1 checkpoints .* must be intact"):
         checkpoints.newest()
+    with pytest.raises(CheckpointError):  # the next life too: it must not begin the run anew
+        checkpoints.newest()
 
 
 def test_old_and_unfinished_checkpoints_are_removed(tmp_path: Path, ranks: Ranks) -> None:
@@ -150,6 +152,53 @@ def test_old_and_unfinished_checkpoints_are_removed(tmp_path: Path, ranks: Ranks
     _saved(tmp_path, ranks, keep=2, steps=(2, 4, 6))
 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000006"]
+
+
+def test_fewer_checkpoints_than_are_kept_all_stay(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _saved(tmp_path, ranks, keep=5, steps=(2, 4, 6))
+
+    assert [path.name for path in checkpoints.all()] == [
+        "step-000002",
+        "step-000004",
+        "step-000006",
+    ]
+
+
+def test_a_refused_checkpoint_does_not_push_out_a_good_one(tmp_path: Path, ranks: Ranks) -> None:
+    policy, optimizer = _new(ranks)
+    _train(policy, optimizer, range(1, 2), ranks)
+    checkpoints = Checkpoints(tmp_path, keep=2, ranks=ranks)
+    for step in (2, 4, 6):
+        checkpoints.save(replace(STATE, step=step), policy, optimizer)
+    (tmp_path / "step-000006" / "state.json").write_text("{}")
+    assert checkpoints.newest() == (tmp_path / "step-000004", replace(STATE, step=4))
+
+    checkpoints.save(replace(STATE, step=5), policy, optimizer)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "refused-step-000006",
+        "step-000004",
+        "step-000005",
+    ]
+    assert checkpoints.newest() == (tmp_path / "step-000005", replace(STATE, step=5))
+
+
+def test_the_checkpoint_just_saved_is_never_removed(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _saved(tmp_path, ranks, keep=1, steps=(8, 4))  # as after a resume at an older one
+
+    assert (tmp_path / "step-000004").is_dir()
+    assert verify(tmp_path / "step-000004").step == 4
+    assert checkpoints.all() == [tmp_path / "step-000004"]
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _saved(tmp_path, ranks, keep=2, steps=(999_998, 1_000_000))
+
+    newest = checkpoints.newest()
+
+    assert newest is not None
+    assert newest[1].step == 1_000_000
+    assert [path.name for path in checkpoints.all()] == ["step-999998", "step-1000000"]
 
 
 def test_a_step_trained_again_replaces_its_checkpoint(tmp_path: Path, ranks: Ranks) -> None:
