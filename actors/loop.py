@@ -49,7 +49,7 @@ GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops
 LAST_WORDS_S = 2.0  # to give leases back after a failure, and for BYE
 MAX_RELEASES = 1024  # leases of one message: a quarter of what the broker takes
-DIRTY_PAUSE_S = 0.1  # a dirty engine pulls again, which takes seconds
+DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -156,10 +156,10 @@ class ActorLoop:
         try:
             async with asyncio.TaskGroup() as tasks:
                 services: list[asyncio.Task[None]] = []
-                crew = await self._unless_stopped(self._start_up(tasks, services))
+                crew = await unless(self._start_up(tasks, services), self._stop.wait())
                 if crew is not None:
                     services += self._start_work(crew, tasks)
-                    await self._unless_stopped(self._lease(crew.maker))
+                    await unless(self._lease(crew.maker), self._stop.wait())
                     await self._drain()
                 for service in services:
                     service.cancel()
@@ -219,7 +219,13 @@ class ActorLoop:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
             request = LeaseRequest(self._capacity - len(self._flights), self._engine.version)
-            reply = await self._broker.lease(request, deadline_s=self._give_up_s)
+            # The broker judges by the version it was told: newer weights may be let in at once.
+            reply = await unless(
+                self._broker.lease(request, deadline_s=self._give_up_s),
+                self._weights.newer_than(request.version),
+            )
+            if reply is None:
+                continue
             self._see(reply.publication)
             if reply.status == "DONE":
                 log.info("the run has ended")
@@ -281,17 +287,17 @@ class ActorLoop:
             finished=self._sampling.finishing.num_finished,
         )
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Do something unless this actor is asked to stop, then cancel it and return None."""
-        task = asyncio.create_task(work)
-        stop = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            for each in (task, stop):
-                each.cancel()
-            await asyncio.gather(task, stop, return_exceptions=True)
+
+async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
+    """Do something unless an event comes first, then cancel it and return None."""
+    task, other = asyncio.create_task(work), asyncio.create_task(event)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        for each in (task, other):
+            each.cancel()
+        await asyncio.gather(task, other, return_exceptions=True)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

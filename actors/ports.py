@@ -53,6 +53,10 @@ class Weights(Protocol):
         """Wait until the engine has this version or a newer one."""
         ...
 
+    async def newer_than(self, version: PolicyVersion) -> None:
+        """Wait until the engine has a version above this one."""
+        ...
+
     async def run(self) -> None:
         """Receive and apply weights until cancelled."""
         ...

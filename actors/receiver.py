@@ -181,6 +181,11 @@ class WeightReceiver:
             ) from None
         return self.version
 
+    async def newer_than(self, version: PolicyVersion) -> None:
+        """Wait until the engine serves a version above this one."""
+        async with self._served:
+            await self._served.wait_for(lambda: self.version > version)
+
     async def run(self) -> None:
         """Receive and apply until cancelled.
 

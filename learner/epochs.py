@@ -99,8 +99,11 @@ class WeightEpochs:
 
     def open_epoch_of(self, actor: str) -> int:
         """Return the epoch that still has to bring its version to this actor; 0 = none."""
-        is_open = self.membership is not None and actor in self._waiting
-        return self._number if is_open else 0
+        if self.membership is None:
+            return 0
+        # A member that said READY is not waited for while the others do, but its epoch is open.
+        forming = self.phase is Phase.FORMING and actor in self.membership.members
+        return self._number if forming or actor in self._waiting else 0
 
     def forget_silent(self) -> None:
         """Between epochs: drop who is silent; a list of the dead would grow for ever."""

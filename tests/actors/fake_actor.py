@@ -38,6 +38,11 @@ class FakeWeights:
 
     def __init__(self) -> None:
         self.offered: list[Publication] = []
+        self.news = asyncio.Event()
+
+    async def newer_than(self, version: PolicyVersion) -> None:
+        await self.news.wait()
+        self.news.clear()
 
     def offer(self, publication: Publication | None) -> None:
         if publication is not None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from actors.loop import Phase
 from broker.board import PUBLICATION_S
 from broker.keys import make_keys
-from broker.messages import LeaseRequest
+from broker.messages import Failure
 from buffer import operations
 from buffer.answers import Stats
 from buffer.codec import decode_episode
-from buffer.episode import Episode
+from buffer.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, EngineError, RefusedError
 from tests.actors.fake_actor import Actor, KilledLoop, solve
 from tests.actors.fake_engine import CharacterTokenizer, FakeEngine
@@ -123,7 +124,7 @@ def hang_after(engine: FakeEngine, steps: int) -> None:
 def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redis_url, keys):
     async def story(ring):
         engine = FakeEngine(solve, tokens_per_step=2)
-        actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=60.0)
+        actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=5.0)
         hang_after(engine, 2)
         await until_true(lambda: actor.loop._meter.num_tokens > 0)
         await asyncio.sleep(0.1)
@@ -162,7 +163,7 @@ def test_a_lease_that_went_to_another_actor_is_aborted_at_once(redis_url, keys):
     async def story(ring):
         engine = FakeEngine(solve)
         engine.flowing.clear()
-        actor = Actor(ring, "slow", engine=engine)
+        actor = Actor(ring, "slow", engine=engine, max_concurrent_episodes=GROUP)
         await until(ring, lambda stats: stats.leased == GROUP)
         await until_true(lambda: len(engine.submitted) == GROUP)
         await steal(ring, actor)
@@ -176,6 +177,46 @@ def test_a_lease_that_went_to_another_actor_is_aborted_at_once(redis_url, keys):
     in_ring(redis_url, keys, story, groups=1)
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", "repetition"])
+def test_a_turn_that_the_engine_broke_off_is_not_trained_on(redis_url, keys, reason):
+    async def story(ring):
+        engine = FakeEngine(solve)
+        broken: set[str] = set()
+        deltas = engine.deltas
+
+        async def broken_off():
+            first = [d for d in await deltas() if d.request_id not in broken and not broken]
+            broken.update(delta.request_id for delta in first)
+            return [replace(delta, finish_reason=reason) for delta in first] or await deltas()
+
+        engine.deltas = broken_off  # type: ignore[method-assign]
+        failures: list[Failure] = []
+        actor = Actor(ring, "a", engine=engine, wrap=lambda client: noting(client, failures))
+        await until(ring, lambda stats: stats.buffered == GROUP)
+        made = await episodes(ring, GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        assert {failure.kind for failure in failures} == {"infrastructure"}
+        assert all(repr(reason) in failure.reason for failure in failures)
+        assert len(failures) == len(broken) > 0
+        assert {episode.finish_reason for episode in made} == {"stop"}
+
+    in_ring(redis_url, keys, story, groups=1)
+
+
+def noting(client, failures: list[Failure]):
+    """A client that notes the failures that pass through it."""
+    fail = client.fail
+
+    async def noted(request, **options):
+        failures.extend(request.failures)
+        return await fail(request, **options)
+
+    client.fail = noted
+    return client
+
+
 async def until_true(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - looks at fakes, which have no events
@@ -184,10 +225,13 @@ async def until_true(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
 
 async def steal(ring: Ring, actor: Actor) -> None:
     """Give every lease back behind the actor's back and take it for another."""
-    await ring.store.run(operations.release(actor.loop._snapshots.leases()))
-    thief = await ring.actor("thief")
-    reply = await thief.lease(LeaseRequest(GROUP, FIRST), deadline_s=5)
-    assert len(reply.leases) == GROUP
+    stolen = 0
+    while stolen < GROUP:  # a heartbeat in between revives what nobody has taken yet
+        await ring.store.run(operations.release(actor.loop._snapshots.leases()))
+        taken = await ring.store.run(
+            operations.lease("thief", ttl_ms=60_000, n=GROUP, version=FIRST)
+        )
+        stolen += len(taken.tasks)
 
 
 def test_an_item_that_cannot_be_made_ends_in_the_dead_letters(redis_url, keys):
@@ -297,3 +341,21 @@ def test_work_that_comes_later_is_found(redis_url, keys):
         await actor.end()
 
     in_ring(redis_url, keys, story, groups=0)
+
+
+def test_new_weights_are_let_in_at_once_not_after_the_long_poll(redis_url, keys):
+    """The broker judges a waiting request by the version that it was sent with."""
+
+    async def story(ring):
+        await ring.store.run(operations.advance(1, 1))
+        actor = Actor(ring, "a")
+        await asyncio.sleep(0.5)
+        assert (await ring.store.run(operations.stats())).buffered == 0, "a version behind at lag 0"
+
+        actor.engine.version = PolicyVersion(1, 1)
+        actor.weights.news.set()
+        await until(ring, lambda stats: stats.buffered == 4 * GROUP, timeout_s=5)
+        actor.loop.stop()
+        await actor.end()
+
+    in_ring(redis_url, keys, story, long_poll_s=30)

@@ -13,6 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from buffer import operations
+from buffer.store import Store
+from configs.errors import StoreError
+
 REPOSITORY = Path(__file__).parents[2]
 START_S = 240.0  # a whole ring on two busy cores
 TORCH = ("actors.engine=torch", "actors.heartbeat_s=0.3", "actors.snapshot_s=0.1")
@@ -67,6 +71,14 @@ class LiveRun:
     def actors(self) -> set[str]:
         """Incarnations whose episodes have been trained."""
         return {name for line in self.lines("metrics") for name in line["episodes_by_actor"]}
+
+    def leased(self) -> int:
+        """Tasks that actors hold now; none while the store is out of reach."""
+        try:
+            with Store((self.folder / "redis.url").read_text().strip(), self.folder.name) as store:
+                return store.run(operations.stats()).leased
+        except StoreError:
+            return 0
 
     def summary(self) -> dict[str, Any]:
         """`summary.json` of a finished run."""

@@ -30,12 +30,18 @@ LONG = (
 )
 
 
+LEASED_WHEN_KILLED = 8  # tasks: most of one actor's, or some of both
+
+
 def kill_actors_until_one_is_continued(run: LiveRun, up: subprocess.Popen[str]) -> None:
     """Kill an actor now and then: one of them dies with episodes half done."""
     for _ in range(6):
-        time.sleep(0.7)  # a batch later than what the last look saw
+        run.wait_until(
+            lambda: run.leased() >= LEASED_WHEN_KILLED or up.poll() is not None, "work is leased"
+        )
         if up.poll() is not None:
             return
+        time.sleep(0.3)  # the first tokens are made and stored
         os.kill(run.pids("actors")[0], signal.SIGKILL)
         trained = run.step
         run.wait_until(
