@@ -18,7 +18,7 @@ from broker.codec import encode_spec
 from buffer import operations
 from buffer.answers import EvalRound, NewTask
 from buffer.codec import decode_episode
-from buffer.episode import Episode
+from buffer.episode import Episode, PolicyVersion
 from configs.errors import RecordError
 from configs.settings import RunSettings, Settings
 
@@ -45,6 +45,8 @@ class Evaluation:
     """Answers that were asked for."""
     versions: list[list[int]]
     """(lineage, step) of every policy that wrote a token of them."""
+    off_version: int
+    """Answers with a token of another policy than the one evaluated: a newer one may finish them."""
     wall_s: float
     """From creation to close."""
 
@@ -119,7 +121,8 @@ class Evaluations:
         if not episodes:
             log.warning("an evaluation had no answer", step=round_.step)
             return
-        versions = {span.version for episode in episodes for span in episode.completion.versions}
+        writers = [{span.version for span in e.completion.versions} for e in episodes]
+        evaluated = PolicyVersion(self._lineage, round_.step)
         self._report(
             Evaluation(
                 step=round_.step,
@@ -127,7 +130,8 @@ class Evaluations:
                 reward=float(np.mean([episode.reward for episode in episodes])),
                 episodes=len(episodes),
                 expected=self._run.eval_episodes,
-                versions=[list(version) for version in sorted(versions)],
+                versions=[list(version) for version in sorted(set().union(*writers))],
+                off_version=sum(versions != {evaluated} for versions in writers),
                 wall_s=round(now - round_.began, 3),
             )
         )

@@ -82,6 +82,30 @@ def test_a_complete_round_reports_accuracy_and_versions(
     assert result.wall_s == 3.0
 
 
+def test_answers_that_another_version_took_part_in_are_counted(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    exact, newer = PolicyVersion(1, 2), PolicyVersion(1, 3)
+    spans = [[(exact, 0)], [(exact, 0), (newer, 1)], [(newer, 0)], [(exact, 0)]]
+
+    def answer(task_id: int, spec: TaskSpec) -> Episode:
+        return make_episode(
+            task_id, group_id=spec.group_id, purpose="eval", versions=spans[spec.index]
+        )
+
+    reported: list[Evaluation] = []
+    evaluations = _evaluations(store, tmp_path, reported, clock)
+    evaluations.begin(2)
+    assert answer_leases(store, (1, 3), answer) == 4
+
+    clock.now = 3.0
+    evaluations.collect()
+
+    (result,) = reported
+    assert (result.episodes, result.off_version) == (4, 2)
+    assert result.versions == [[1, 2], [1, 3]]
+
+
 def test_a_round_closes_by_its_deadline_with_what_has_arrived(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
