@@ -7,7 +7,7 @@ Who uses which (the table of keys is in `keys.py`):
 | anyone  | begin_run, stats, memory, publication, lineages, actors |
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
-|         | records, eval_round, eval_results, close_eval |
+|         | records, eval_round, close_eval |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -250,8 +250,6 @@ def claim(lineage: int, k: int, units: int, *, start: bool = False) -> Operation
 def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operation[int]:
     """Take units out of the unsealed batch k for good; returns how many tasks that were.
 
-    Reason `poison` opens a sealed batch: training it has ended too many lives of the learner.
-
     Raises:
         RecordError: at once, when `reason` is not a short lower-case word.
     """
@@ -303,13 +301,11 @@ def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
 
 
 def eval_round(lineage: int, step: int) -> Operation[EvalRound]:
-    """Read an evaluation round: its records so far, and how many tasks are unfinished or failed."""
-    return single("eval_results", (lineage, step), parse_eval_round)
+    """Read an evaluation round: its records so far, and how many tasks are unfinished or failed.
 
-
-def eval_results(lineage: int, step: int) -> Operation[dict[int, bytes]]:
-    """Read the records of an evaluation round so far; they stay for an hour after it is closed."""
-    return single("eval_results", (lineage, step), lambda reply: parse_eval_round(reply).records)
+    The records stay for an hour after the round is closed.
+    """
+    return single("eval_round", (lineage, step), parse_eval_round)
 
 
 def close_eval(lineage: int, step: int) -> Operation[int]:

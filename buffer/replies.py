@@ -58,7 +58,7 @@ def parse_claim(reply: Reply, units: int) -> Claim:
 
 
 def parse_eval_round(reply: Reply) -> EvalRound:
-    """The answer of eval_results.lua."""
+    """The answer of eval_round.lua."""
     unfinished, failed, flat = reply
     return EvalRound(
         unfinished, failed, {int(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}

@@ -190,8 +190,9 @@ def test_dropped_units_are_replaced_until_the_seal(run: RunInStore) -> None:
     assert run.store.run(operations.drop(run.lineage, 1, [0], "zero_variance")) == 0
     run.store.run(operations.seal(run.lineage, 1))
 
-    with pytest.raises(StoreError, match="dropped only before a batch is sealed"):
-        run.store.run(operations.drop(run.lineage, 1, [1], "stale"))
+    for reason in ("stale", "poison"):
+        with pytest.raises(StoreError, match="dropped only before a batch is sealed"):
+            run.store.run(operations.drop(run.lineage, 1, [1], reason))
     with pytest.raises(RecordError, match="reason must be"):
         operations.drop(run.lineage, 1, [1], "Too old!")
     assert run.stats().dropped == {"zero_variance": GROUP_SIZE}
