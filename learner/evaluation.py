@@ -46,7 +46,7 @@ class Evaluation:
     versions: list[list[int]]
     """(lineage, step) of every policy that wrote a token of them."""
     off_version: int
-    """Answers with a token of another policy than the one evaluated: a newer one may finish them."""
+    """Answers with a token of another policy than the one evaluated; a newer one may take over."""
     wall_s: float
     """From creation to close."""
 
