@@ -30,9 +30,9 @@ class Board:
         """Redis is so full that no new work may begin; finishing and releasing go on."""
 
     async def read_publication(self) -> None:
-        """Look for new weights."""
+        """Look for new weights, or for a publisher that offers the same ones at another address."""
         found = await self._store.run(operations.publication())
-        if found is None or (self.publication and found.version == self.publication.version):
+        if found is None:
             return
         self.publication = Publication(
             version=found.version,

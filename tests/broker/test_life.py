@@ -190,6 +190,26 @@ def test_new_weights_are_announced_with_the_next_reply(redis_url: str, keys: Pat
     asyncio.run(story())
 
 
+def test_a_publisher_that_moved_is_announced_for_the_same_version(
+    redis_url: str, keys: Path
+) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=0)
+            actor = await here.actor()
+            for endpoint in ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"):
+                fields = {"digest": "d", "endpoint": endpoint, "public_key": "k"}
+                await here.store.run(operations.publish(1, 3, fields))
+                await asyncio.sleep(0.5)
+
+                reply = await actor.beat(BeatRequest((), FIRST, {}))
+
+                assert reply.publication is not None
+                assert reply.publication.endpoint == endpoint
+
+    asyncio.run(story())
+
+
 def test_actors_are_shown_with_their_figures_until_bye(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:
