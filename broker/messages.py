@@ -13,6 +13,8 @@ from enum import StrEnum
 from buffer.episode import PolicyVersion
 
 WIRE_VERSION = 1
+RECORD_MARGIN = 64 * 1024
+"""Bytes of a message beside its records: the header, and what a submission says of each."""
 
 
 class Verdict(StrEnum):

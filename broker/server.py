@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -25,11 +26,11 @@ from configs.settings import Settings
 from .auth import Door
 from .board import MEMORY_S, PUBLICATION_S, Board
 from .codec import Envelope, decode, encode, sequence_of
-from .intake import Intake
+from .intake import Intake, Place
 from .keys import load_pair
 from .leasing import UNSERVED, Leasing
 from .liveness import Liveness, Peer
-from .messages import LeaseReply, LeaseRequest, Refusal
+from .messages import RECORD_MARGIN, LeaseReply, LeaseRequest, Refusal
 from .reaper import BATCH, Reaper
 from .service import Service
 from .sockets import bind_router, bound_endpoint
@@ -37,7 +38,6 @@ from .turnstile import TICK_S
 
 HOUSEKEEPING_S = 2.0  # figures for `nyala status`, removed keys, long silent peers
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
-RECORD_MARGIN = 64 * 1024  # a message has a header and a submission around its record
 
 log = structlog.get_logger()
 
@@ -150,23 +150,30 @@ class Broker:
                 # Not from our clients; and a key may be removed while its holder is connected.
                 log.warning("message dropped", frames=len(frames), key=key)
                 continue
-            task = asyncio.create_task(self._request(socket, frames[0].bytes, frames[1].bytes, key))
+            route, frame = frames[0].bytes, frames[1].bytes
+            # Here and not in the task: in a burst `recv` never yields, so no task would have begun.
+            place = self._intake.admit(len(frame))
+            task = asyncio.create_task(self._request(socket, route, frame, key, place))
             self._requests.add(task)
-            task.add_done_callback(self._requests.discard)
+            task.add_done_callback(partial(self._finished, place))
+
+    def _finished(self, place: Place, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        place.leave()
 
     async def _request(
-        self, socket: zmq.asyncio.Socket, route: bytes, frame: bytes, key: str
+        self, socket: zmq.asyncio.Socket, route: bytes, frame: bytes, key: str, place: Place
     ) -> None:
         """Answer one message; whatever happens, the broker goes on."""
         try:
-            with self._intake.admit(len(frame)):
-                try:
-                    envelope = decode(frame, max_bytes=self._settings.max_message_bytes)
-                except RecordError as error:
-                    seq = sequence_of(frame, max_bytes=self._settings.max_message_bytes)
-                    await self._send(socket, route, seq, Refusal("malformed", str(error)))
-                    return
-                reply = await self._service.answer(envelope, key)
+            try:
+                envelope = decode(frame, max_bytes=self._settings.max_message_bytes)
+            except RecordError as error:
+                seq = sequence_of(frame, max_bytes=self._settings.max_message_bytes)
+                await self._send(socket, route, seq, Refusal("malformed", str(error)))
+                return
+            reply = await self._service.answer(envelope, key)
+            place.leave()  # a LEASE may now wait for work
             peer = self._peers.hear(envelope.inc, key)
             if isinstance(reply, LeaseReply) and peer is not None:
                 await self._answer_lease(socket, route, envelope, peer, reply)

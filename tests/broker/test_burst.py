@@ -1,0 +1,91 @@
+"""What a broker holds back when more arrives at once than it takes in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker import intake
+from broker.codec import encode
+from broker.intake import Intake
+from broker.messages import BeatRequest, LeaseRequest, Verdicts
+from broker.service import Service
+from tests.broker.ring import FIRST, RUN, begin, hello, ring
+
+BURST = 40
+ROOM = 4
+
+
+def test_a_burst_is_read_only_as_far_as_the_intake_has_room(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = asyncio.Event()
+    entered: list[int] = []
+
+    async def answer(_service: Service, envelope: Any, _key: str) -> Verdicts:
+        entered.append(envelope.seq)
+        await opened.wait()
+        return Verdicts((), None)
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here, here.raw_socket() as socket:
+            monkeypatch.setattr(Service, "answer", answer)
+            for seq in range(BURST):
+                beat = encode(BeatRequest((), FIRST, {}), run=RUN, incarnation="a", seq=seq)
+                await socket.send(beat)
+            time.sleep(0.3)  # noqa: ASYNC251 - all of them are in the broker's queue before it reads
+            await asyncio.sleep(0.3)
+            assert entered == list(range(ROOM))
+
+            opened.set()
+            for _ in range(BURST):
+                await asyncio.wait_for(socket.recv(), 5)
+            assert entered == list(range(BURST))
+
+    monkeypatch.setattr(intake, "MAX_REQUESTS", ROOM)
+    asyncio.run(story())
+
+
+def test_requests_that_wait_for_work_leave_room_for_others(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys, long_poll_s=5.0) as here:
+            await begin(here.store, groups=0)
+            actors = [await here.actor(f"actor-{number}") for number in range(2 * ROOM)]
+            parked = [asyncio.create_task(a.lease(LeaseRequest(2, FIRST))) for a in actors]
+            await asyncio.sleep(0.3)
+
+            late = here.client("late")
+            await late.hello(hello("late"), deadline_s=2)
+
+            assert not any(task.done() for task in parked)
+            for task in parked:
+                task.cancel()
+            await asyncio.gather(*parked, return_exceptions=True)
+
+    monkeypatch.setattr(intake, "MAX_REQUESTS", ROOM)
+    asyncio.run(story())
+
+
+def test_a_place_is_given_back_once() -> None:
+    async def story() -> None:
+        rooms = Intake(max_message_bytes=100)
+        large, small = rooms.admit(350), rooms.admit(60)
+        waiting = asyncio.create_task(rooms.room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+
+        small.leave()
+        small.leave()  # the second time changes nothing
+        await asyncio.wait_for(waiting, 1)
+        rooms.admit(60)
+        assert not rooms.has_room
+        large.leave()
+        assert rooms.has_room
+
+    asyncio.run(story())
