@@ -94,11 +94,20 @@ class Door:
         try:
             while not self._stop.is_set():
                 if self._socket.poll(POLL_MS):
-                    self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+                    self._socket.send_multipart(self._judge(self._socket.recv_multipart()))
         except zmq.ContextTerminated:
             pass
         finally:
             self._socket.close()
+
+    def _judge(self, request: list[bytes]) -> list[bytes]:
+        """Answer one request; whatever is wrong with it, the next ones are answered too."""
+        try:
+            return self._answer(request)
+        except Exception:  # the edge of the loop: without its thread nobody would get in again
+            log.exception("peer refused: its request could not be judged")
+            version, request_id = (*request, b"", b"")[:2]
+            return [version, request_id, b"500", b"internal error", b"", b""]
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         """Judge [version, id, domain, address, identity, mechanism, credentials...]."""

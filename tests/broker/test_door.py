@@ -11,8 +11,9 @@ import pytest
 import redis
 import zmq
 import zmq.asyncio
+from zmq.utils import z85
 
-from broker.auth import Door
+from broker.auth import DOMAIN, ZAP_ENDPOINT, Door
 from broker.codec import decode, encode
 from broker.keys import KeyPair, load_pair, load_public, make_client, make_keys
 from broker.messages import (
@@ -97,6 +98,27 @@ def test_a_peer_without_curve_is_not_heard(redis_url: str, keys: Path) -> None:
             assert await here.store.run(operations.actors()) == []
 
     asyncio.run(story())
+
+
+def test_a_request_that_cannot_be_judged_is_refused_and_the_door_goes_on(keys: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    actor = z85.decode(load_public(keys, "actor"))
+    peer = [DOMAIN, b"127.0.0.1", b"", b"CURVE", actor]
+    with Door(context, keys):
+        asking = context.socket(zmq.REQ)
+        asking.rcvtimeo, asking.linger = 3000, 0
+        asking.connect(ZAP_ENDPOINT)
+
+        statuses = []
+        for request in ([b"1.0", b"7", DOMAIN], [b"1.0", b"8", *peer]):
+            asking.send_multipart(request)
+            reply = asking.recv_multipart()
+            assert reply[:2] == request[:2]
+            statuses.append(reply[2])
+        asking.close()
+
+    assert statuses == [b"500", b"200"]
+    context.destroy(linger=0)
 
 
 def test_without_a_door_nobody_gets_in(keys: Path) -> None:
