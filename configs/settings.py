@@ -128,7 +128,8 @@ class ActorSettings(Table):
     engine: Literal["vllm", "torch"] = "vllm"
     """`vllm`, or `torch`: a small engine for macOS and quick tests."""
     in_process: bool | None = None
-    """Run vLLM inside the actor's process; null = yes on a CPU, no (AsyncLLM) on a GPU."""
+    """Run vLLM inside the actor's process; null = yes on a CPU, no (its core in processes of its
+    own) on a GPU."""
     max_concurrent_episodes: Positive = 256
     """Episodes one actor generates at a time."""
     max_model_len: Positive | None = None
@@ -256,10 +257,57 @@ class Settings(Table):
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Settings:
-        if self.learner.publish_every > self.run.max_policy_lag + 1:
-            raise ValueError(
-                f"learner.publish_every must be <= run.max_policy_lag + 1 = "
-                f"{self.run.max_policy_lag + 1}, got {self.learner.publish_every}; "
-                f"actors would only ever make episodes that are too old"
-            )
+        for disagreement in (
+            self._publishes_too_rarely(),
+            self._engine_is_too_short(),
+            self._beats_too_rarely(),
+            self._truncates_before_clipping(),
+        ):
+            if disagreement is not None:
+                raise ValueError(disagreement)
         return self
+
+    def _publishes_too_rarely(self) -> str | None:
+        longest = self.run.max_policy_lag + 1
+        if self.learner.publish_every <= longest:
+            return None
+        return (
+            f"learner.publish_every must be <= run.max_policy_lag + 1 = {longest}, "
+            f"got {self.learner.publish_every}; "
+            f"actors would only ever make episodes that are too old"
+        )
+
+    def _engine_is_too_short(self) -> str | None:
+        longest = self.run.max_prompt_tokens + self.run.max_completion_tokens
+        if self.actors.max_model_len is None or self.actors.max_model_len >= longest:
+            return None
+        return (
+            f"actors.max_model_len must be >= run.max_prompt_tokens + run.max_completion_tokens = "
+            f"{longest}, got {self.actors.max_model_len}; "
+            f"raise it, or leave it null for that sum"
+        )
+
+    def _beats_too_rarely(self) -> str | None:
+        beat_s, broker = self.actors.heartbeat_s, self.broker
+        if 2 * beat_s >= broker.lease_timeout_s:
+            return (
+                f"actors.heartbeat_s must be < broker.lease_timeout_s / 2 = "
+                f"{broker.lease_timeout_s / 2}, got {beat_s}; "
+                f"one late heartbeat would give an actor's episodes to another"
+            )
+        if beat_s >= broker.heartbeat_timeout_s:
+            return (
+                f"actors.heartbeat_s must be < broker.heartbeat_timeout_s = "
+                f"{broker.heartbeat_timeout_s}, got {beat_s}; "
+                f"actors would get no leases between two heartbeats"
+            )
+        return None
+
+    def _truncates_before_clipping(self) -> str | None:
+        learner, bound = self.learner, 1 + self.learner.clip_high
+        if learner.correction != "tis" or learner.surrogate != "clip" or learner.rho_bar > bound:
+            return None
+        return (
+            f"learner.rho_bar must be > 1 + learner.clip_high = {bound}, got {learner.rho_bar}; "
+            f"the upper clip would never act: raise it, or set learner.correction to none"
+        )

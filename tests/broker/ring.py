@@ -22,7 +22,7 @@ from buffer import operations
 from buffer.answers import NewTask
 from buffer.episode import PolicyVersion
 from buffer.store import AsyncStore
-from configs.settings import BrokerSettings, BufferSettings, RunSettings, Settings
+from configs.settings import ActorSettings, BrokerSettings, BufferSettings, RunSettings, Settings
 
 RUN = "test"
 GROUP = 2
@@ -40,6 +40,7 @@ def settings_with(pause_at_memory: float = 0.8, **broker: Any) -> Settings:
         run=RunSettings(name=RUN, model="init", group_size=GROUP, groups_per_batch=2),
         buffer=BufferSettings(max_episode_bytes=2**18, pause_at_memory=pause_at_memory),
         broker=BrokerSettings(**{**defaults, **broker}),
+        actors=ActorSettings(heartbeat_s=0.1),
     )
 
 

@@ -115,6 +115,51 @@ def test_tables_that_contradict_each_other_are_refused(write):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "answer"),
+    [
+        (
+            [
+                "run.max_prompt_tokens=100",
+                "run.max_completion_tokens=50",
+                "actors.max_model_len=149",
+            ],
+            "run.max_prompt_tokens + run.max_completion_tokens = 150, got 149; raise it, or leave",
+        ),
+        (
+            ["actors.heartbeat_s=2", "broker.lease_timeout_s=4"],
+            "$.actors.heartbeat_s must be < broker.lease_timeout_s / 2 = 2.0, got 2.0",
+        ),
+        (
+            ["actors.heartbeat_s=6"],
+            "$.actors.heartbeat_s must be < broker.heartbeat_timeout_s = 6.0, got 6.0",
+        ),
+        (
+            ["learner.rho_bar=1.28"],
+            "$.learner.rho_bar must be > 1 + learner.clip_high = 1.28, got 1.28",
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):
+    text = refusal(write("run: {model: init}"), *overrides)
+
+    assert answer in text
+    assert "has 1 problem;" in text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["run.max_prompt_tokens=100", "run.max_completion_tokens=50", "actors.max_model_len=150"],
+        ["actors.heartbeat_s=1.9", "broker.lease_timeout_s=4"],
+        ["learner.rho_bar=1", "learner.correction=none"],
+        ["learner.rho_bar=1", "learner.surrogate=reinforce"],
+    ],
+)
+def test_settings_at_the_limit_of_each_other_are_taken(write, overrides):
+    load(write("run: {model: init}"), overrides)
+
+
+@pytest.mark.parametrize(
     ("text", "answer"),
     [
         ("", "must have a `run:` table with a `model`, got an empty file"),
