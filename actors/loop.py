@@ -121,7 +121,11 @@ class ActorLoop:
         self._publication: Publication | None = None
         self._published = asyncio.Event()
         self._flights = Flights(gate)
-        self._outbox = Outbox(broker, deadline_s=give_up_s)
+        self._outbox = Outbox(
+            broker,
+            deadline_s=give_up_s,
+            max_message_bytes=settings.broker.max_message_bytes,
+        )
         self._meter = Meter(time.monotonic)
         self._heartbeat = Heartbeat(
             broker,

@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from broker.messages import (
+    RECORD_MARGIN,
     FailRequest,
     Failure,
     Submission,
@@ -26,7 +27,7 @@ from broker.messages import (
 from configs.errors import RefusedError
 
 BATCH = 64
-BATCH_BYTES = 4 * 2**20  # below the broker's message limit with room to spare
+BATCH_BYTES = 4 * 2**20  # a longer message would keep a heartbeat waiting behind it
 LINGER_S = 0.05
 
 log = structlog.get_logger()
@@ -45,8 +46,9 @@ class Receiver(Protocol):
 class Outbox:
     """Parcels that are not acknowledged yet."""
 
-    def __init__(self, broker: Receiver, *, deadline_s: float) -> None:
+    def __init__(self, broker: Receiver, *, deadline_s: float, max_message_bytes: int) -> None:
         self._broker = broker
+        self._batch_bytes = min(BATCH_BYTES, max_message_bytes - RECORD_MARGIN)
         self._deadline_s = deadline_s
         self._waiting: deque[Parcel] = deque()
         self._num_sent = 0
@@ -93,10 +95,11 @@ class Outbox:
     def _next_batch(self) -> list[Parcel]:
         parcels: list[Parcel] = []
         size = 0
-        while self._waiting and len(parcels) < BATCH and size < BATCH_BYTES:
-            parcel = self._waiting.popleft()
-            parcels.append(parcel)
-            size += len(parcel.record) if isinstance(parcel, Submission) else 0
+        while self._waiting and len(parcels) < BATCH:
+            size += _size(self._waiting[0])
+            if parcels and size > self._batch_bytes:
+                break
+            parcels.append(self._waiting.popleft())
         self._num_sent = len(parcels)
         return parcels
 
@@ -128,3 +131,7 @@ class Outbox:
             )
             return [(parcel, TaskVerdict(parcel.task_id, Verdict.OK))]
         return list(zip(submissions, reply.verdicts, strict=True))
+
+
+def _size(parcel: Parcel) -> int:
+    return len(parcel.record) if isinstance(parcel, Submission) else len(parcel.reason.encode())
