@@ -37,6 +37,9 @@ STOP_TIMEOUT_S = 2.0
 BACK_OFF_S = (0.0, 0.2, 1.0, 5.0)
 """Pause before the first, second, ... restart within the window; the last one repeats."""
 
+RANKS_ONLY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""The ranks are on one machine and talk over loopback; the publisher's actors may be elsewhere."""
+
 
 class Sidecar:
     """The publisher process of this learner.
@@ -145,7 +148,7 @@ class Sidecar:
             cwd=Path(
                 __file__
             ).parent.parent,  # where `learner` is importable, also when not installed
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # it computes nothing
+            env=_environment(),
         )
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
@@ -181,6 +184,11 @@ class Sidecar:
             return False
         pause_s = BACK_OFF_S[min(len(self._restarts) - 1, len(BACK_OFF_S) - 1)]
         return not self._ended.wait(pause_s)
+
+
+def _environment() -> dict[str, str]:
+    inherited = {name: text for name, text in os.environ.items() if name not in RANKS_ONLY}
+    return inherited | {"OMP_NUM_THREADS": "1"}  # it computes nothing
 
 
 def _stop(process: subprocess.Popen[bytes], *, patience_s: float = STOP_TIMEOUT_S) -> None:

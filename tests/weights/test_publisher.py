@@ -58,6 +58,22 @@ def test_the_publisher_ends_with_its_stdin(tmp_path):
     assert process.returncode == 0
 
 
+def test_the_publisher_does_not_inherit_the_ranks_interface(tmp_path, monkeypatch):
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "lo")
+    monkeypatch.setenv("KEPT", "lo")
+    make_keys(tmp_path / "keys")
+    watched = Sidecar(settings(tmp_path), on_death=lambda: None, on_line=lambda line: None)
+    watched.start()
+    try:
+        environment = Path(f"/proc/{watched.pid}/environ").read_bytes().split(b"\0")
+    finally:
+        watched.close()
+
+    assert b"KEPT=lo" in environment
+    assert not [entry for entry in environment if b"SOCKET_IFNAME" in entry]
+
+
 def test_a_publisher_that_cannot_start_is_an_error_and_not_a_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(sidecar, "MAX_RESTARTS", 1)
     make_keys(tmp_path / "keys")
