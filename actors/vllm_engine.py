@@ -186,6 +186,8 @@ def _prepare_environment(options: VllmOptions) -> None:
         # Pinned workers of several actors would share one core and leave the other idle.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(options.threads),
+        # Its processes are all on this machine. Our weight groups name their own interface.
+        "GLOO_SOCKET_IFNAME": "lo",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

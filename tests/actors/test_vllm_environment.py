@@ -1,0 +1,35 @@
+"""What vLLM is told through the environment before it is imported."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from actors.vllm_engine import VllmOptions, _prepare_environment
+
+OPTIONS = VllmOptions("model", max_model_len=64, in_process=False)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An empty environment in place of ours."""
+    variables: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", variables)
+    return variables
+
+
+def test_the_processes_of_one_engine_talk_over_loopback(environment: dict[str, str]) -> None:
+    _prepare_environment(replace(OPTIONS, tensor_parallel_size=2))
+
+    assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_what_a_person_has_set_stays(environment: dict[str, str]) -> None:
+    environment |= {"GLOO_SOCKET_IFNAME": "eth1", "OMP_NUM_THREADS": "4"}
+
+    _prepare_environment(OPTIONS)
+
+    assert environment["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert environment["OMP_NUM_THREADS"] == "4"
