@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from typing import Any
 
 from configs.errors import SettingsError
 from configs.loader import load
-from configs.secrets import FILE_NAME
+from configs.secrets import FILE_NAME, VARIABLE
 from configs.settings import Settings
 
 HARMLESS_TABLES = {"actors", "broker", "console"}
@@ -36,6 +37,8 @@ HARMLESS_KEYS = {
     "run.directory",
 }
 """With the tables above: settings that say how a run is carried out, not what it computes."""
+
+URL_WITH_PASSWORD = re.compile(r"://[^/\s]*@")
 
 
 class RunState(StrEnum):
@@ -124,6 +127,7 @@ def settings_of(path: Path, overrides: Sequence[str] = ()) -> Settings:
     Raises:
         SettingsError: They cannot be read.
     """
+    _refuse_passwords(overrides)
     if not path.is_dir():
         return load(path, overrides)
     # Its parent may have been moved since config.yaml was written; its name is also in Redis.
@@ -136,6 +140,21 @@ def settings_of(path: Path, overrides: Sequence[str] = ()) -> Settings:
             f"rename it back to go on with it"
         )
     return settings
+
+
+def _refuse_passwords(overrides: Sequence[str]) -> None:
+    """Keep the password of Redis out of argument lists, which every user of a machine can read.
+
+    Raises:
+        SettingsError: An override of `buffer.url` has one; it is not repeated.
+    """
+    for override in overrides:
+        table = override.partition("=")[0].strip().partition(".")[0]
+        if table == "buffer" and URL_WITH_PASSWORD.search(override):
+            raise SettingsError(
+                f"buffer.url must have no password on a command line, got one with --set; "
+                f"put the URL into the variable {VARIABLE} instead"
+            )
 
 
 def run_folder_of(path: Path) -> RunFolder:
