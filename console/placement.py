@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from configs.secrets import VARIABLE
+from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
 
 QUERY_TIMEOUT_S = 20.0  # nvidia-smi takes seconds where the driver must be woken first
@@ -65,7 +65,8 @@ def environment_of(
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would fight for the same cores
     if role == "actor":
-        environment.pop(VARIABLE, None)  # an actor has no business with Redis
+        for name in (VARIABLE, FILE_VARIABLE):
+            environment.pop(name, None)  # an actor has no business with Redis
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment
