@@ -7,7 +7,8 @@
       allowed/*.pub       who may connect: remove a file and its holder is out
 
 A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone. An
-actor's machine needs actor.key, broker.pub and learner.pub, never the others' secrets.
+actor's machine needs actor.key and broker.pub, never the others' secrets: the publisher's public
+key comes with each publication, through the broker.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def actor(
 
     It may leave at any time, with Ctrl-C or without. With the run's folder it takes the address
     and the keys from there. On another machine give it a copy of the run's config.yaml and of
-    actor.key, broker.pub and learner.pub.
+    actor.key and broker.pub.
 
     Example: `nyala actor runs/demo`
     """
@@ -146,8 +146,8 @@ def keys(
     """Make the keys of a cluster.
 
     With them the processes of a run know each other. `nyala up` makes keys of its own. Actors on
-    other machines need actor.key, broker.pub and learner.pub; broker.key and learner.key stay where
-    broker and learner run. Existing keys are kept.
+    other machines need actor.key and broker.pub; broker.key and learner.key stay where broker and
+    learner run. Existing keys are kept.
 
     Example: `nyala keys keys/`
     """
