@@ -29,8 +29,6 @@ class Request:
     """0 = greedy. No truncating sampler and no penalty: their log-probs could not be recomputed."""
     stop_token_ids: tuple[int, ...]
     """Generation ends after one of these; it is part of the output."""
-    group_key: str = ""
-    """Requests with the same key share a prompt (prefix caching)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,6 @@ class Rollout:
             max_tokens=self._maker.max_completion_tokens - self.length,
             temperature=spec.temperature,
             stop_token_ids=self._maker.tokenizer.stop_token_ids,
-            group_key=f"{spec.purpose}.{spec.group_id}",
         )
 
     def take(self, delta: Delta) -> None:

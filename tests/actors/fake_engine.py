@@ -138,6 +138,5 @@ class FakeEngine:
                 request.max_tokens - len(delta.token_ids),
                 request.temperature,
                 request.stop_token_ids,
-                request.group_key,
             )
         return delta
