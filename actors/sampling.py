@@ -24,6 +24,9 @@ from .rollout import State
 from .snapshots import Snapshots
 from .workbench import Workbench
 
+WHOLE_TURN = (None, "stop", "length")
+"""Finish reasons of tokens that the policy alone chose; any other cuts a turn where it did not."""
+
 
 class Sampling:
     """Moves flights between engine, environment and outbox."""
@@ -119,8 +122,9 @@ class Sampling:
         assert flight.rollout is not None
         if delta.finish_reason is not None:
             self._flights.leave_engine(flight)
-        if delta.finish_reason == "abort":
-            self.finishing.fail(flight, "infrastructure", "the engine refused or aborted it")
+        if delta.finish_reason not in WHOLE_TURN:
+            reason = f"the engine broke it off: {delta.finish_reason!r}"
+            self.finishing.fail(flight, "infrastructure", reason)
             return
         self._meter.count(len(delta.token_ids))
         flight.rollout.take(delta)

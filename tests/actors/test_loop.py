@@ -185,9 +185,11 @@ def test_a_turn_that_the_engine_broke_off_is_not_trained_on(redis_url, keys, rea
         deltas = engine.deltas
 
         async def broken_off():
-            first = [d for d in await deltas() if d.request_id not in broken and not broken]
-            broken.update(delta.request_id for delta in first)
-            return [replace(delta, finish_reason=reason) for delta in first] or await deltas()
+            arrived = await deltas()
+            if broken:
+                return arrived
+            broken.update(delta.request_id for delta in arrived)
+            return [replace(delta, finish_reason=reason) for delta in arrived]
 
         engine.deltas = broken_off  # type: ignore[method-assign]
         failures: list[Failure] = []
