@@ -5,7 +5,7 @@ fixed order; rank 0 writes the canonical wire bytes into a slot, and its publish
 rest. The learner waits for nothing that an actor, or the publisher, could delay.
 
 Example:
-    publisher = WeightPublisher(model, run, settings, keys=keys, probe_ids=ids, point=point)
+    publisher = WeightPublisher(model, run, settings, keys=keys, probe_ids=ids, probe=probe, ...)
     publisher.publish(model, PolicyVersion(lineage, k))  # on every rank
     publisher.close()
 """
@@ -23,7 +23,6 @@ from pathlib import Path
 import structlog
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from broker.keys import load_public
@@ -88,19 +87,6 @@ def gather(model: nn.Module, specs: Sequence[TensorSpec], memory: mmap.mmap | No
             flat.copy_(whole.reshape(-1))
 
 
-@torch.no_grad()
-def probe_logprobs(model: nn.Module, token_ids: tuple[int, ...]) -> list[float]:
-    """Log-probs of tokens 1.. given those before, at temperature 1, nats. Collective."""
-    device = next(model.parameters()).device
-    ids_T = torch.tensor(token_ids, device=device)
-    logits_TV = model(input_ids=ids_T[None], use_cache=False).logits[0, :-1].float()
-    logprobs_T = logits_TV.log_softmax(-1).gather(-1, ids_T[1:, None])[:, 0]
-    if isinstance(model, FSDPModule):
-        model.reshard()  # the root keeps its parameters whole after a forward
-    values: list[float] = logprobs_T.tolist()
-    return values
-
-
 class WeightPublisher:
     """The learner's side of the weight plane: rank 0 owns slots and sidecar, others gather.
 
@@ -112,7 +98,7 @@ class WeightPublisher:
         keys: Folder with `learner.key`.
         probe_ids: Fixed tokens that actors check their engine with after each update, at least 2.
         point: Puts the pointer to the newest version where actors find it. May raise `LostLineage`.
-        probe: Computes the learner's log-probs of `probe_ids`.
+        probe: Computes the learner's log-probs of `probe_ids`. Collective, as `publish` is.
     """
 
     def __init__(
@@ -125,7 +111,7 @@ class WeightPublisher:
         keys: Path,
         probe_ids: Sequence[int],
         point: Callable[[Publication], None],
-        probe: ProbeFunction = probe_logprobs,
+        probe: ProbeFunction,
     ) -> None:
         self._specs = layout(model, run.dtype)
         self._num_bytes = self._specs[-1].offset + self._specs[-1].num_bytes

@@ -9,7 +9,7 @@ from buffer.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
 from learner.weights import WeightPublisher
 from tests.weights import actor_process
-from tests.weights.toy_model import PROBE_IDS, ToyModel
+from tests.weights.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.weights.actor_process", "torch.distributed.fsdp"])
@@ -88,6 +88,7 @@ class Plane:
             keys=self.keys,
             probe_ids=PROBE_IDS,
             point=self.publications.append,
+            probe=probe_logprobs,
         )
 
     def deliveries(self, until=None) -> list:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from learner.weights import gather, layout, probe_logprobs
+from learner.weights import gather, layout
 from tests.weights.plane import FORKS
-from tests.weights.toy_model import PROBE_IDS, ToyModel
+from tests.weights.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
 SEED = 7
 DTYPES = ("float32", "bfloat16")

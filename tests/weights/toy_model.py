@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from actors.engine import StagedWeights
 from actors.staging import named_tensors
@@ -38,6 +39,17 @@ class ToyModel(nn.Module):
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+
+
+@torch.no_grad()
+def probe_logprobs(model: nn.Module, token_ids: tuple[int, ...]) -> list[float]:
+    """The learner's log-probs of tokens 1.. given those before; every rank must call it."""
+    ids_T = torch.tensor(token_ids)
+    logits_TV = model(input_ids=ids_T[None]).logits[0, :-1]
+    if isinstance(model, FSDPModule):
+        model.reshard()  # the root keeps its parameters whole after a forward
+    logprobs: list[float] = logits_TV.log_softmax(-1).gather(-1, ids_T[1:, None])[:, 0].tolist()
+    return logprobs
 
 
 class ToyEngine:
