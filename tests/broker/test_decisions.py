@@ -111,16 +111,18 @@ def test_the_intake_closes_when_requests_or_bytes_are_many() -> None:
 
     async def story() -> None:
         intake = Intake(max_message_bytes=100)
-        with intake.admit(399):
-            assert await has_room(intake)
-            with intake.admit(1):
-                assert not await has_room(intake)
-            assert await has_room(intake)
-        places = [intake.admit(0) for _ in range(MAX_REQUESTS)]
-        for place in places:
-            place.__enter__()
+        large = intake.admit(399)
+        assert await has_room(intake)
+        last = intake.admit(1)
         assert not await has_room(intake)
-        places[0].__exit__(None, None, None)
+        last.leave()
+        last.leave()  # counts once
+        assert await has_room(intake)
+        large.leave()
+
+        places = [intake.admit(0) for _ in range(MAX_REQUESTS)]
+        assert not await has_room(intake)
+        places[0].leave()
         assert await has_room(intake)
 
     asyncio.run(story())
