@@ -7,8 +7,8 @@ Arms, each with both sides in this one run:
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
-default is a look at the machinery that ends within two minutes on a quiet machine; numbers to quote
-come from `--full`, with nothing else running.
+default looks at the machinery in a few minutes, most of them the start of ten processes; numbers to
+quote come from `--full`, with nothing else running.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.machine import REPOSITORY
 from configs.loader import load
 from configs.settings import Settings
-from console.init_model import make_if_needed
+from console.init_model import make_if_needed, stamp
 from console.plan import resolve
 
 LONG_WORDS = "{dataset: spell_backward, min_word_len: 10, max_word_len: 14, dense: true}"
@@ -66,11 +66,12 @@ def environment() -> dict[str, str]:
 
 
 def make_model(workload: Workload) -> Path:
-    """Make the model of a workload beside its runs, unless it is there."""
+    """Make the model of a workload beside its runs, unless it is there: runs share it."""
     from rich.console import Console
 
-    target = workload.folder / "models" / workload.name
-    make_if_needed(workload.settings(), target, Console(stderr=True, quiet=True), plain=True)
+    settings = workload.settings()
+    target = workload.folder / "models" / stamp(settings)[:12]
+    make_if_needed(settings, target, Console(stderr=True, quiet=True), plain=True)
     return target
 
 
