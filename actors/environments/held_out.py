@@ -16,7 +16,7 @@ from configs.errors import SettingsError
 
 BUCKETS = 10
 MAX_PROBES = 2000  # at one bucket of ten, missing this often by chance has a probability of 1e-92
-STRIDE = 1_000_003  # a prime: probes of neighbouring indexes do not walk over each other
+STRIDE = 7_368_787  # a prime, and far from 0 modulo round sizes: neighbours' probes never meet
 
 T = TypeVar("T")
 

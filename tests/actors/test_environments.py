@@ -286,3 +286,11 @@ def test_export_writes_training_items_with_their_segments(tmp_path):
         assert evaluate(call[1:-1]) == int(observed[:-1])
         assert evaluate(line["prompt"][:-1]) == int(answer) == int(line["answer"])
         assert not is_held_out(line["prompt"][:-1])
+
+
+@pytest.mark.parametrize("size", [1000, 1_000_000])
+def test_neighbouring_indexes_find_different_held_out_items(size: int) -> None:
+    found = [probe(n, lambda n: n % size, str, held_out=True) for n in range(size // 100)[:256]]
+
+    distinct = len(set(found))
+    assert distinct >= 0.9 * len(found)
