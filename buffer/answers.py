@@ -1,6 +1,6 @@
 """What the store's operations take and answer, as values.
 
-Producer: `operations.py`. Consumers: the broker, the learner, the console.
+Producer: `operations/`. Consumers: the broker, the learner, the console.
 """
 
 from __future__ import annotations

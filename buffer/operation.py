@@ -86,6 +86,10 @@ def repeated(script: str, arguments: Iterable[Argument]) -> Operation[int]:
     return Operation(script, steps)
 
 
+def nothing(_reply: Reply) -> None:
+    """Parse a reply that says nothing."""
+
+
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
     remaining = iter(items)
     while part := list(islice(remaining, size)):

@@ -1,7 +1,7 @@
 """The store's two clients: `Store` for threads, `AsyncStore` for an event loop.
 
 They own connections, deadlines and the wording of errors; what is asked of Redis is in
-`operations.py`. Neither ever sends a call twice: after a lost reply only the caller knows
+`operations/`. Neither ever sends a call twice: after a lost reply only the caller knows
 whether to.
 """
 

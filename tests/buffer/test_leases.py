@@ -6,6 +6,7 @@ import pytest
 
 from buffer import operations
 from buffer.answers import BeatLine, LeasedTask, NewTask
+from buffer.operations.leases import MAX_CHUNKS
 from configs.errors import RecordError
 from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
 
@@ -80,7 +81,7 @@ def test_many_chunks_are_joined_in_order(run: RunInStore) -> None:
 
     run.expire([task])
     again = run.lease(1)[0]
-    assert len(again.chunks) < operations.MAX_CHUNKS
+    assert len(again.chunks) < MAX_CHUNKS
     assert b"".join(again.chunks).split(b",")[:-1] == [b"%d" % i for i in range(600)]
 
 

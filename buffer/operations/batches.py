@@ -1,0 +1,111 @@
+"""What the learner does with batches and versions; every write carries its lineage."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+
+from buffer.answers import Claim
+from buffer.operation import SLICE, Call, Operation, Reply, Steps, nothing, repeated, single, sliced
+from buffer.replies import parse_claim
+from configs.errors import RecordError
+
+RECORDS_PER_CALL = 64
+"""Records of one reply: at most 1 GiB even when all are of the largest size."""
+
+UNITS_PER_DROP = 32
+"""Units that one call drops; they are seldom more than 16 tasks each."""
+
+_REASON = re.compile(r"[a-z][a-z0-9_]{0,39}")
+
+
+def begin_lineage(expected_lineage: int, fork_step: int) -> Operation[int | None]:
+    """Take the run over at the step of a checkpoint, if its lineage is still the expected one.
+
+    The operation has an owner's name of its own: sent again, it knows the lineage that it began.
+
+    Returns:
+        The new lineage; None when another learner was faster.
+    """
+    owner = secrets.token_hex(8)
+    return single(
+        "begin_lineage",
+        (expected_lineage, fork_step, owner),
+        lambda reply: reply[1] if reply[0] else None,
+    )
+
+
+def claim(lineage: int, k: int, units: int, *, start: bool = False) -> Operation[Claim]:
+    """Fill batch k up to `units` from the oldest complete units, and say what it holds.
+
+    What is in the batch stays in it until it is dropped or committed. `start=True` counts that
+    a life of the learner begins with this batch. Empty while the run is PAUSED or RECOVERING.
+    """
+
+    def steps() -> Steps[Claim]:
+        reply = [b"MORE"]
+        begins = int(start)
+        while reply[0] == b"MORE":
+            reply = yield Call("claim", (lineage, k, units, begins, SLICE))
+            begins = 0
+        return parse_claim(reply, units)
+
+    return Operation("claim", steps)
+
+
+def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operation[int]:
+    """Take units out of the unsealed batch k for good; returns how many tasks that were.
+
+    Raises:
+        RecordError: at once, when `reason` is not a short lower-case word.
+    """
+    _check_reason(reason)
+    rows = [(group,) for group in group_ids]
+    return sliced("drop", (lineage, k, reason), rows, sum, size=UNITS_PER_DROP)
+
+
+def abandon(lineage: int, k: int, reason: str) -> Operation[int]:
+    """Drop all of batch k, even sealed, so that it is claimed anew: it kills its learners.
+
+    Raises:
+        RecordError: at once, when `reason` is not a short lower-case word.
+    """
+    _check_reason(reason)
+    return repeated("abandon", (lineage, k, reason, SLICE))
+
+
+def seal(lineage: int, k: int) -> Operation[int]:
+    """Freeze batch k, so that every replay of it is the same; returns its units."""
+    return single("seal", (lineage, k), int)
+
+
+def advance(lineage: int, k: int) -> Operation[None]:
+    """Say that batch k is trained: its units no longer hold back new ones."""
+    return single("advance", (lineage, k), nothing)
+
+
+def commit(lineage: int, k: int) -> Operation[int]:
+    """Say that a durable checkpoint holds all batches up to k; returns the tasks committed."""
+    return repeated("commit", (lineage, k, SLICE))
+
+
+def publish(lineage: int, step: int, fields: Mapping[str, str]) -> Operation[None]:
+    """Point actors to new weights: `digest`, `endpoint`, `public_key` of (lineage, step)."""
+    pairs = (x for field in fields.items() for x in field)
+    return single("publish", (lineage, step, *pairs), nothing)
+
+
+def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
+    """Read the records of training tasks, in order; None where there is none."""
+    rows = [(task,) for task in task_ids]
+    return sliced("records", (), rows, _joined, size=RECORDS_PER_CALL)
+
+
+def _check_reason(reason: str) -> None:
+    if not _REASON.fullmatch(reason):
+        raise RecordError(f"reason must be lower-case letters, digits and _, got {reason!r:.60}")
+
+
+def _joined(replies: list[Reply]) -> list[bytes | None]:
+    return [record for reply in replies for record in reply]

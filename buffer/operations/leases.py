@@ -1,0 +1,67 @@
+"""What a broker does on behalf of actors: leases, partial and finished episodes, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from buffer.answers import BeatLine, BeatVerdict, LeaseAnswer
+from buffer.operation import SLICE, Operation, Reply, nothing, single, sliced
+from buffer.replies import parse_beats, parse_lease
+
+MAX_CHUNKS = 256
+"""Length at which a task's chunk list is joined into one element."""
+
+MAX_LEASES = 2000
+"""Leases of one call: Lua cannot unpack much longer lists."""
+
+ACTOR_MEMORY_S = 3600
+"""An actor silent for this long is forgotten."""
+
+
+def lease(
+    incarnation: str, *, ttl_ms: int, n: int, version: tuple[int, int]
+) -> Operation[LeaseAnswer]:
+    """Grant at most `n` tasks to an actor whose engine is at `version`."""
+    arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version)
+    return single("lease", arguments, parse_lease)
+
+
+def beat(*, ttl_ms: int, lines: Sequence[BeatLine]) -> Operation[list[BeatVerdict]]:
+    """Renew leases and append the chunks that came with them; one verdict per line, in order."""
+    return sliced("beat", (ttl_ms, MAX_CHUNKS), lines, parse_beats)
+
+
+def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]]:
+    """Store finished episodes, each (task_id, fence, record); one verdict each, in order.
+
+    Records go as they are: whoever calls has validated them and their size.
+    """
+    return sliced("submit", (), submissions, _verdicts)
+
+
+def release(leases: Sequence[tuple[int, int]]) -> Operation[list[str]]:
+    """Give (task_id, fence) leases back without charging an attempt."""
+    return sliced("release", (), leases, _verdicts)
+
+
+def fail(
+    *, max_attempts: int, failures: Sequence[tuple[int, int, str, str]]
+) -> Operation[list[str]]:
+    """Report (task_id, fence, kind, reason) failures; too many make a task a dead letter."""
+    rows = [(task, fence, kind, reason[:500]) for task, fence, kind, reason in failures]
+    return sliced("fail", (max_attempts,), rows, _verdicts)
+
+
+def reap(*, max_attempts: int, batch: int = SLICE) -> Operation[list[int]]:
+    """Take back at most `batch` expired leases; returns their tasks."""
+    return single("reap", (max_attempts, batch), lambda ids: [int(task) for task in ids])
+
+
+def actor_seen(incarnation: str, fields: Mapping[str, str]) -> Operation[None]:
+    """Note a sign of life and what came with it."""
+    pairs = (x for field in fields.items() for x in field)
+    return single("actor_seen", (incarnation, ACTOR_MEMORY_S, *pairs), nothing)
+
+
+def _verdicts(replies: list[Reply]) -> list[str]:
+    return [verdict.decode() for reply in replies for verdict in reply]

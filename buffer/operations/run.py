@@ -1,0 +1,73 @@
+"""What anyone may ask of a run, and how it enters the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from buffer.answers import ActorSeen, Memory, Publication, Stats
+from buffer.operation import Operation, Reply, single
+from buffer.replies import parse_actors, parse_publication, parse_stats, parse_texts
+from configs.errors import SettingsError
+
+
+def begin_run(
+    config_hash: str,
+    hashes: Mapping[str, str],
+    *,
+    units_per_batch: int,
+    max_policy_lag: int,
+    margin: float,
+    group_size: int,
+    min_group_size: int,
+) -> Operation[None]:
+    """Enter a run into the store; a run that is already there must have the same settings.
+
+    Raises:
+        SettingsError: (when run) another value is stored; names which.
+    """
+    fields = {f"hash:{name}": value for name, value in sorted(hashes.items())}
+    fields |= {
+        "units_per_batch": str(units_per_batch),
+        "max_policy_lag": str(max_policy_lag),
+        "margin": repr(float(margin)),
+        "group_size": str(group_size),
+        "min_group_size": str(min_group_size),
+        "config_hash": config_hash,
+    }
+
+    def parse(reply: Reply) -> None:
+        if reply:
+            name, stored = reply[0].decode(), reply[1].decode()
+            raise SettingsError(
+                f"{name.removeprefix('hash:')} must be what the run began with, {stored!r}, "
+                f"got {fields[name]!r}; restore the settings or begin a new run"
+            )
+
+    return single("begin_run", (x for field in fields.items() for x in field), parse)
+
+
+def stats() -> Operation[Stats]:
+    """Count tasks by state, from the sets that hold them."""
+    return single("stats", (), parse_stats)
+
+
+def memory() -> Operation[Memory]:
+    """Ask how full Redis is; cheap enough for every tick."""
+    return single("memory", (), Memory._make)
+
+
+def lineages() -> Operation[dict[int, int]]:
+    """Read the step at which each lineage forked."""
+    return single(
+        "read", ("lineages",), lambda reply: {int(k): int(v) for k, v in parse_texts(reply).items()}
+    )
+
+
+def publication() -> Operation[Publication | None]:
+    """Read where the current weights are; None before the first."""
+    return single("read", ("publication",), parse_publication)
+
+
+def actors() -> Operation[list[ActorSeen]]:
+    """List the actors heard of within the hour."""
+    return single("actors", (), parse_actors)

@@ -1,0 +1,77 @@
+"""Which tasks exist: the learner creates them, reads evaluation rounds and ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from buffer.answers import EvalRound, NewTask
+from buffer.keys import EVAL_BASE, MAX_TRAINING_TASKS
+from buffer.operation import SLICE, Argument, Operation, Steps, repeated, single, sliced
+from buffer.replies import parse_eval_round
+from configs.errors import RecordError
+
+
+def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
+    """Create tasks that the store does not know; returns how many.
+
+    Training tasks come in whole groups: group g has the ids g * group_size and those after it.
+
+    Raises:
+        RecordError: at once, for ids that break these rules.
+    """
+    rows = _group_rows([task for task in tasks if task.eval_step is None])
+    rounds: dict[int, list[tuple[int, bytes]]] = {}
+    for task in tasks:
+        if task.eval_step is not None:
+            if task.task_id < EVAL_BASE:
+                raise RecordError(f"evaluation ids must be >= 2**48, got {task.task_id}")
+            rounds.setdefault(task.eval_step, []).append((task.task_id, task.spec))
+
+    def steps() -> Steps[int]:
+        created = 0
+        if rows:
+            size = len(rows[0]) - 1
+            groups = yield from sliced(
+                "create", (lineage, size), rows, sum, size=max(1, SLICE // size)
+            ).steps()
+            created += groups * size
+        for step, members in rounds.items():
+            created += yield from sliced("create_eval", (lineage, step), members, sum).steps()
+        return created
+
+    return Operation("create", steps)
+
+
+def eval_round(lineage: int, step: int) -> Operation[EvalRound]:
+    """Read an evaluation round: its records so far, and how many tasks are unfinished or failed.
+
+    The records stay for an hour after the round is closed.
+    """
+    return single("eval_round", (lineage, step), parse_eval_round)
+
+
+def close_eval(lineage: int, step: int) -> Operation[int]:
+    """End an evaluation round; returns how many unfinished tasks it removed."""
+    return single("close_eval", (lineage, step), int)
+
+
+def cancel(lineage: int) -> Operation[int]:
+    """End the run: cancel all that is not trained, evaluations too; returns the training tasks."""
+    return repeated("cancel", (lineage, SLICE))
+
+
+def _group_rows(tasks: Sequence[NewTask]) -> list[list[Argument]]:
+    """One row per group: its id, then the specs of its members in order."""
+    groups: dict[int, dict[int, bytes]] = {}
+    for task in tasks:
+        if not 0 <= task.task_id < MAX_TRAINING_TASKS:
+            raise RecordError(f"training ids must be below 2**32, got {task.task_id}")
+        groups.setdefault(task.group_id, {})[task.task_id] = task.spec
+    size = len(next(iter(groups.values()), ()))
+    for group, specs in groups.items():
+        if sorted(specs) != list(range(group * size, group * size + size)):
+            raise RecordError(
+                f"group {group} must have the tasks {group * size} and the {size - 1} after it, "
+                f"got {sorted(specs)[:8]}; create groups whole"
+            )
+    return [[group, *(specs[i] for i in sorted(specs))] for group, specs in groups.items()]
