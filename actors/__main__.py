@@ -54,11 +54,13 @@ def _act(settings: Settings, name: str) -> int:
 
 async def _until_told(settings: Settings, incarnation: str) -> None:
     from .assembly import run_actor
+    from .preemption import heeded, source_of
 
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await run_actor(settings, incarnation, stop)
+    async with heeded(source_of(settings.actors.preemption), stop):
+        await run_actor(settings, incarnation, stop)
 
 
 def _export(arguments: list[str]) -> int:

@@ -49,6 +49,8 @@ class EpisodeMaker:
             EpisodeError: The prompt is too long.
         """
         try:
+            if lease.chunks and not getattr(self._environment, "can_replay", True):
+                raise ReplayMismatch("its environment cannot repeat what it answered")
             return self._begin(lease, _partial(lease))
         except (ReplayMismatch, RecordError) as error:
             log.warning("episode restarts", task_id=lease.task_id, reason=str(error))

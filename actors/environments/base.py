@@ -68,7 +68,11 @@ class Conversation(Protocol):
 
 
 class Environment(Protocol):
-    """Where conversations come from."""
+    """Where conversations come from.
+
+    One whose answers depend on more than (index, seed, texts), such as a live web page, says
+    `can_replay = False` in its class: an episode of it that loses its actor starts from scratch.
+    """
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> Conversation:
         """Make the conversation of an item; held-out items never appear in training."""
