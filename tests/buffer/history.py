@@ -287,7 +287,7 @@ class History:
         return self.rng.choice(self.actors + (self.zombies if self.chance(0.4) else []))
 
     def _expire(self, share: float) -> None:
-        for task in invariants.zset(self.client, f"{self.prefix}:lease"):
+        for task in sorted(invariants.zset(self.client, f"{self.prefix}:lease")):
             if self.rng.random() < share:
                 self.client.zadd(f"{self.prefix}:lease", {str(task): 1})
 

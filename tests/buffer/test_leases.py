@@ -161,6 +161,18 @@ def test_attempts_without_progress_kill_a_task_and_progress_saves_it(run: RunInS
     assert run.submit([task]) == ["STALE"]
 
 
+def test_a_unit_that_breaks_during_a_reap_takes_its_other_expired_leases_along(
+    run: RunInStore,
+) -> None:
+    run.create(1)
+    tasks = run.lease()
+
+    assert len(run.expire(tasks, max_attempts=1)) == 3  # with one member left, the unit is dropped
+
+    stats = run.stats()
+    assert (stats.ready, stats.dead, stats.dropped) == (0, 3, {"group_broken": 1})
+
+
 def test_data_failures_count_always_and_leave_their_reason(run: RunInStore) -> None:
     run.create(1)
     task = run.lease()[0]
