@@ -104,6 +104,21 @@ class ActorSeen(NamedTuple):
     fields: dict[str, str]
 
 
+class TaskSeen(NamedTuple):
+    """A task as it is at this moment. Consumer: who watches a run from outside."""
+
+    task_id: int
+    state: str
+    """R(eady), L(eased), D(one), X (dead)."""
+    fence: int
+    incarnation: str
+    """Its last holder; empty before the first."""
+    length: int
+    """Tokens of its unfinished completion that the store has."""
+    attempts: int
+    """Attempts charged since it last made progress."""
+
+
 class Publication(NamedTuple):
     """Where the current weights are: version, and `digest`, `endpoint`, `public_key`."""
 

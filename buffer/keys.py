@@ -35,6 +35,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
     publication     hash    where the current weights are                   publish
     actors          zset    incarnation -> last seen, Redis ms              actor_seen
     a:<incarnation> hash    its figures                                     actor_seen
+    brokers         hash    address -> its figures, JSON                    broker_seen
 
 A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
 `dead` or a bitmap of ended tasks; created = the sum of them. The only counter numbers arrivals.

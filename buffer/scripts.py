@@ -1,6 +1,6 @@
 """The Lua scripts: found beside this file, put together, known by their SHA-1.
 
-Every script is a body behind the same three preludes: complete in itself, so Redis can keep it by
+Every script is a body behind the same preludes: complete in itself, so Redis can keep it by
 its hash.
 """
 
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "lua"
-_PRELUDES = ("keys", "units", "tasks")
+_PRELUDES = ("keys", "units", "tasks", "withdrawal")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,18 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from configs.errors import LostLineage, StoreError, StoreUnreachable
+from configs.errors import (
+    LostLineage,
+    StoreError,
+    StoreRestarted,
+    StoreRewound,
+    StoreUnreachable,
+)
 
 from .keys import run_prefix
 from .operation import Operation, Reply
 from .scripts import LoadScript, Script, load_script
+from .server_life import Admits, NewServerLife, ServerLife
 
 T = TypeVar("T")
 
@@ -43,20 +50,73 @@ _REFUSALS = {
     "TRAINED": "an abandoned batch must not be trained yet, got one <= {0}; weights contain it",
     "UNTRAINED": "a committed batch must be trained, got one > {0}; advance comes first",
     "BACKWARDS": "versions of a lineage must not decrease, got one below {0}",
+    "RESTARTED": "the server that was recovered must still answer, got {0}; recover again",
     "DIGEST": "a version must keep its digest; other weights were published as step {0} before",
     "GROUPS": "groups of this run must have {0} tasks; the run began with other settings",
 }
+
+_PASSING_ERRORS = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,  # a failover is under way
+    exceptions.OutOfMemoryError,  # until the learner commits
+)
+_PASSING_CODES = ("READONLY", "OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS")
+"""What redis-py does not know, or hides in the text of a script's error."""
 
 
 class Store:
     """A blocking client of one run's store; any thread may use it."""
 
-    def __init__(self, url: str, run: str, *, scripts: LoadScript = load_script) -> None:
-        """Make the client; nothing is sent before the first operation."""
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        *,
+        scripts: LoadScript = load_script,
+        admits: Admits | None = None,
+    ) -> None:
+        """Make the client; nothing is sent before the first operation.
+
+        Args:
+            url: Of Redis.
+            run: Name of the run.
+            scripts: Where Lua comes from.
+            admits: Decides whether to work with a server life that is new to this client; until
+                then operations raise StoreRestarted. None = with any: for who only looks.
+        """
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
         self._scripts = scripts
-        self._redis = redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0), **_client_options())
+        self._url, self._run = url, run
+        self._life = ServerLife(self._prefix, scripts, admits) if admits else None
+        self._redis = redis.Redis.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            redis_connect_func=self._life.greet if self._life else None,
+            **_client_options(),
+        )
+
+    def at(self, run_id: str) -> Store:
+        """Make another client of the run that works with this life of the server only."""
+        other = Store(self._url, self._run, scripts=self._scripts, admits=lambda *_: False)
+        other.trust(run_id)
+        return other
+
+    def trust(self, run_id: str) -> None:
+        """Work with this life of the server from now on."""
+        if self._life is not None:  # else it works with any
+            self._life.trusted = run_id
+
+    def server_run_id(self) -> str:
+        """Ask which life of the server answers now, whether it is trusted or not."""
+        retry = Retry(NoBackoff(), 0)
+        with redis.Redis.from_url(self._url, retry=retry, **_client_options()) as client:
+            try:
+                return str(client.info("server")["run_id"])
+            except redis.RedisError as error:
+                raise explain(error, "INFO", self._place) from error
 
     def run(self, operation: Operation[T]) -> T:
         """Carry an operation out.
@@ -110,16 +170,25 @@ class Store:
 class AsyncStore:
     """A client of one run's store for one event loop."""
 
-    def __init__(self, url: str, run: str, *, scripts: LoadScript = load_script) -> None:
-        """Make the client; nothing is sent before the first operation."""
+    def __init__(
+        self,
+        url: str,
+        run: str,
+        *,
+        scripts: LoadScript = load_script,
+        admits: Admits | None = None,
+    ) -> None:
+        """Make the client, as `Store` does; nothing is sent before the first operation."""
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
         self._scripts = scripts
+        life = ServerLife(self._prefix, scripts, admits) if admits else None
         self._pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             max_connections=ASYNC_CONNECTIONS,
             timeout=REPLY_TIMEOUT_S,
             retry=AsyncRetry(NoBackoff(), 0),
+            redis_connect_func=life.greet_async if life else None,
             **_client_options(),
         )
         self._redis = redis.asyncio.Redis(connection_pool=self._pool)
@@ -174,15 +243,25 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
         return LostLineage(
             f"{operation}: {place} belongs to lineage {detail}; this learner must stop"
         )
+    if isinstance(error, NewServerLife):
+        restarted = StoreRestarted(f"{operation}: {text}; ask again when it is recovered ({place})")
+        restarted.run_id = error.run_id
+        return restarted
     if code in _REFUSALS:
-        return StoreError(f"{operation}: {_REFUSALS[code].format(detail)} ({place})")
+        refusal = StoreRewound if code in ("NORUN", "REWOUND", "RESTARTED") else StoreError
+        return refusal(f"{operation}: {_REFUSALS[code].format(detail)} ({place})")
     kind = StoreUnreachable if _is_away(error) else StoreError
     return kind(f"{operation}: {_reason(error, text)} ({place})")
 
 
 def _is_away(error: redis.RedisError) -> bool:
-    away = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.BusyLoadingError)
-    return isinstance(error, away) and not isinstance(error, exceptions.AuthenticationError)
+    """Whether the same call may succeed in a while, without anybody changing the call."""
+    if isinstance(error, exceptions.AuthenticationError):
+        return False
+    if isinstance(error, _PASSING_ERRORS):
+        return True
+    text = f"-{error}"  # an error inside a script stands in the text with its dash
+    return any(f"-{code} " in text for code in _PASSING_CODES)
 
 
 def _reason(error: redis.RedisError, text: str) -> str:
@@ -194,6 +273,8 @@ def _reason(error: redis.RedisError, text: str) -> str:
         return "Redis is still loading its data; ask again in some seconds"
     if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
         return "Redis is a read-only replica; point the URL to the primary"
+    if "MISCONF" in text:
+        return "Redis cannot save its data and takes no writes; look at its disk and its log"
     if "OOM" in text:
         return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"
     if isinstance(error, exceptions.ConnectionError):

@@ -5,6 +5,8 @@ NyalaError
 ├── RecordError        an episode record or message is malformed
 ├── StoreError         the Redis store refused or cannot be reached
 ├── StoreUnreachable   Redis cannot be reached or is not ready: asking again may help
+├── StoreRestarted     Redis began a new life: what it forgot has to be put right first
+├── StoreRewound       Redis remembers less than this learner did: the same
 ├── LostLineage        a newer learner owns the run; this one must stop
 ├── RefusedError       the broker refused this peer; the text says why
 ├── DeadlineError      a wait ended without what it waited for
@@ -35,6 +37,17 @@ class StoreError(NyalaError):
 
 class StoreUnreachable(StoreError):
     """Redis is away, or not ready yet; the same call may succeed later."""
+
+
+class StoreRestarted(StoreUnreachable):
+    """Redis was restarted, or another server took over; this client may not work with it yet."""
+
+    run_id: str
+    """Of the server that answers now."""
+
+
+class StoreRewound(StoreError):
+    """The store knows less than this learner has written: it lost its last seconds, or all."""
 
 
 class LostLineage(StoreError):

@@ -7,5 +7,7 @@ if call('EXISTS', META) == 1 then
   end
   return {}
 end
-call('HSET', META, 'state', 'RUNNING', 'lineage', 0, 'version', 0, 'committed', 0, 'fence', 0, unpack(ARGV))
+local server = string.match(call('INFO', 'server'), 'run_id:(%x+)')
+call('HSET', META, 'state', 'RUNNING', 'lineage', 0, 'version', 0, 'committed', 0, 'fence', 0,
+  'gen', server, 'seen', server, unpack(ARGV))
 return {}

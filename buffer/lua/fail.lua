@@ -1,10 +1,16 @@
--- ARGV: max attempts, then per task: id, fence, kind, reason.  -> verdict, ...
+-- ARGV: max attempts, max data failures, then per task: id, fence, kind, reason.  -> verdict, ...
 -- Kind `data`: every failure counts. Otherwise the machine failed: only attempts without progress count.
 local answer = {}
-for i = 2, #ARGV, 4 do
-  local id = ARGV[i]
+for i = 3, #ARGV, 4 do
+  local id, reason = ARGV[i], ARGV[i + 3]
   local verdict = judge(id, ARGV[i + 1])
-  if verdict == 'OK' then charge(id, tonumber(ARGV[1]), ARGV[i + 3], ARGV[i + 2] ~= 'data') end
+  if verdict == 'OK' then
+    if ARGV[i + 2] == 'data' then
+      charge_data(id, tonumber(ARGV[2]), reason)
+    else
+      charge(id, tonumber(ARGV[1]), reason)
+    end
+  end
   answer[#answer + 1] = verdict
 end
 return answer

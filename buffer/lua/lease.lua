@@ -74,7 +74,7 @@ if #picked == 0 then return { call('ZCARD', NEW) > 0 and 'WAIT' or 'EMPTY' } end
 local time = call('TIME')
 -- Never below the clock: a store that lost its last seconds still grants no fence twice.
 local fence = string.format('%.0f', math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
-call('HSET', META, 'fence', fence)
+call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 local deadline = now_ms() + tonumber(ARGV[2])
 local answer = { 'OK', fence }
 for _, id in ipairs(picked) do

@@ -41,12 +41,18 @@ local function die(id, why)
   end
 end
 
--- One more attempt failed. Where `progress_counts`, an attempt that added tokens is the first again.
-local function charge(id, max_attempts, why, progress_counts)
+-- One more attempt failed through no fault of the task. One that added tokens is the first again.
+local function charge(id, max_attempts, why)
   call('ZREM', lease_key(id), id)
   local task = call('HMGET', task_key(id), 'att', 'len', 'lastlen')
   local attempts, length = tonumber(task[1] or '0') + 1, tonumber(task[2] or '0')
-  if progress_counts and length > tonumber(task[3] or '0') then attempts = 1 end
+  if length > tonumber(task[3] or '0') then attempts = 1 end
   call('HSET', task_key(id), 'att', attempts, 'lastlen', length)
   if attempts >= max_attempts then die(id, why) else give_back(id) end
+end
+
+-- The task itself failed: such failures have a budget of their own, which no progress refills.
+local function charge_data(id, max_failures, why)
+  call('ZREM', lease_key(id), id)
+  if call('HINCRBY', task_key(id), 'fails', 1) >= max_failures then die(id, why) else give_back(id) end
 end

@@ -3,6 +3,11 @@
 -- Any of the first four may end as dropped or cancelled instead. Invariant: a unit is in exactly one of
 -- these, and g:<gid> holds the members of an open unit that are neither done nor dead.
 
+-- A dead letter, or what was one until it was purged.
+local function is_dead(id)
+  return call('HGET', task_key(id), 'st') == 'X' or call('GETBIT', PURGED, id) == 1
+end
+
 -- A task that needs nothing more leaves one bit behind.
 local function forget(id, fate)
   call('UNLINK', task_key(id), chunks_key(id), record_key(id))
@@ -17,7 +22,7 @@ local function end_unit(gid, size, fate)
   call('ZREM', BUF, gid)
   local ended = 0
   for _, id in ipairs(members(gid, size)) do
-    if call('HGET', task_key(id), 'st') ~= 'X' then
+    if not is_dead(id) then
       call('ZREM', READY, id)
       call('ZREM', lease_key(id), id)
       call('SREM', DONE, id)
@@ -50,7 +55,7 @@ local function lose_member(id)
   local gid = string.format('%.0f', math.floor(id / size))
   local alive = 0
   for _, member in ipairs(members(gid, size)) do
-    if call('HGET', task_key(member), 'st') ~= 'X' then alive = alive + 1 end
+    if not is_dead(member) then alive = alive + 1 end
   end
   if alive < math.min(tonumber(call('HGET', META, 'min_group_size')), size) then
     drop_unit(gid, size, 'group_broken')

@@ -4,10 +4,11 @@ Who uses which (the table of keys is in `keys.py`):
 
 | role    | operations |
 | ------- | ---------- |
-| anyone  | begin_run, stats, memory, publication, lineages, actors |
+| anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, look, audit |
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
-|         | records, eval_round, close_eval |
+|         | records, eval_round, close_eval; after a rewind restore_lineage, known_tasks, |
+|         | committed_tasks |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -21,19 +22,24 @@ from .batches import (
     claim,
     commit,
     drop,
+    new_owner,
     publish,
     records,
+    restore_lineage,
     seal,
 )
 from .leases import actor_seen, beat, fail, lease, reap, release, submit
+from .look import audit, look
+from .recovery import confirm, reconcile, recovered, restore_committed
 from .run import actors, begin_run, lineages, memory, publication, stats
-from .tasks import cancel, close_eval, create, eval_round
+from .tasks import cancel, close_eval, committed_tasks, create, eval_round, known_tasks
 
 __all__ = [
     "abandon",
     "actor_seen",
     "actors",
     "advance",
+    "audit",
     "beat",
     "begin_lineage",
     "begin_run",
@@ -41,18 +47,27 @@ __all__ = [
     "claim",
     "close_eval",
     "commit",
+    "committed_tasks",
+    "confirm",
     "create",
     "drop",
     "eval_round",
     "fail",
+    "known_tasks",
     "lease",
     "lineages",
+    "look",
     "memory",
+    "new_owner",
     "publication",
     "publish",
     "reap",
+    "reconcile",
     "records",
+    "recovered",
     "release",
+    "restore_committed",
+    "restore_lineage",
     "seal",
     "stats",
     "submit",

@@ -20,20 +20,50 @@ UNITS_PER_DROP = 32
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,39}")
 
 
-def begin_lineage(expected_lineage: int, fork_step: int) -> Operation[int | None]:
+def begin_lineage(
+    expected_lineage: int, fork_step: int, *, owner: str | None = None, at_least: int = 0
+) -> Operation[int | None]:
     """Take the run over at the step of a checkpoint, if its lineage is still the expected one.
 
-    The operation has an owner's name of its own: sent again, it knows the lineage that it began.
+    Args:
+        expected_lineage: What the store says now.
+        fork_step: Step of the checkpoint.
+        owner: Name that no other take-over has. Sent again, the operation knows by it the lineage
+            that it began; `restore_lineage` asks for it.
+        at_least: The new lineage is no lower: a store that lost writes may not know the last one.
 
     Returns:
         The new lineage; None when another learner was faster.
     """
-    owner = secrets.token_hex(8)
     return single(
         "begin_lineage",
-        (expected_lineage, fork_step, owner),
+        (expected_lineage, fork_step, owner or new_owner(), at_least),
         lambda reply: reply[1] if reply[0] else None,
     )
+
+
+def new_owner() -> str:
+    """Name one take-over, as none was named before."""
+    return secrets.token_hex(8)
+
+
+def restore_lineage(
+    lineage: int, step: int, *, owner: str, lineages: Mapping[int, int]
+) -> Operation[bool]:
+    """Have the lineage again that this learner began, whatever the store forgot of it.
+
+    Args:
+        lineage: That `begin_lineage` returned.
+        step: Batches trained.
+        owner: That `begin_lineage` was given.
+        lineages: lineage -> step it forked at, as far as the learner knows.
+
+    Returns:
+        Whether the store had lost it. Raises LostLineage (when run) if another learner began this
+        or a later one.
+    """
+    pairs = (x for pair in lineages.items() for x in pair)
+    return single("restore_lineage", (lineage, owner, step, *pairs), bool)
 
 
 def claim(lineage: int, k: int, units: int, *, start: bool = False) -> Operation[Claim]:

@@ -45,11 +45,18 @@ def release(leases: Sequence[tuple[int, int]]) -> Operation[list[str]]:
 
 
 def fail(
-    *, max_attempts: int, failures: Sequence[tuple[int, int, str, str]]
+    *, max_attempts: int, max_data_failures: int = 3, failures: Sequence[tuple[int, int, str, str]]
 ) -> Operation[list[str]]:
-    """Report (task_id, fence, kind, reason) failures; too many make a task a dead letter."""
+    """Report (task_id, fence, kind, reason) failures; too many make a task a dead letter.
+
+    Args:
+        max_attempts: Failures of the kind `infra`, counted since the last progress.
+        max_data_failures: Failures of the kind `data`, counted for ever: another try on the same
+            text would fail the same way.
+        failures: What failed.
+    """
     rows = [(task, fence, kind, reason[:500]) for task, fence, kind, reason in failures]
-    return sliced("fail", (max_attempts,), rows, _verdicts)
+    return sliced("fail", (max_attempts, max_data_failures), rows, _verdicts)
 
 
 def reap(*, max_attempts: int, batch: int = SLICE) -> Operation[list[int]]:

@@ -42,6 +42,16 @@ def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
     return Operation("create", steps)
 
 
+def known_tasks() -> Operation[bytes]:
+    """Read which training tasks were ever created: one bit each, the first in the highest place."""
+    return single("bits", ("known",), bytes)
+
+
+def committed_tasks() -> Operation[bytes]:
+    """Read which training tasks are inside a durable checkpoint, as `known_tasks`."""
+    return single("bits", ("committed",), bytes)
+
+
 def eval_round(lineage: int, step: int) -> Operation[EvalRound]:
     """Read an evaluation round: its records so far, and how many tasks are unfinished or failed.
 

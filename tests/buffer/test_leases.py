@@ -179,7 +179,8 @@ def test_data_failures_count_always_and_leave_their_reason(run: RunInStore) -> N
     for attempt in range(3):
         run.beat(task, attempt, 1)
         row = (task.task_id, task.fence, "data", "reward raised KeyError")
-        assert run.store.run(operations.fail(max_attempts=3, failures=[row])) == ["OK"]
+        call = operations.fail(max_attempts=1, max_data_failures=3, failures=[row])
+        assert run.store.run(call) == ["OK"]
         task = (run.lease(1) or [task])[0]
 
     assert run.stats().dead == 1
@@ -188,7 +189,7 @@ def test_data_failures_count_always_and_leave_their_reason(run: RunInStore) -> N
 
 def _kill(run: RunInStore, tasks: list[LeasedTask]) -> None:
     rows = [(task.task_id, task.fence, "data", "bad") for task in tasks]
-    run.store.run(operations.fail(max_attempts=1, failures=rows))
+    run.store.run(operations.fail(max_attempts=1, max_data_failures=1, failures=rows))
 
 
 def test_a_unit_goes_on_without_a_dead_member(run: RunInStore) -> None:

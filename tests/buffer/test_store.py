@@ -111,7 +111,8 @@ def test_a_full_redis_refuses_what_grows_and_does_what_frees(run: RunInStore) ->
         assert run.store.run(operations.release([(tasks[8].task_id, tasks[8].fence)])) == ["OK"]
         assert run.store.run(operations.reap(max_attempts=3)) == [tasks[9].task_id]
         failure = (tasks[10].task_id, tasks[10].fence, "data", "bad")
-        assert run.store.run(operations.fail(max_attempts=1, failures=[failure])) == ["OK"]
+        call = operations.fail(max_attempts=1, max_data_failures=1, failures=[failure])
+        assert run.store.run(call) == ["OK"]
         run.train(1, 1)
         assert run.store.run(operations.commit(run.lineage, 1)) == GROUP_SIZE
         run.store.run(operations.claim(run.lineage, 2, 1))

@@ -1,0 +1,18 @@
+-- ARGV: most contradictions to name.  -> {id, place, state}, ...
+-- Every set that holds a live task, against the state that the task itself gives.
+local answer = {}
+local function compare(place, state, ids)
+  for _, id in ipairs(ids) do
+    local found = call('HGET', task_key(id), 'st') or 'none'
+    if found ~= state and #answer < tonumber(ARGV[1]) then
+      answer[#answer + 1] = { id, place, found }
+    end
+  end
+end
+compare('ready', 'R', call('ZRANGE', READY, 0, -1))
+compare('lease', 'L', call('ZRANGE', run .. ':lease', 0, -1))
+compare('done', 'D', call('SMEMBERS', DONE))
+compare('claimed', 'D', call('SMEMBERS', CLAIMED))
+compare('dead', 'X', call('ZRANGE', DEAD, 0, -1))
+for _, id in ipairs(call('SINTER', DONE, CLAIMED)) do answer[#answer + 1] = { id, 'done', 'claimed' } end
+return answer

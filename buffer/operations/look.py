@@ -1,0 +1,38 @@
+"""What a watcher asks of single tasks; nothing is changed.
+
+`audit` reads every live task: it is for runs that are hurt on purpose, not for a busy one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from buffer.answers import TaskSeen
+from buffer.operation import Operation, Reply, single
+
+MAX_NAMED = 20  # contradictions of one audit: enough to see the pattern
+
+
+def look(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
+    """See these tasks, or all that are leased; those that have ended are left out."""
+
+    def parse(reply: Reply) -> dict[int, TaskSeen]:
+        seen = [
+            TaskSeen(int(i), state.decode(), int(fence), inc.decode(), int(length), int(attempts))
+            for i, state, fence, inc, length, attempts in reply
+        ]
+        return {task.task_id: task for task in seen}
+
+    return single("look", task_ids, parse)
+
+
+def audit() -> Operation[list[str]]:
+    """Name the live tasks whose own state contradicts the set they are in."""
+
+    def parse(reply: Reply) -> list[str]:
+        return [
+            f"task {int(task)} is in {place.decode()} and has state {state.decode()}"
+            for task, place, state in reply
+        ]
+
+    return single("audit", (MAX_NAMED,), parse)

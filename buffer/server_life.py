@@ -1,0 +1,107 @@
+"""The first words on every connection: is this the server, with the memory, that we knew?
+
+A Redis that was restarted, or replaced after a failover, may have lost its last seconds, and
+nothing in its answers would say so. Its `run_id` does: it is new in every life of a server. So a
+client compares it on each connect, before its first operation, and on a new one confirms: the store
+then closes leasing and claiming until the learner has re-asserted what it trained.
+
+    connect --known run_id--> use it
+            --new run_id, CONFIRM--> met --`admits` it--> use it
+                                         --`admits` not--> StoreRestarted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import redis
+
+from .operation import Argument, Reply
+from .operations.recovery import confirm
+from .scripts import LoadScript
+
+Admits = Callable[[str, str], bool]
+"""Told the run_id of a server life that is new to the client, and the run's state there; says
+whether the client may work with it."""
+
+Words = Generator[tuple[Argument, ...], Reply, None]
+
+
+class NewServerLife(redis.ConnectionError):
+    """The connection reached a life of the server that the client may not work with yet."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(f"the server was restarted, its run_id is now {run_id}")
+        self.run_id = run_id
+
+
+class ServerLife:
+    """The life of the Redis server that one client works with."""
+
+    def __init__(self, prefix: str, scripts: LoadScript, admits: Admits) -> None:
+        """Trust nobody yet.
+
+        Args:
+            prefix: Of the run's keys.
+            scripts: Where CONFIRM comes from.
+            admits: Decides about every life that is new to this client.
+        """
+        self._prefix = prefix
+        self._scripts = scripts
+        self._admits = admits
+        self.trusted: str | None = None
+
+    def greet(self, connection: Any) -> None:
+        """Begin a blocking connection; raises NewServerLife to end it instead."""
+        connection.on_connect()
+        words, reply = self._words(), None
+        while True:
+            try:
+                command = words.send(reply)
+            except StopIteration:
+                return
+            connection.send_command(*command)
+            reply = connection.read_response()
+
+    async def greet_async(self, connection: Any) -> None:
+        """Begin an asyncio connection; raises as `greet` does."""
+        await connection.on_connect()
+        words, reply = self._words(), None
+        while True:
+            try:
+                command = words.send(reply)
+            except StopIteration:
+                return
+            await connection.send_command(*command)
+            reply = await connection.read_response()
+
+    def _words(self) -> Words:
+        run_id = _run_id_of((yield ("INFO", "server")))
+        if run_id == self.trusted:
+            return
+        state = yield from self._confirm(run_id)
+        if not self._admits(run_id, state):
+            raise NewServerLife(run_id)
+        self.trusted = run_id
+
+    def _confirm(self, run_id: str) -> Generator[tuple[Argument, ...], Reply, str]:
+        """Run CONFIRM on this very connection, so that no operation comes before it."""
+        steps = confirm(run_id).steps()
+        reply: Reply = None
+        while True:
+            try:
+                call = steps.send(reply)
+            except StopIteration as end:
+                return str(end.value)
+            source = self._scripts(call.script).source
+            reply = yield ("EVAL", source, 1, self._prefix, *call.arguments)
+
+
+def _run_id_of(info: Reply) -> str:
+    """Find the server's run_id in its INFO."""
+    for line in info.decode().splitlines():
+        name, _, value = line.partition(":")
+        if name == "run_id":
+            return str(value.strip())
+    raise redis.ResponseError("INFO named no run_id")
