@@ -21,11 +21,10 @@ def redis_url(settings: Settings, environ: Mapping[str, str] = os.environ) -> st
     Raises:
         SettingsError: None of the three has one, or a file that was named cannot be read.
     """
+    given = redis_url_of(environ)
+    if given is not None:
+        return given
     file = settings.run.folder / FILE_NAME
-    if environ.get(VARIABLE):
-        return environ[VARIABLE]
-    if environ.get(FILE_VARIABLE):
-        return _read_named(Path(environ[FILE_VARIABLE]))
     if file.exists():
         return file.read_text(encoding="utf-8").strip()
     if settings.buffer.url is not None:
@@ -34,6 +33,19 @@ def redis_url(settings: Settings, environ: Mapping[str, str] = os.environ) -> st
         f"buffer.url must be the URL of a Redis server, got null, and there is no {file}; "
         f"start the run with `nyala up`, or set {VARIABLE}"
     )
+
+
+def redis_url_of(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Read the URL that the environment gives, itself or as the name of a file.
+
+    Raises:
+        SettingsError: The file cannot be read.
+    """
+    if environ.get(VARIABLE):
+        return environ[VARIABLE]
+    if environ.get(FILE_VARIABLE):
+        return _read_named(Path(environ[FILE_VARIABLE]))
+    return None
 
 
 def _read_named(file: Path) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from configs.loader import load, save
-from configs.secrets import VARIABLE, write_secret
+from configs.secrets import redis_url_of, write_secret
 from configs.settings import Settings
 from console.placement import actor_gpus, environment_of, learner_gpus, visible_gpus
 from console.process import Command
@@ -38,8 +37,9 @@ def resolve(settings: Settings) -> Settings:
 
 def given_redis(settings: Settings, folder: RunFolder) -> str | None:
     """Return the URL of a server that is not ours; None = this run has its own."""
-    if os.environ.get(VARIABLE):
-        return os.environ[VARIABLE]
+    given = redis_url_of()
+    if given is not None:
+        return given
     if settings.buffer.url is not None:
         return settings.buffer.url
     if folder.redis_url.exists() and not folder.redis.exists():

@@ -78,8 +78,8 @@ class RunFolder:
 
     def newest_checkpoint(self) -> str | None:
         """Name the newest complete checkpoint, such as `step-000050`."""
-        steps = sorted(path.name for path in self.checkpoints.glob("step-*") if path.is_dir())
-        return steps[-1] if steps else None
+        folders = [path.name for path in self.checkpoints.glob("step-*") if path.is_dir()]
+        return max(folders, key=lambda name: int(name.removeprefix("step-")), default=None)
 
     def read_summary(self) -> dict[str, float]:
         """Read the summary of a finished run."""

@@ -42,6 +42,9 @@ def test_the_newest_checkpoint_is_the_last_complete_one(folder):
         (folder.checkpoints / name).mkdir(parents=True)
 
     assert folder.newest_checkpoint() == "step-000100"
+    for name in ("step-999950", "step-1000000"):
+        (folder.checkpoints / name).mkdir()
+    assert folder.newest_checkpoint() == "step-1000000"
 
 
 def test_archives_never_meet(folder):
@@ -116,6 +119,10 @@ def test_a_redis_that_was_given_once_is_used_again(folder, tmp_path, monkeypatch
     assert given_redis(settings, folder) == "redis://given"
     monkeypatch.setenv("NYALA_REDIS_URL", "redis://environment")
     assert given_redis(settings, folder) == "redis://environment"
+    monkeypatch.delenv("NYALA_REDIS_URL")
+    (tmp_path / "secret").write_text("redis://mounted\n")
+    monkeypatch.setenv("NYALA_REDIS_URL_FILE", str(tmp_path / "secret"))
+    assert given_redis(settings, folder) == "redis://mounted"
 
 
 def test_paths_are_made_absolute(tmp_path, monkeypatch):
