@@ -190,6 +190,38 @@ def init_model(
 
 
 @app.command()
+def chaos(  # noqa: PLR0917 - typer calls it by name
+    config: Config = None,
+    overrides: Overrides = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="This fault; may be given several times."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Of the actors: torch (default) or vllm.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder for table, runs and logs.")
+    ] = None,
+    names: Annotated[bool, typer.Option("--list", help="Name the faults and end.")] = False,
+) -> None:
+    """Hurt a live run on purpose and write down what happened.
+
+    Starts a small run of its own on this machine, injects one fault after the other, and writes a
+    table: how soon each was noticed, how soon all work went on, what was lost, what still held.
+
+    Example: `nyala chaos --only actor-kill`
+    """
+    from console.chaos.command import Wish, list_faults, run_chaos
+
+    if names:
+        list_faults()
+        return
+    wish = Wish(config, tuple(overrides or ()), tuple(only or ()), engine, out)
+    raise typer.Exit(run_chaos(wish))
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of the settings.
 

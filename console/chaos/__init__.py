@@ -1,0 +1,1 @@
+"""Faults on purpose, on a live run on this machine."""

@@ -1,0 +1,51 @@
+"""A small disk of its own for Redis, where this user may mount one, and filling it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SIZE_MB = 512  # more than the log of a whole matrix
+MOUNT_S = 10.0
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Put a disk in memory under a folder; nothing where that is not allowed."""
+    if is_own_disk() is not None:
+        yield
+        return
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _run("mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m,mode=700", "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", "--lazy", str(folder))
+
+
+def is_own_disk() -> str | None:
+    """Say why there is no such disk; None = there is one."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return "it needs root, to mount a small disk"
+    return None
+
+
+@contextmanager
+def fill(folder: Path) -> Iterator[None]:
+    """Leave no room on the disk of a folder."""
+    filler = folder / "filler"
+    room = os.statvfs(folder)
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, timeout=MOUNT_S, capture_output=True)

@@ -1,0 +1,85 @@
+"""What a fault is, and the table that it ends in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+
+from console.chaos.case import Case
+
+HEADER = (
+    "fault",
+    "detected after",
+    "recovered after",
+    "tokens kept",
+    "attempts charged",
+    "invariants",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One row of the matrix."""
+
+    name: str
+    what: str
+    """Written for the table."""
+    act: Callable[[Case], None]
+    """Injects it and waits for the recovery."""
+    obstacle: Callable[[], str | None] = lambda: None
+    """Why it cannot be done here; None = it can."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What was measured of one fault."""
+
+    name: str
+    what: str
+    detected_s: float | None = None
+    """From the fault to the first reaction; None = nobody had to react."""
+    recovered_s: float | None = None
+    """From the fault, or from its end where it lasts, until all work goes on."""
+    tokens_kept: float | None = None
+    """Share of the tokens made before the fault that were gone on with."""
+    tasks: int = 0
+    """Unfinished episodes that the fault was about."""
+    charged: int = 0
+    """Of them, those that were charged an attempt."""
+    violations: list[str] = field(default_factory=list)
+    remark: str = ""
+    skipped: str | None = None
+    error: str | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the run came back and every invariant held."""
+        return not self.violations and self.error is None
+
+    def cells(self) -> tuple[str, ...]:
+        """Write it for the table."""
+        if self.skipped is not None:
+            return (self.what, "-", "-", "-", "-", f"not run: {self.skipped}")
+        verdict = (
+            "hold" if self.holds else "; ".join([*self.violations, *filter(None, [self.error])])
+        )
+        kept = "-" if self.tokens_kept is None else f"{self.tokens_kept:.1%}"
+        charged = f"{self.charged} of {self.tasks}" if self.tasks else "-"
+        times = (_seconds(self.detected_s), _seconds(self.recovered_s))
+        what = f"{self.what} ({self.remark})" if self.remark else self.what
+        return (what, *times, kept, charged, verdict)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Write the rows as a table."""
+    lines = [HEADER, tuple("---" for _ in HEADER), *(row.cells() for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """Write the rows for a program."""
+    return [asdict(row) | {"holds": row.holds} for row in rows]
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

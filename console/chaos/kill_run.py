@@ -1,0 +1,138 @@
+"""What dying actors cost: whole runs side by side, one left alone, one whose actors are killed.
+
+    undisturbed   the run as it is
+    killed        one of several actors is killed every `every_s`, for the whole length
+    drained       one of several actors is asked to leave every `every_s`, for the whole length
+
+All arms begin with the same model and see the same tasks. An actor that ends is replaced at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import configs
+from console.chaos.arms import Arm, Harm, Watcher
+from console.chaos.matrix import GUARD_S
+from console.chaos.ring import Ring
+from console.guard import Guard
+
+NEEDED = (
+    "buffer.url=null",
+    "actors.count=0",
+    "broker.endpoint=tcp://127.0.0.1:0",
+    "console.max_restarts=1000",
+)
+USUAL = (
+    "actors.engine=torch",
+    "actors.heartbeat_s=0.5",
+    "actors.snapshot_s=0.2",
+    "actors.max_concurrent_episodes=64",
+    "broker.lease_timeout_s=3",
+)
+"""demo.yaml with the small engine, and leases short enough for kills every ten seconds."""
+
+KILL_EVERY_S = {"torch": 10.0, "vllm": 60.0}
+NUM_ACTORS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class KillPlan:
+    """What a person asked for."""
+
+    folder: Path
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+    engine: str = "torch"
+    harms: tuple[Harm, ...] = tuple(Harm)
+
+    @property
+    def settings(self) -> tuple[Path, tuple[str, ...]]:
+        """The settings file of the runs and what is changed in it."""
+        demo = Path(configs.__file__).parent / "demo.yaml"
+        usual = () if self.config is not None else USUAL
+        engine = f"actors.engine={self.engine}"
+        return self.config or demo, (*NEEDED, *usual, engine, *self.overrides)
+
+
+def kill_runs(plan: KillPlan, say: Callable[[Harm, int], None]) -> dict[str, object]:
+    """Run the arms one after the other; writes `kill_run.json` after each."""
+    plan.folder.mkdir(parents=True, exist_ok=True)
+    arms: dict[Harm, Arm] = {}
+    for harm in plan.harms:
+        arms[harm] = _run_arm(plan, harm, say)
+        result = compare(arms)
+        text = json.dumps(result, indent=1) + "\n"
+        (plan.folder / "kill_run.json").write_text(text, encoding="utf-8")
+    return compare(arms)
+
+
+def compare(arms: dict[Harm, Arm]) -> dict[str, object]:
+    """Put the figures of the arms side by side; ratios are to the undisturbed one."""
+    figures = {harm.value: _figures(arm) for harm, arm in arms.items()}
+    calm = figures.get(Harm.NONE.value)
+    for name, values in figures.items():
+        if calm is None or name == Harm.NONE.value:
+            continue
+        for key in ("trained_over_generated", "tokens_per_s", "tokens_per_s_outside_startup"):
+            values[f"{key}_ratio"] = round(float(values[key]) / float(calm[key]), 3)
+    return {"arms": figures}
+
+
+def _figures(arm: Arm) -> dict[str, float]:
+    summary = arm.summary
+    created = float(summary["tasks_created"] - summary["tasks_cancelled"])
+    # The start of an engine takes cores away from the others: that time is measured as CPU time.
+    startup_s = arm.startup_cpu_s / (os.cpu_count() or 1)
+    return {
+        "accuracy_before": summary["held_out_accuracy_before"],
+        "accuracy_after": summary["held_out_accuracy_after"],
+        "harmed_actors": arm.harmed,
+        "trained_tokens": arm.trained_tokens,
+        "generated_tokens": round(arm.generated_tokens),
+        "trained_over_generated": round(arm.trained_tokens / arm.generated_tokens, 4),
+        "wall_s": round(arm.wall_s, 1),
+        "startup_cpu_s": round(arm.startup_cpu_s, 1),
+        "tokens_per_s": round(arm.trained_tokens / arm.wall_s, 1),
+        "tokens_per_s_outside_startup": round(arm.trained_tokens / (arm.wall_s - startup_s), 1),
+        "moved_tasks": len(arm.moved_s),
+        "moved_s_p50": _quantile(arm.moved_s, 0.5),
+        "moved_s_p99": _quantile(arm.moved_s, 0.99),
+        "moved_s_max": _quantile(arm.moved_s, 1.0),
+        "lost_tasks": arm.lost,
+        "resumed_episodes": summary["resumed_episodes"],
+        "dropped_share": round(summary["tasks_dropped"] / created, 5),
+        "dead_tasks": summary["tasks_dead"],
+        "policy_lag_mean": summary["policy_lag_mean"],
+        "learner_idle_fraction": summary["learner_idle_fraction"],
+    }
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return round(float(np.quantile(values, share)), 3) if values else float("nan")
+
+
+def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int], None]) -> Arm:
+    config, overrides = plan.settings
+    folder = plan.folder / harm.value
+    earlier = plan.folder / plan.harms[0].value / "init"
+    if earlier.exists():  # one model for all arms
+        shutil.copytree(earlier, folder / "init")
+    guard = Guard(grace_s=GUARD_S)
+    ring = Ring(config, overrides, folder, guard)
+    arm = Arm(harm)
+    try:
+        ring.start(NUM_ACTORS)
+        every_s = KILL_EVERY_S[plan.engine]
+        Watcher(ring, arm, every_s=every_s, say=lambda step: say(harm, step)).follow()
+    finally:
+        ring.close()
+        guard.close()
+    return arm

@@ -1,0 +1,121 @@
+"""The matrix: fault after fault on one live run, a check after each, a table at the end.
+
+A fault that the run does not come back from, or after which an invariant does not hold, costs its
+own row alone: the next one gets a new run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import configs
+from configs.errors import NyalaError
+from console.chaos import clock, network, processes, stores
+from console.chaos.case import Case
+from console.chaos.checks import Batches, trained_batches, violations
+from console.chaos.disk import small_disk
+from console.chaos.fault import Fault, Row, as_json, markdown
+from console.chaos.ring import NEEDED, SMALL, Ring
+from console.guard import Guard
+
+FAULTS: tuple[Fault, ...] = (*processes.FAULTS, *stores.FAULTS, *network.FAULTS, *clock.FAULTS)
+NUM_ACTORS = 3
+GUARD_S = 10.0
+
+Watch = Callable[[int, Row | None, str], None]
+"""Called with the number of finished rows, the newest of them, and what is done now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a person asked for."""
+
+    folder: Path
+    """New; runs, logs and results go there."""
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = FAULTS
+    num_actors: int = NUM_ACTORS
+
+    @property
+    def settings(self) -> tuple[Path, tuple[str, ...]]:
+        """The settings file of the run and what is changed in it."""
+        if self.config is not None:
+            return self.config, (*NEEDED, *self.overrides)
+        tiny = Path(configs.__file__).parent / "tiny.yaml"
+        return tiny, (*NEEDED, *SMALL, *self.overrides)
+
+
+def run_matrix(plan: Plan, watch: Watch) -> list[Row]:
+    """Carry the plan out and write `faults.md` and `faults.json` after every row."""
+    plan.folder.mkdir(parents=True)
+    rows: list[Row] = []
+    ring: Ring | None = None
+    with ExitStack() as runs:
+        for fault in plan.faults:
+            watch(len(rows), rows[-1] if rows else None, fault.what)
+            row = Row(fault.name, fault.what, skipped=fault.obstacle())
+            if row.skipped is None:
+                ring = ring or runs.enter_context(live_run(plan, f"ring-{len(rows)}"))
+                _measure(fault, ring, row)
+                if not row.holds:
+                    runs.close()
+                    ring = None
+            rows.append(row)
+            write(plan.folder, rows)
+        watch(len(rows), rows[-1] if rows else None, "stopping")
+    return rows
+
+
+def write(folder: Path, rows: Sequence[Row]) -> None:
+    """Write the table for people and for programs."""
+    (folder / "faults.md").write_text(markdown(rows), encoding="utf-8")
+    text = json.dumps(as_json(rows), indent=1)
+    (folder / "faults.json").write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def live_run(plan: Plan, name: str) -> Iterator[Ring]:
+    """Start a run to hurt, and end it."""
+    config, overrides = plan.settings
+    folder = plan.folder / name
+    guard = Guard(grace_s=GUARD_S)
+    try:
+        with small_disk(folder / "redis"):
+            ring = Ring(config, overrides, folder, guard)
+            try:
+                ring.start(plan.num_actors)
+                yield ring
+            finally:
+                ring.close()
+    finally:
+        guard.close()
+
+
+def _measure(fault: Fault, ring: Ring, row: Row) -> None:
+    """Inject a fault and fill its row."""
+    case = Case(ring)
+    try:
+        case.settle()
+        before, dead = trained_batches(ring), ring.stats().dead
+        fault.act(case)
+        row.violations = _settled_violations(ring, before, dead=dead)
+    except NyalaError as error:
+        row.error = str(error)
+    row.detected_s, row.recovered_s = case.detected_s, case.recovered_s
+    row.tokens_kept, row.charged = case.trail.kept_share, case.trail.charged
+    row.tasks, row.remark = len(case.trail.tasks), case.remark
+
+
+def _settled_violations(ring: Ring, before: Batches, *, dead: int) -> list[str]:
+    """Check; once more after a moment, because files and store are not read at one instant."""
+    found = violations(ring, before, dead_before=dead)
+    if found:
+        time.sleep(1.0)
+        found = violations(ring, before, dead_before=dead)
+    return found

@@ -1,0 +1,86 @@
+"""Faults of the network between one actor and the broker, made by a proxy of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+from console.chaos.case import Case
+from console.chaos.fault import Fault
+from console.chaos.fleet import Actor
+from console.chaos.proxy import Proxy
+
+DELAY_S = 0.2
+DELAYED_S = 5.0
+SLOW_CLOSE_S = 5.0
+SERVE_S = 90.0
+
+
+@contextmanager
+def _behind_a_proxy(case: Case) -> Iterator[tuple[Actor, Proxy]]:
+    """Add an actor that reaches the broker through a proxy, and choose it as the victim."""
+    ring = case.ring
+    parts = urlsplit(ring.settings.broker.endpoint)
+    assert parts.hostname is not None and parts.port is not None
+    with Proxy(parts.hostname, parts.port) as proxy:
+        actor = ring.fleet.add(f"broker.endpoint=tcp://127.0.0.1:{proxy.port}")
+        try:
+            ring.until(ring.fleet.all_serve, "the actor behind the proxy serves", SERVE_S)
+            case.settle()
+            case.choose([actor])
+            case.follow([actor])
+            yield actor, proxy
+        finally:
+            ring.fleet.remove(actor)
+
+
+def delay(case: Case) -> None:
+    """Every message takes longer by far than usual; leases are kept."""
+    with _behind_a_proxy(case) as (_, proxy):
+        case.inject(lambda: proxy.delay(DELAY_S))
+        case.pause(DELAYED_S)
+        case.lift(proxy.flow)
+        case.recover()
+
+
+def block(case: Case) -> None:
+    """No packet passes for longer than leases last; then the actor is heard again, too late."""
+    with _behind_a_proxy(case) as (_, proxy):
+        case.inject(proxy.block)
+        case.until(lambda: not case.trail.open_ids, "another actor goes on with its work")
+        case.lift(proxy.flow)
+        case.pause(1.0)  # what it still holds is refused
+        case.recover()
+
+
+def reset(case: Case) -> None:
+    """The connection breaks; the actor connects again and resends."""
+    with _behind_a_proxy(case) as (_, proxy):
+        case.inject(proxy.reset)
+        case.recover()
+
+
+def close_slowly(case: Case) -> None:
+    """The actor sees an end that the broker sees seconds later: two connections of one actor."""
+    with _behind_a_proxy(case) as (_, proxy):
+        case.inject(lambda: proxy.close_slowly(SLOW_CLOSE_S))
+        case.recover()
+
+
+def half_open(case: Case) -> None:
+    """The connection leads nowhere and nobody says so; heartbeats have to find out."""
+    with _behind_a_proxy(case) as (_, proxy):
+        case.inject(proxy.half_open)
+        case.recover()
+
+
+FAULTS = (
+    Fault("net-delay", f"network {DELAY_S:g} s slower for {DELAYED_S:g} s", delay),
+    Fault("net-block", "network drops everything for longer than leases last", block),
+    Fault("net-reset", "connection reset", reset),
+    Fault(
+        "net-slow-close", f"connection closed on one side {SLOW_CLOSE_S:g} s earlier", close_slowly
+    ),
+    Fault("net-half-open", "connection open on one side only", half_open),
+)

@@ -1,0 +1,161 @@
+"""A TCP proxy that treats its connections badly when it is told to.
+
+Runs an event loop in a thread of its own; every method may be called from outside. What it does to
+bytes is kept from the peers' view: a black hole looks like lost packets, not like an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from contextlib import suppress
+
+CHUNK_BYTES = 2**16
+STOP_S = 5.0
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER with no time: closing sends RST
+
+
+class _Link:
+    """One connection through the proxy."""
+
+    def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
+        self.near, self.far = near, far
+        self.is_deaf = False
+        """What the near side sends is thrown away; it is not told."""
+
+
+class Proxy:
+    """Stands between an actor and the broker.
+
+    Example:
+        with Proxy("127.0.0.1", 5757) as proxy:
+            connect_to(proxy.port)
+            proxy.delay(0.3)
+            proxy.block()
+            proxy.flow()
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = host, port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._delay_s = self._linger_s = 0.0
+        self._links: set[_Link] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(STOP_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(STOP_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(STOP_S)
+        self._loop.close()
+
+    def flow(self) -> None:
+        """Do no harm from now on."""
+        self._delay_s = self._linger_s = 0.0
+        self._loop.call_soon_threadsafe(self._flowing.set)
+
+    def delay(self, seconds: float) -> None:
+        """Hold every piece back for so long, one after the other."""
+        self._delay_s = seconds
+
+    def block(self) -> None:
+        """Pass nothing on, in either direction, and close nothing."""
+        self._loop.call_soon_threadsafe(self._flowing.clear)
+
+    def reset(self) -> None:
+        """End every connection with RST."""
+        self._loop.call_soon_threadsafe(self._on_links, _abort_both)
+
+    def close_slowly(self, seconds: float) -> None:
+        """End every connection for the actor now, and for the broker after so long."""
+        self._linger_s = seconds
+        self._loop.call_soon_threadsafe(self._on_links, lambda link: link.near.close())
+
+    def half_open(self) -> None:
+        """End every connection for the broker; the actor's stays open and leads nowhere."""
+
+        def cut(link: _Link) -> None:
+            link.is_deaf = True
+            _abort(link.far)
+
+        self._loop.call_soon_threadsafe(self._on_links, cut)
+
+    def _on_links(self, act: object) -> None:
+        assert callable(act)
+        for link in list(self._links):
+            act(link)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._on_links(_abort_both)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            back, far = await asyncio.open_connection(*self._target)
+        except OSError:  # no broker at this moment: as if nobody listened here either
+            _abort(near)
+            return
+        link = _Link(near, far)
+        self._links.add(link)
+        try:
+            await asyncio.gather(
+                self._pump(reader, far, link), self._pump(back, near, link, is_back=True)
+            )
+        finally:
+            self._links.discard(link)
+            self._tasks.discard(task)
+            _abort_both(link)
+
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        link: _Link,
+        *,
+        is_back: bool = False,
+    ) -> None:
+        with suppress(OSError):  # a peer that ended is what a proxy is for
+            while piece := await reader.read(CHUNK_BYTES):
+                await self._flowing.wait()
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
+                if not link.is_deaf:
+                    writer.write(piece)
+                    await writer.drain()
+        if link.is_deaf and is_back:
+            return  # the broker's end is not passed on
+        await asyncio.sleep(self._linger_s)
+        writer.close()
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    if connection is not None:
+        with suppress(OSError):  # it has ended by itself
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()
+
+
+def _abort_both(link: _Link) -> None:
+    _abort(link.near)
+    _abort(link.far)

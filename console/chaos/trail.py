@@ -1,0 +1,135 @@
+"""What becomes of tasks after a fault: who goes on with them, with how many tokens, at what charge.
+
+    followed -> lost by its holder (kept tokens are known) -> held again or finished: settled
+    followed -> longer, or finished, under the same holder: settled
+
+Pure: it is fed with looks at the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from buffer.answers import TaskSeen
+
+
+@dataclass(slots=True)
+class Growth:
+    """How a task's stored tokens grew before the fault."""
+
+    first_at: float
+    first: int
+    grew_at: float
+    last: int
+
+    def made(self, now: float, unsent_s: float) -> float:
+        """Estimate the tokens its holder has made by now, up to `unsent_s` of them not sent."""
+        span_s = self.grew_at - self.first_at
+        rate = (self.last - self.first) / span_s if span_s > 0 else 0.0
+        return self.last + rate * min(now - self.grew_at, unsent_s)
+
+
+class Observer:
+    """Remembers how fast tasks grow, to know what a holder has made and not sent."""
+
+    def __init__(self, snapshot_s: float) -> None:
+        """Begin with nothing known.
+
+        Args:
+            snapshot_s: Pause between an actor's snapshots: nothing older is unsent.
+        """
+        self._snapshot_s = snapshot_s
+        self._growth: dict[int, Growth] = {}
+
+    def note(self, seen: Iterable[TaskSeen], now: float) -> None:
+        """Take a look at all leased tasks."""
+        kept: dict[int, Growth] = {}
+        for task in seen:
+            growth = self._growth.get(task.task_id) or Growth(now, task.length, now, task.length)
+            if task.length > growth.last:
+                growth.last, growth.grew_at = task.length, now
+            kept[task.task_id] = growth
+        self._growth = kept
+
+    def made(self, task: TaskSeen, now: float) -> float:
+        """Estimate the tokens that the holder of a task has made."""
+        growth = self._growth.get(task.task_id)
+        if growth is None:
+            return float(task.length)
+        return max(float(task.length), growth.made(now, self._snapshot_s))
+
+
+@dataclass(slots=True)
+class Followed:
+    """One task since the fault."""
+
+    before: TaskSeen
+    made: float
+    last: TaskSeen
+    kept: float | None = None
+    """Tokens its next holder began with; None = never taken from its holder."""
+    moved_at: float | None = None
+    """When another holder was first seen."""
+    freed_at: float | None = None
+    """When its holder was first seen to have given it back, or to have lost it."""
+    settled: bool = False
+    charged: int = 0
+
+    def note(self, seen: TaskSeen | None, now: float) -> None:
+        """Take a look at it; None = it has ended."""
+        if seen is None:
+            self.settled = True
+            return
+        self.charged = max(self.charged, seen.attempts - self.before.attempts)
+        is_taken = seen.fence != self.before.fence or seen.state == "R"
+        if is_taken and self.kept is None:
+            # Stored tokens only grow, unless the store itself went back in time.
+            self.kept = float(min(self.last.length, seen.length))
+            self.freed_at = now
+        if seen.fence != self.before.fence and self.moved_at is None:
+            self.moved_at = now
+        is_on_its_way = seen.state == "L" and (
+            seen.fence != self.before.fence or seen.length > self.before.length
+        )
+        self.settled = self.settled or is_on_its_way or seen.state in {"D", "X"}
+        self.last = seen
+
+
+@dataclass(slots=True)
+class Trail:
+    """The tasks that a fault is about."""
+
+    tasks: dict[int, Followed] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, held: Iterable[TaskSeen], observer: Observer, now: float) -> Trail:
+        """Follow tasks from their present state on."""
+        return cls({t.task_id: Followed(t, observer.made(t, now), t) for t in held})
+
+    def note_open(self, seen: Mapping[int, TaskSeen], now: float) -> None:
+        """Take a look at those that are not settled; one that is not seen has ended."""
+        for task_id in self.open_ids:
+            self.tasks[task_id].note(seen.get(task_id), now)
+
+    @property
+    def open_ids(self) -> list[int]:
+        """Tasks of which more is to be seen."""
+        return [task_id for task_id, followed in self.tasks.items() if not followed.settled]
+
+    @property
+    def any_moved(self) -> bool:
+        """Whether a task was taken from its holder."""
+        return any(task.kept is not None for task in self.tasks.values())
+
+    @property
+    def kept_share(self) -> float | None:
+        """Tokens that were gone on with over those that had been made; None = there were none."""
+        made = sum(task.made for task in self.tasks.values())
+        kept = sum(t.made if t.kept is None else t.kept for t in self.tasks.values())
+        return min(1.0, kept / made) if made else None
+
+    @property
+    def charged(self) -> int:
+        """Tasks that were charged an attempt."""
+        return sum(task.charged > 0 for task in self.tasks.values())
