@@ -45,16 +45,11 @@ class Sink:
         checkpoints = Checkpoints(settings.run.folder / "checkpoints", keep=1, ranks=self._ranks)
         opening = open_life(settings, self._store, checkpoints)
         self._lineage = opening.lineage
-        self._claims = Claims(
-            self._store,
-            settings,
-            lineage=opening.lineage,
-            lineages=opening.lineages,
-            vocabulary=policy.vocabulary,
-        )
+        ledger = opening.ledger()
+        self._claims = Claims(self._store, settings, ledger=ledger, vocabulary=policy.vocabulary)
         self._step = 0
         self._create(range(AHEAD * settings.run.groups_per_batch))
-        self._publisher = make_publisher(settings, self._ranks, self._store, policy)
+        self._publisher = make_publisher(settings, self._ranks, self._store, policy, ledger)
         self._publisher.publish(policy.causal_lm, PolicyVersion(self._lineage, 0))
 
     def __enter__(self) -> Sink:

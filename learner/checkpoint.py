@@ -38,7 +38,7 @@ from .ranks import Ranks
 
 log = structlog.get_logger()
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST, STATE = "manifest.json", "state.json"
 UNFINISHED, REFUSED = ".unfinished-", "refused-"
 HASH_CHUNK_BYTES = 2**20
@@ -56,6 +56,8 @@ class LearnerState:
     """Of the learner that wrote it."""
     cursor: int
     """The curriculum's next group."""
+    trained: tuple[tuple[int, int], ...]
+    """Groups of all batches, as ranges [start, end): what a store that lost writes is told."""
     totals: Totals
 
     def encode(self) -> str:
@@ -75,7 +77,8 @@ class LearnerState:
             if fields.pop("schema") != SCHEMA:
                 raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
             totals = Totals.from_json(fields.pop("totals"))
-            return cls(**fields, totals=totals)
+            trained = tuple((int(start), int(end)) for start, end in fields.pop("trained"))
+            return cls(**fields, trained=trained, totals=totals)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
 

@@ -22,6 +22,7 @@ from buffer.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, RecordError
 from configs.settings import Settings
 
+from .ledger import Ledger
 from .patience import PatientStore
 from .policy_lag import oldest_lag
 
@@ -71,17 +72,18 @@ class Claims:
         store: PatientStore,
         settings: Settings,
         *,
-        lineage: int,
-        lineages: Mapping[int, int],
+        ledger: Ledger,
         vocabulary: int,
     ) -> None:
         self._store = store
         self._settings = settings
-        self._lineage = lineage
-        self._lineages = lineages
+        self._ledger = ledger
+        self._lineage = ledger.lineage
+        self._lineages = ledger.lineages
         self._vocabulary = vocabulary
         self._episodes: dict[int, list[Episode]] = {}
         """Judged units of the batch being filled, by group."""
+        self._recoveries = store.recoveries
         self._started: int | None = None
         self._wait = _Wait(step=0, began=0.0, reported=0.0)
         self.dropped = Dropped()
@@ -105,6 +107,9 @@ class Claims:
 
     def look(self, step: int) -> ClaimedBatch | None:
         """Claim, judge and drop once; the batch if it is complete."""
+        if self._recoveries != self._store.recoveries:
+            self._recoveries = self._store.recoveries
+            self._episodes.clear()  # other records may have taken their place
         claim = self._claim(step)
         if claim.sealed:
             return self._replay(step, claim)
@@ -113,10 +118,18 @@ class Claims:
             log.info("dropping groups", step=step, reason=reason, groups=len(groups))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
             self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
-        if bad or not claim.complete:
+        if bad or not claim.complete or not self._hold(step, claim):
             return None
         self._store.run(operations.seal(self._lineage, step))
         return self._hand_over(step, claim.units, is_replay=False)
+
+    def _hold(self, step: int, claim: Claim) -> bool:
+        """From here on the batch is what this process has read; False if the store forgot it."""
+        with self._store.calm():
+            if self._recoveries != self._store.recoveries:
+                return False
+            self._ledger.hold(step, (unit.group_id for unit in claim.units))
+            return True
 
     def _check_patience(self) -> None:
         """Say now and then that the batch is not full; after a day give up."""
@@ -144,12 +157,15 @@ class Claims:
         most = self._settings.learner.max_claim_attempts
         if claim.sealed and claim.starts > most:
             # Training it has killed a learner that often: better to lose a batch than the run.
-            groups = [unit.group_id for unit in claim.units]
-            log.error("giving a batch up", step=step, starts=claim.starts, groups=groups)
-            self._store.run(operations.abandon(self._lineage, step, "poison"))
-            self.dropped.units["poison"] = self.dropped.units.get("poison", 0) + len(groups)
+            self._give_up(step, claim, "poison")
             claim = self._store.run(operations.claim(self._lineage, step, units, start=True))
         return claim
+
+    def _give_up(self, step: int, claim: Claim, reason: str) -> None:
+        groups = [unit.group_id for unit in claim.units]
+        log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
+        self._store.run(operations.abandon(self._lineage, step, reason))
+        self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
 
     def _judge(self, step: int, units: Iterable[ClaimedUnit]) -> dict[str, list[int]]:
         """Read the units that came since the last look; returns those to drop, by reason."""
@@ -199,8 +215,16 @@ class Claims:
         for unit in units:
             yield unit, _decode(unit, records)
 
-    def _replay(self, step: int, claim: Claim) -> ClaimedBatch:
-        """Take a sealed batch as it is; an unreadable record in it ends this life."""
+    def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
+        """Take a sealed batch as it is; an unreadable record in it ends this life.
+
+        None if the store has lost records of it: an earlier life trained them, was reconciled after
+        a rewind, and ended before its next checkpoint. No weights contain them any more.
+        """
+        ids = [task_id for unit in claim.units for task_id in unit.task_ids]
+        if None in self._store.run(operations.records(ids)):
+            self._give_up(step, claim, "forgotten")
+            return None
         for unit, episodes in self._read(claim.units):
             if episodes is None:
                 raise RecordError(
@@ -209,6 +233,8 @@ class Claims:
                     "it is given up"
                 )
             self._episodes[unit.group_id] = episodes
+        if not self._hold(step, claim):
+            return None
         return self._hand_over(step, claim.units, is_replay=True)
 
     def _hand_over(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterable
 
 import structlog
 
@@ -21,9 +22,10 @@ from broker.messages import TaskSpec
 from buffer import operations
 from buffer.answers import NewTask, Stats
 from buffer.keys import EVAL_BASE
-from configs.errors import LostLineage, StoreError
+from configs.errors import NyalaError
 from configs.settings import BufferSettings, RunSettings
 
+from .ledger import Ledger
 from .patience import PatientStore
 
 log = structlog.get_logger()
@@ -45,6 +47,16 @@ def training_task(run: RunSettings, task_id: int) -> TaskSpec:
         purpose="train",
         temperature=run.temperature,
     )
+
+
+def training_tasks(run: RunSettings, group_ids: Iterable[int]) -> list[NewTask]:
+    """Write down all tasks of these groups, as CREATE takes them."""
+    size = run.group_size
+    return [
+        NewTask(task_id, group_id, encode_spec(training_task(run, task_id)))
+        for group_id in group_ids
+        for task_id in range(group_id * size, (group_id + 1) * size)
+    ]
 
 
 def eval_task(run: RunSettings, index: int, task_id: int) -> TaskSpec:
@@ -91,18 +103,18 @@ class Feeder:
         run: RunSettings,
         buffer: BufferSettings,
         *,
-        lineage: int,
+        ledger: Ledger,
         cursor: int,
     ) -> None:
         self._store = store
         self._run = run
-        self._lineage = lineage
+        self._ledger = ledger
         # Twice the admission cap, so that an actor finds work even just after a batch was admitted
         # at once.
         self._ahead = 2 * int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin) + 1
         self._cursor = cursor
         self._stopping = threading.Event()
-        self._error: StoreError | None = None
+        self._error: NyalaError | None = None
         self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
 
     @property
@@ -124,7 +136,7 @@ class Feeder:
         """Raise what ended the thread, if anything did.
 
         Raises:
-            StoreError: The store refused it or was away for too long.
+            NyalaError: The store refused it or was away for too long.
         """
         if self._error is not None:
             raise self._error
@@ -133,7 +145,7 @@ class Feeder:
         while not self._stopping.is_set():
             try:
                 created = self.feed()
-            except (LostLineage, StoreError) as error:
+            except NyalaError as error:
                 log.error("the feeder stopped", reason=str(error))
                 self._error = error
                 return
@@ -150,17 +162,13 @@ class Feeder:
             ahead=self._ahead,
         )
         if wanted:
-            self._store.run(operations.create(self._lineage, self._groups(wanted)))
+            groups = range(self._cursor, self._cursor + wanted)
+            # Before they are created: a store that forgets them at once is told again.
+            self._ledger.reach = groups.stop
+            self._store.run(operations.create(self._ledger.lineage, training_tasks(run, groups)))
             # Known ids count as created: they were, by the learner that this one resumes.
             self._cursor += wanted
         return wanted
-
-    def _groups(self, count: int) -> list[NewTask]:
-        size = self._run.group_size
-        return [
-            NewTask(task_id, task_id // size, encode_spec(training_task(self._run, task_id)))
-            for task_id in range(self._cursor * size, (self._cursor + count) * size)
-        ]
 
 
 def _seed(*parts: int | str) -> int:

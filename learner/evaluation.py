@@ -23,6 +23,7 @@ from configs.errors import RecordError
 from configs.settings import RunSettings, Settings
 
 from .curriculum import eval_task, eval_task_id
+from .ledger import Ledger
 from .patience import PatientStore
 
 log = structlog.get_logger()
@@ -58,6 +59,16 @@ def is_due(run: RunSettings, step: int) -> bool:
     return step in (0, run.steps) or bool(run.eval_every and step % run.eval_every == 0)
 
 
+def round_tasks(run: RunSettings, lineage: int, step: int) -> list[NewTask]:
+    """Write down the tasks of a round; only actors at version (lineage, step) or newer get them."""
+    tasks = []
+    for index in range(run.eval_episodes):
+        task_id = eval_task_id(run, lineage, step, index)
+        spec = encode_spec(eval_task(run, index, task_id))
+        tasks.append(NewTask(task_id, task_id, spec, eval_step=step))
+    return tasks
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
     step: int
@@ -72,27 +83,24 @@ class Evaluations:
         store: PatientStore,
         settings: Settings,
         *,
-        lineage: int,
+        ledger: Ledger,
         report: Callable[[Evaluation], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._run = settings.run
         self._timeout_s = settings.learner.eval_timeout_s
-        self._lineage = lineage
+        self._lineage = ledger.lineage
+        self._ledger = ledger
         self._report = report
         self._clock = clock
         self._open: list[_Open] = []
         self._looked = -LOOK_EVERY_S
 
     def begin(self, step: int) -> None:
-        """Create the tasks of a round; only actors at version (lineage, step) or newer get them."""
-        run = self._run
-        tasks = []
-        for index in range(run.eval_episodes):
-            task_id = eval_task_id(run, self._lineage, step, index)
-            spec = encode_spec(eval_task(run, index, task_id))
-            tasks.append(NewTask(task_id, task_id, spec, eval_step=step))
+        """Create the tasks of a round."""
+        self._ledger.open_rounds.add(step)
+        tasks = round_tasks(self._run, self._lineage, step)
         self._store.run(operations.create(self._lineage, tasks))
         self._open.append(_Open(step, self._clock()))
 
@@ -107,6 +115,7 @@ class Evaluations:
             if result.unfinished and now - round_.began < self._timeout_s:
                 continue
             self._open.remove(round_)
+            self._ledger.open_rounds.discard(round_.step)
             self._store.run(operations.close_eval(self._lineage, round_.step))
             self._close(round_, result, now)
 

@@ -18,6 +18,7 @@ from .claims import ClaimedBatch, Claims
 from .curriculum import Feeder
 from .evaluation import Evaluation, Evaluations, is_due
 from .journal import Journal
+from .ledger import Ledger, as_ranges
 from .patience import PatientStore
 from .resume import Opening
 
@@ -28,28 +29,27 @@ class Front:
     """What only rank 0 has: the store's side of a life, and the files that people read."""
 
     def __init__(
-        self, settings: Settings, store: PatientStore, opening: Opening, *, vocabulary: int
+        self,
+        settings: Settings,
+        store: PatientStore,
+        opening: Opening,
+        *,
+        ledger: Ledger,
+        vocabulary: int,
     ) -> None:
         self._run = settings.run
         self.journal = Journal(settings.run.folder)
         self.journal.rewind(opening.state.step)
-        self.claims = Claims(
-            store,
-            settings,
-            lineage=opening.lineage,
-            lineages=opening.lineages,
-            vocabulary=vocabulary,
-        )
+        self.ledger = ledger
+        self.claims = Claims(store, settings, ledger=ledger, vocabulary=vocabulary)
         self.feeder = Feeder(
             store,
             settings.run,
             settings.buffer,
-            lineage=opening.lineage,
+            ledger=ledger,
             cursor=opening.state.cursor,
         )
-        self.evaluations = Evaluations(
-            store, settings, lineage=opening.lineage, report=self._report
-        )
+        self.evaluations = Evaluations(store, settings, ledger=ledger, report=self._report)
 
     def start(self, step: int) -> None:
         """Begin to feed, and evaluate where an earlier life has not."""
@@ -77,6 +77,10 @@ class Front:
         """Hand over the tokens dropped since the last call."""
         tokens, self.claims.dropped.tokens = self.claims.dropped.tokens, 0
         return tokens
+
+    def trained_groups(self, step: int) -> tuple[tuple[int, int], ...]:
+        """Write down the groups of all batches up to `step`, for the checkpoint."""
+        return tuple(as_ranges(self.ledger.groups_up_to(step)))
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the result of the evaluation after `step` is written down, or none is due."""

@@ -12,17 +12,18 @@ import structlog
 import torch
 
 from broker.messages import Publication
-from buffer import operations
 from buffer.store import Store
 from configs.secrets import redis_url
 from configs.settings import Settings
 
 from .checkpoint import Checkpoints
+from .ledger import Ledger
 from .loop import Loop, Parts
 from .model import Policy, load_causal_lm, probe_logprobs, shard
 from .optimizer import AdamWithSchedule, Schedule
 from .patience import PatientStore
 from .ranks import Ranks, join
+from .recovery import point, recover
 from .resume import Opening, open_life
 from .weights import WeightPublisher
 
@@ -43,7 +44,9 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
     """
     log.info("starting", stage="joining the process group")
     ranks = join(settings.learner.device, threads=settings.learner.threads)
-    with Store(redis_url(settings), settings.run.name) as raw_store:
+    # A Redis that was restarted is not worked with before rank 0 has put it right.
+    admits = (lambda *_: False) if ranks.is_first else None
+    with Store(redis_url(settings), settings.run.name, admits=admits) as raw_store:
         store = PatientStore(raw_store)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks)
@@ -57,11 +60,14 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
                 open_life(settings, store, checkpoints).encode() if ranks.is_first else None
             )
         )
+        ledger = opening.ledger() if ranks.is_first else None
+        if ledger is not None:
+            recovers_from(store, settings, ledger)
         if opening.checkpoint is not None:
             log.info("starting", stage="loading the checkpoint", path=str(opening.checkpoint))
             checkpoints.load(opening.checkpoint, policy, optimizer)
         log.info("starting", stage="starting the publisher")
-        publisher = make_publisher(settings, ranks, store, policy)
+        publisher = make_publisher(settings, ranks, store, policy, ledger)
         try:
             log.info("starting", stage="waiting for episodes")
             parts = Parts(
@@ -73,6 +79,7 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
                 checkpoints=checkpoints,
                 publisher=publisher,
                 opening=opening,
+                ledger=ledger,
             )
             return Loop(parts, stopping).run()
         finally:
@@ -101,18 +108,20 @@ def schedule(settings: Settings) -> Schedule:
     )
 
 
+def recovers_from(store: PatientStore, settings: Settings, ledger: Ledger) -> None:
+    """Have a store that lost writes put right from the ledger, whichever operation notices."""
+    store.on_rewind(lambda fresh, run_id: recover(fresh, run_id, settings=settings, ledger=ledger))
+
+
 def make_publisher(
-    settings: Settings, ranks: Ranks, store: PatientStore, policy: Policy
+    settings: Settings, ranks: Ranks, store: PatientStore, policy: Policy, ledger: Ledger | None
 ) -> WeightPublisher:
     """Start the weight publisher; its pointer goes into the store under this learner's lineage."""
 
-    def point(publication: Publication) -> None:
-        fields = {
-            "digest": publication.digest,
-            "endpoint": publication.endpoint,
-            "public_key": publication.public_key,
-        }
-        store.run(operations.publish(*publication.version, fields))
+    def put(publication: Publication) -> None:
+        assert ledger is not None, "only rank 0 has something to point to"
+        ledger.publication = publication
+        point(store, ledger)
 
     # An engine that scores a prompt samples one token more.
     room = settings.run.max_prompt_tokens + settings.run.max_completion_tokens - 1
@@ -124,6 +133,6 @@ def make_publisher(
         rank=ranks.rank,
         keys=settings.broker.keys or settings.run.folder / "keys",
         probe_ids=probe_ids,
-        point=point,
+        point=put,
         probe=lambda _, token_ids: probe_logprobs(policy, token_ids),
     )

@@ -29,6 +29,7 @@ from .claims import ClaimedBatch
 from .evaluation import is_due
 from .finish import save_model, summarise
 from .front import Front
+from .ledger import Ledger
 from .metrics import BatchFigures, StepTimes, batch_figures
 from .model import Policy
 from .optimizer import AdamWithSchedule
@@ -63,6 +64,8 @@ class Parts:
     checkpoints: Checkpoints
     publisher: Publisher
     opening: Opening
+    ledger: Ledger | None
+    """On rank 0."""
 
 
 class Loop:
@@ -78,9 +81,15 @@ class Loop:
         self._totals = replace(parts.opening.state.totals)
         self._checkpointed: int | None = self._step if parts.opening.checkpoint else None
         self._front: Front | None = None
-        if parts.ranks.is_first:
-            vocabulary = parts.policy.vocabulary
-            self._front = Front(parts.settings, parts.store, parts.opening, vocabulary=vocabulary)
+        self._recoveries = parts.store.recoveries
+        if parts.ledger is not None:
+            self._front = Front(
+                parts.settings,
+                parts.store,
+                parts.opening,
+                ledger=parts.ledger,
+                vocabulary=parts.policy.vocabulary,
+            )
         self._counted_from: float | None = None
         self._began = time.monotonic()
 
@@ -132,7 +141,7 @@ class Loop:
                 publish_s=round(time.monotonic() - stepped, 4),
             )
             self._write_down(batch, trained, times, claimed_at=claimed)
-        if self._step % parts.settings.learner.checkpoint_every == 0:
+        if self._step % parts.settings.learner.checkpoint_every == 0 or self._was_rewound():
             self._checkpoint()
         if self._front is not None:
             self._front.after_step(self._step)
@@ -141,11 +150,22 @@ class Loop:
     def _hand_on(self) -> None:
         """Say that the batch is trained, and publish what came of it."""
         if self._front is not None:
+            self._front.ledger.step = self._step
             self._parts.store.run(operations.advance(self._lineage, self._step))
         # An evaluation waits for actors that have exactly these weights, or newer ones.
         every = self._parts.settings.learner.publish_every
         if self._step % every == 0 or is_due(self._run, self._step):
             self._publish()
+
+    def _was_rewound(self) -> bool:
+        """Whether the store lost writes since the last checkpoint; every rank calls it.
+
+        It was told of batches whose records it may not have: a new life could not train them again.
+        """
+        answer = None
+        if self._front is not None:
+            answer = b"yes" if self._parts.store.recoveries != self._recoveries else b"no"
+        return self._parts.ranks.broadcast(answer) == b"yes"
 
     def _next_batch(self, step: int) -> tuple[ClaimedBatch | None, BatchPlan | None]:
         """Wait for batch `step`; no plan means stop. Only rank 0 gets the episodes."""
@@ -251,6 +271,7 @@ class Loop:
             return
         began = time.monotonic()
         parts, front = self._parts, self._front
+        recoveries = parts.store.recoveries
         if front is not None:
             self._totals.dropped_tokens += front.take_dropped_tokens()
         state = LearnerState(
@@ -259,11 +280,15 @@ class Loop:
             step=self._step,
             lineage=self._lineage,
             cursor=front.feeder.cursor if front is not None else 0,
+            trained=front.trained_groups(self._step) if front is not None else (),
             totals=self._totals,
         )
         parts.checkpoints.save(state, parts.policy, parts.optimizer)
         self._checkpointed = self._step
+        self._recoveries = recoveries
         if front is not None:
+            with parts.store.calm():
+                front.ledger.checkpoint(self._step)
             committed = parts.store.run(operations.commit(self._lineage, self._step))
             took_s = round(time.monotonic() - began, 3)
             log.info("checkpoint", step=self._step, committed_tasks=committed, took_s=took_s)

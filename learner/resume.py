@@ -1,4 +1,7 @@
-"""How a life of the learner begins: newest checkpoint -> new lineage -> COMMIT -> ready to replay.
+"""How a life of the learner begins: newest checkpoint -> new lineage -> recovery -> replay.
+
+A store that lost writes, or everything, is put right here as after a rewind in mid-life; one that
+lost nothing is only told what it knows.
 
 Decides on rank 0 and tells all ranks, so that every rank loads the same checkpoint into the same
 lineage.
@@ -13,14 +16,17 @@ import msgpack
 import structlog
 
 from buffer import operations
+from buffer.answers import Stats
 from configs.errors import CheckpointError, LostLineage
-from configs.identity import run_hashes
 from configs.loader import settings_hash
 from configs.settings import Settings
 
 from .checkpoint import Checkpoints, LearnerState
+from .ledger import Ledger, from_ranges
+from .lineages import LineageFile
 from .metrics import Totals
 from .patience import PatientStore
+from .recovery import enter, recover
 
 log = structlog.get_logger()
 
@@ -32,6 +38,8 @@ class Opening:
     lineage: int
     lineages: dict[int, int]
     """lineage -> step it forked at, this one included."""
+    owner: str
+    """Of the take-over that began this lineage."""
     state: LearnerState
     """Where the run stands."""
     checkpoint: Path | None
@@ -40,18 +48,32 @@ class Opening:
     def encode(self) -> bytes:
         """Turn it into msgpack bytes."""
         path = None if self.checkpoint is None else str(self.checkpoint)
-        fields = (self.lineage, list(self.lineages.items()), self.state.encode(), path)
+        lineages = list(self.lineages.items())
+        fields = (self.lineage, lineages, self.owner, self.state.encode(), path)
         return bytes(msgpack.packb(fields) or b"")
 
     @classmethod
     def decode(cls, encoded: bytes) -> Opening:
         """Read what `encode` wrote."""
-        lineage, lineages, state, path = msgpack.unpackb(encoded)
+        lineage, lineages, owner, state, path = msgpack.unpackb(encoded)
         return cls(
             lineage=lineage,
             lineages=dict(lineages),
+            owner=owner,
             state=LearnerState.decode(state),
             checkpoint=None if path is None else Path(path),
+        )
+
+    def ledger(self) -> Ledger:
+        """Begin the ledger of this life."""
+        return Ledger(
+            lineage=self.lineage,
+            owner=self.owner,
+            lineages=self.lineages,
+            step=self.state.step,
+            checkpoint_step=self.state.step,
+            checkpointed=from_ranges(self.state.trained),
+            reach=self.state.cursor,
         )
 
 
@@ -59,8 +81,7 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
     """Take the run over at its newest checkpoint; rank 0 only.
 
     Raises:
-        CheckpointError: None of the checkpoints is intact, they are of another run, or the store
-            has lost the run.
+        CheckpointError: None of the checkpoints is intact, or they are of another run.
         SettingsError: The run began with other settings.
         LostLineage: Another learner took the run over at the same moment.
     """
@@ -69,27 +90,57 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
     if newest is not None:
         path, state = newest
         _check_same_run(settings, state, path)
-    if path is not None and not store.run(operations.lineages()):
-        raise CheckpointError(
-            f"the store must know the run that {path} is from, got an empty one; Redis was wiped "
-            "or is another one: restore its files, or begin again with --fresh"
-        )
-    _enter(settings, store)
+    run_id = store.trust()
+    enter(settings, store)
+    store.run(operations.confirm(run_id))
     stats = store.run(operations.stats())
+    _report(stats, state)
+    opening = _take_over(settings, store, stats, state, path)
+    recover(store, run_id, settings=settings, ledger=opening.ledger())
+    log.info(
+        "life begins", lineage=opening.lineage, step=state.step, checkpoint=str(path or "none")
+    )
+    return opening
+
+
+def _report(stats: Stats, state: LearnerState) -> None:
+    """Say where store and checkpoint do not tell the same story."""
+    if stats.lineage < state.lineage:
+        log.error(
+            "THE STORE IS OLDER THAN THE CHECKPOINT: Redis was wiped, rewound, or is another one; "
+            "what it has not got is made again",
+            store_lineage=stats.lineage,
+            lineage=state.lineage,
+            step=state.step,
+        )
     if stats.committed_step > state.step:
         log.error(
             "RESUMING BEFORE THE LAST COMMIT: a checkpoint was lost, and its batches with it",
             committed_step=stats.committed_step,
             step=state.step,
         )
-    lineage = store.run(operations.begin_lineage(stats.lineage, state.step))
+
+
+def _take_over(
+    settings: Settings, store: PatientStore, stats: Stats, state: LearnerState, path: Path | None
+) -> Opening:
+    """Begin a lineage that no learner of this run has had, and remember it."""
+    file = LineageFile(settings.run.folder)
+    remembered = file.read()
+    owner = operations.new_owner()
+    lineage = store.run(
+        operations.begin_lineage(
+            stats.lineage,
+            state.step,
+            owner=owner,
+            at_least=max([state.lineage, *remembered]) + 1,
+        )
+    )
     if lineage is None:
         raise LostLineage("another learner has just taken the run over; this one must stop")
-    if state.step:
-        store.run(operations.commit(lineage, state.step))
-    lineages = store.run(operations.lineages())
-    log.info("life begins", lineage=lineage, step=state.step, checkpoint=str(path or "none"))
-    return Opening(lineage=lineage, lineages=lineages, state=state, checkpoint=path)
+    lineages = remembered | store.run(operations.lineages())
+    file.write(lineages)
+    return Opening(lineage, lineages, owner, state, path)
 
 
 def _fresh_state(settings: Settings) -> LearnerState:
@@ -99,6 +150,7 @@ def _fresh_state(settings: Settings) -> LearnerState:
         step=0,
         lineage=0,
         cursor=0,
+        trained=(),
         totals=Totals(),
     )
 
@@ -110,19 +162,3 @@ def _check_same_run(settings: Settings, state: LearnerState, path: Path) -> None
             f"{path} must be of run {settings.run.name!r} with the same `run:` settings, got one "
             f"of {state.run!r} with others; restore the settings, or begin again with --fresh"
         )
-
-
-def _enter(settings: Settings, store: PatientStore) -> None:
-    """Enter the run into the store, or check that the one there has the same settings."""
-    run, buffer = settings.run, settings.buffer
-    store.run(
-        operations.begin_run(
-            settings_hash(settings),
-            run_hashes(settings),
-            units_per_batch=run.groups_per_batch,
-            max_policy_lag=run.max_policy_lag,
-            margin=buffer.margin,
-            group_size=run.group_size,
-            min_group_size=min(buffer.min_group_size, run.group_size),
-        )
-    )

@@ -26,7 +26,9 @@ from tests.learner.tiny_policy import constant_rate, tiny_policy
 
 # So few tokens a microbatch that ranks have different numbers of them.
 SETTINGS = LearnerSettings(microbatch_tokens=24, entropy_bonus=0.01)
-STATE = LearnerState(run="tiny", settings_hash="h", step=2, lineage=1, cursor=0, totals=Totals())
+STATE = LearnerState(
+    run="tiny", settings_hash="h", step=2, lineage=1, cursor=0, trained=(), totals=Totals()
+)
 PROBE = (3, 9, 4, 4, 17)
 
 

@@ -155,6 +155,7 @@ class RingInProcess:
                 checkpoints=checkpoints,
                 publisher=self.shelf,
                 opening=opening,
+                ledger=opening.ledger(),
             )
             self.shelf.version = NOTHING_YET
             with ActorThread(self.url, settings, self.shelf):

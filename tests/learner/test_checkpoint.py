@@ -28,6 +28,7 @@ STATE = LearnerState(
     step=2,
     lineage=1,
     cursor=9,
+    trained=((0, 3), (5, 9)),
     totals=Totals(episodes=5, wall_s=2.5),
 )
 

@@ -22,7 +22,7 @@ from configs.settings import Settings
 from learner.claims import Claims
 from learner.patience import PatientStore
 from tests.learner.made_episodes import make_episode
-from tests.learner.tiny_run import answer_leases, begin_run, tiny_settings
+from tests.learner.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 
 VOCABULARY = 32
 
@@ -41,8 +41,7 @@ class Bench:
         return Claims(
             PatientStore(self.store),
             self.settings,
-            lineage=self.lineage,
-            lineages=self.store.run(operations.lineages()),
+            ledger=new_ledger(self.lineage, self.store.run(operations.lineages())),
             vocabulary=VOCABULARY,
         )
 
@@ -271,10 +270,25 @@ def test_an_unreadable_record_in_a_sealed_batch_ends_the_life(bench: Bench) -> N
     bench.fill(2)
     assert bench.claims().look(1) is not None
     with redis.Redis.from_url(bench.url) as client:
-        client.delete(f"{run_prefix('tiny')}:e:1")
+        client.set(f"{run_prefix('tiny')}:e:1", b"changed")
 
     with pytest.raises(RecordError, match="sealed batch 1 must be readable"):
         bench.restart(0).look(1)
+
+
+def test_a_sealed_batch_whose_records_the_store_forgot_is_claimed_anew(bench: Bench) -> None:
+    bench.fill(4)
+    assert bench.claims().look(1) is not None
+    with redis.Redis.from_url(bench.url) as client:
+        client.delete(f"{run_prefix('tiny')}:e:1")
+
+    claims = bench.claims()
+
+    assert claims.look(1) is None
+    again = claims.look(1)
+    assert again is not None
+    assert {episode.group_id for episode in again.episodes} == {2, 3}
+    assert claims.dropped.units == {"forgotten": 2}
 
 
 def test_an_older_learner_is_refused(bench: Bench) -> None:

@@ -13,7 +13,7 @@ from buffer.store import Store
 from configs.settings import BufferSettings, RunSettings
 from learner.curriculum import Feeder, eval_task, eval_task_id, training_task, units_to_create
 from learner.patience import PatientStore
-from tests.learner.tiny_run import begin_run
+from tests.learner.tiny_run import begin_run, new_ledger
 
 RUN = RunSettings(model="m", seed=3, group_size=4, steps=10, eval_episodes=5)
 EMPTY = Stats(
@@ -92,12 +92,12 @@ def test_the_feeder_fills_up_and_a_resumed_one_creates_nothing_twice(redis_url: 
     patient = PatientStore(store)
     lineage = store.run(operations.begin_lineage(0, 0))
     assert lineage is not None
-    feeder = Feeder(patient, run, BufferSettings(), lineage=lineage, cursor=0)
+    feeder = Feeder(patient, run, BufferSettings(), ledger=new_ledger(lineage), cursor=0)
 
     assert feeder.feed() == 13  # twice the cap of (2 + 1) * 2, and one
     assert feeder.feed() == 0
     assert (feeder.cursor, store.run(operations.stats()).created) == (13, 52)
 
-    resumed = Feeder(patient, run, BufferSettings(), lineage=lineage, cursor=4)
+    resumed = Feeder(patient, run, BufferSettings(), ledger=new_ledger(lineage), cursor=4)
     assert resumed.feed() == 0
     store.close()

@@ -15,7 +15,7 @@ from buffer.store import Store
 from learner.evaluation import Evaluation, Evaluations, exactness, is_due
 from learner.patience import PatientStore
 from tests.learner.made_episodes import make_episode
-from tests.learner.tiny_run import answer_leases, begin_run, tiny_settings
+from tests.learner.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 
 
 class FakeClock:
@@ -48,7 +48,7 @@ def _evaluations(
 ) -> Evaluations:
     settings = tiny_settings(tmp_path, run={"eval_episodes": 4}, learner={"eval_timeout_s": 10})
     return Evaluations(
-        PatientStore(store), settings, lineage=1, report=reported.append, clock=clock
+        PatientStore(store), settings, ledger=new_ledger(1), report=reported.append, clock=clock
     )
 
 

@@ -20,7 +20,7 @@ from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
 from learner.ranks import Ranks
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
-from tests.learner.tiny_run import begin_run, tiny_settings
+from tests.learner.tiny_run import tiny_settings
 
 
 def _settings(folder: Path, **run: object) -> Settings:
@@ -161,7 +161,7 @@ def test_a_newer_learner_ends_this_one(redis_url: str, tmp_path: Path, ranks: Ra
         ring.live()
 
 
-def test_a_wiped_store_beside_a_checkpoint_is_refused(
+def test_a_wiped_store_beside_a_checkpoint_is_rebuilt(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:
     ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
@@ -171,12 +171,14 @@ def test_a_wiped_store_beside_a_checkpoint_is_refused(
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
 
-    with pytest.raises(CheckpointError, match="the store must know the run"):
-        ring.live()
-    with Store(redis_url, "tiny") as store:
-        begin_run(store, ring.settings.run)  # as another process might, but it has no lineage yet
-    with pytest.raises(CheckpointError, match="Redis was wiped"):
-        ring.live()
+    assert ring.live()
+
+    metrics = _lines(ring.settings.run.folder, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
+    assert metrics[-1]["lineage"] == 2, "a lineage that no actor has seen"
+    stats = _stats(redis_url)
+    assert stats.committed == 6 * 16, "two batches of the checkpoint, four of this life"
+    assert _is_conserved(stats)
 
 
 def test_other_settings_do_not_resume(redis_url: str, tmp_path: Path, ranks: Ranks) -> None:

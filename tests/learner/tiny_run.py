@@ -14,6 +14,7 @@ from buffer.episode import Episode
 from buffer.store import Store
 from configs.loader import settings_hash
 from configs.settings import BufferSettings, RunSettings, Settings
+from learner.ledger import Ledger
 
 LEASE_MS = 60_000
 
@@ -60,6 +61,18 @@ def begin_run(store: Store, run: RunSettings, buffer: BufferSettings | None = No
             group_size=run.group_size,
             min_group_size=buffer.min_group_size,
         )
+    )
+
+
+def new_ledger(lineage: int, lineages: Mapping[int, int] | None = None) -> Ledger:
+    """Begin the ledger of a learner without a checkpoint."""
+    return Ledger(
+        lineage=lineage,
+        owner="owner",
+        lineages=lineages or {lineage: 0},
+        step=0,
+        checkpoint_step=0,
+        checkpointed=set(),
     )
 
 

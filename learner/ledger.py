@@ -1,0 +1,71 @@
+"""What this learner knows better than a store that lost writes, and puts right there.
+
+    held (its batch is about to be sealed) -> trained -> checkpointed (inside a durable checkpoint)
+
+Invariant: a group that weights contain, or soon will, is in exactly one of these. Written by the
+loop and the feeder, read by whichever thread notices a rewind; writers keep the store's calm
+(`patience.py`) where two facts must change together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from broker.messages import Publication
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The facts of one life of the learner, on rank 0."""
+
+    lineage: int
+    owner: str
+    """Of the take-over that began this lineage."""
+    lineages: Mapping[int, int]
+    """lineage -> step it forked at, this one included."""
+    step: int
+    """Batches trained."""
+    checkpoint_step: int
+    """Batches inside the newest durable checkpoint."""
+    checkpointed: set[int]
+    """Groups of the batches inside it."""
+    reach: int = 0
+    """Groups below it were created, or are being created now."""
+    batches: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Groups of the batches since then: k -> trained, or k = step + 1, held."""
+    open_rounds: set[int] = field(default_factory=set)
+    """Evaluation rounds of this lineage, by step, that wait for answers."""
+    publication: Publication | None = None
+    """The last that this life put into the store."""
+
+    def hold(self, k: int, group_ids: Iterable[int]) -> None:
+        """Note what batch k is about to be sealed with."""
+        self.batches[k] = tuple(group_ids)
+
+    def checkpoint(self, step: int) -> None:
+        """Note that the batches up to `step` are inside a durable checkpoint."""
+        for k in [k for k in self.batches if k <= step]:
+            self.checkpointed.update(self.batches.pop(k))
+        self.checkpoint_step = step
+
+    def groups_up_to(self, step: int) -> set[int]:
+        """Collect the groups of all batches up to `step`."""
+        recent = (groups for k, groups in self.batches.items() if k <= step)
+        return self.checkpointed.union(*recent)
+
+
+def as_ranges(numbers: Collection[int]) -> list[tuple[int, int]]:
+    """Write a set of numbers as ranges [start, end), in order: dense sets become short."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number:
+            ranges[-1] = (ranges[-1][0], number + 1)
+        else:
+            ranges.append((number, number + 1))
+    return ranges
+
+
+def from_ranges(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    """Read what `as_ranges` wrote."""
+    return {number for start, end in ranges for number in range(start, end)}
