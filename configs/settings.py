@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Endpoint = Annotated[str, Field(pattern=r"^tcp://.+:\d+$")]
 
 
 class Table(BaseModel):
@@ -100,7 +101,7 @@ class BufferSettings(Table):
 class BrokerSettings(Table):
     """The server between actors and buffer."""
 
-    endpoint: Annotated[str, Field(pattern=r"^tcp://.+:\d+$")] = "tcp://127.0.0.1:5757"
+    endpoint: Endpoint = "tcp://127.0.0.1:5757"
     """Where the broker listens and actors connect. Port 0 lets `nyala up` choose a free one."""
     keys: Path | None = None
     """Folder of CURVE keys made by `nyala keys`; null means `<run folder>/keys`."""
@@ -112,12 +113,25 @@ class BrokerSettings(Table):
     """Pause between two looks for expired leases."""
     max_attempts: Positive = 3
     """Attempts without progress after which a task goes to the dead letters."""
+    max_data_failures: Positive = 3
+    """Failures of the task itself (reward, environment, prompt) after which it does, too; progress
+    does not refill this budget."""
+    progress_timeout_s: Seconds = 120.0
+    """A lease that brought no new tokens for this long is taken away, heartbeats or not."""
     max_message_bytes: Annotated[int, Field(ge=4096)] = 32 * 2**20
     """Largest message accepted from a peer, bytes; a longer one closes its connection."""
     long_poll_s: Seconds = 2.0
     """Longest time a lease call waits for work."""
     max_actors: Positive = 1024
     """Incarnations served at once."""
+    max_actors_per_key: Positive = 1024
+    """Of these, incarnations under one key; lower it where every actor has a key of its own."""
+    max_inflight_mb_per_actor: Positive = 64
+    """What one actor may have at the broker at once, MiB: unanswered requests, and unread replies
+    of ten seconds. It is told to send the rest later."""
+    other_endpoints: tuple[Endpoint, ...] = ()
+    """More brokers of this run, over the same Redis and with the same key; an actor begins at any
+    of them and goes to the next when one is silent."""
 
 
 class ActorSettings(Table):
@@ -207,7 +221,7 @@ class LearnerSettings(Table):
     """Threads per rank on a CPU."""
     publish_every: Positive = 1
     """Batches between two publications of weights; at most `run.max_policy_lag` + 1."""
-    publisher_endpoint: Annotated[str, Field(pattern=r"^tcp://.+:\d+$")] = "tcp://127.0.0.1:0"
+    publisher_endpoint: Endpoint = "tcp://127.0.0.1:0"
     """Where the weight publisher listens; port 0 = a free one."""
     broadcast: bool = True
     """Send weights over a process group (gloo, NCCL); false = actors pull."""

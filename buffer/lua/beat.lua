@@ -1,25 +1,42 @@
--- ARGV: ttl ms, max chunks, then per task: id, fence, offset, tokens, chunk.  -> verdict, length, ...
--- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends.
-local deadline, max_chunks = now_ms() + tonumber(ARGV[1]), tonumber(ARGV[2])
-local answer = {}
-for i = 3, #ARGV, 5 do
+-- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, then per task: id, fence,
+-- offset, tokens, chunk.  -> verdict, length, ...
+-- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends. A
+-- heartbeat alone is no life: a lease whose length has stood still for too long is taken away for good.
+local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
+local deadline, answer = now + tonumber(ARGV[1]), {}
+local grace_until = tonumber(call('HGET', META, 'grace_until') or '0')
+
+local function append(id, chunk, length)
+  local chunks = chunks_key(id)
+  call('HSET', task_key(id), 'len', length, 'progress', now)
+  if call('RPUSH', chunks, chunk) >= max_chunks then
+    local joined = table.concat(call('LRANGE', chunks, 0, -1))
+    call('DEL', chunks)
+    call('RPUSH', chunks, joined)
+  end
+end
+
+local function stands_still(progress)
+  return timeout > 0 and now - math.max(tonumber(progress or now), grace_until) > timeout
+end
+
+for i = 5, #ARGV, 5 do
   local id, offset, tokens = ARGV[i], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
-  local verdict, state, length = judge(id, ARGV[i + 1])
-  if verdict == 'OK' then
+  local verdict, state, length, progress = judge(id, ARGV[i + 1])
+  local grows = verdict == 'OK' and tokens > 0 and offset == length
+  if verdict == 'OK' and not grows and stands_still(progress) then
+    verdict = 'STALE'
+    call('HDEL', task_key(id), 'fence') -- nor can its holder revive it
+    if state == 'L' then charge(id, tonumber(ARGV[4]), 'no progress') end
+  elseif verdict == 'OK' then
     if state == 'R' then
       call('ZREM', ready_key(id), id)
       call('HSET', task_key(id), 'st', 'L')
     end
     call('ZADD', lease_key(id), deadline, id)
-    if tokens > 0 and offset == length then
-      local chunks = chunks_key(id)
+    if grows then
       length = length + tokens
-      call('HSET', task_key(id), 'len', length)
-      if call('RPUSH', chunks, ARGV[i + 4]) >= max_chunks then
-        local joined = table.concat(call('LRANGE', chunks, 0, -1))
-        call('DEL', chunks)
-        call('RPUSH', chunks, joined)
-      end
+      append(id, ARGV[i + 4], length)
     elseif tokens > 0 and offset + tokens > length then
       verdict = 'GAP'
     end

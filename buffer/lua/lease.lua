@@ -75,11 +75,12 @@ local time = call('TIME')
 -- Never below the clock: a store that lost its last seconds still grants no fence twice.
 local fence = string.format('%.0f', math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
 call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
-local deadline = now_ms() + tonumber(ARGV[2])
+local now = now_ms()
+local deadline = now + tonumber(ARGV[2])
 local answer = { 'OK', fence }
 for _, id in ipairs(picked) do
   local key = task_key(id)
-  call('HSET', key, 'st', 'L', 'fence', fence, 'inc', ARGV[1])
+  call('HSET', key, 'st', 'L', 'fence', fence, 'inc', ARGV[1], 'progress', now)
   call('ZADD', lease_key(id), deadline, id)
   local task = call('HMGET', key, 'spec', 'len')
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}

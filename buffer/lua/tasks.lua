@@ -2,15 +2,15 @@
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
 -- Invariant: whoever acts on a task shows the fence it was last leased under.
 
--- Returns the verdict for the holder of a fence and, where it is OK, the state and the length. A lease
--- that expired, even a reaped one, may be revived until somebody else gets it.
+-- Returns the verdict for the holder of a fence and, where it is OK, state, length, and when it last grew.
+-- A lease that expired, even a reaped one, may be revived until somebody else gets it.
 local function judge(id, fence)
-  local task = call('HMGET', task_key(id), 'st', 'fence', 'len')
+  local task = call('HMGET', task_key(id), 'st', 'fence', 'len', 'progress')
   if not task[1] then return 'GONE' end
   if task[2] ~= fence then return 'STALE' end
   if task[1] == 'D' then return 'DUP' end
   if task[1] == 'X' then return 'STALE' end
-  return 'OK', task[1], tonumber(task[3] or '0')
+  return 'OK', task[1], tonumber(task[3] or '0'), task[4]
 end
 
 -- Where a ready task waits: evaluation tasks wait in their round.

@@ -26,9 +26,24 @@ def lease(
     return single("lease", arguments, parse_lease)
 
 
-def beat(*, ttl_ms: int, lines: Sequence[BeatLine]) -> Operation[list[BeatVerdict]]:
-    """Renew leases and append the chunks that came with them; one verdict per line, in order."""
-    return sliced("beat", (ttl_ms, MAX_CHUNKS), lines, parse_beats)
+def beat(
+    *,
+    ttl_ms: int,
+    lines: Sequence[BeatLine],
+    progress_timeout_ms: int = 120_000,
+    max_attempts: int = 3,
+) -> Operation[list[BeatVerdict]]:
+    """Renew leases and append the chunks that came with them; one verdict per line, in order.
+
+    Args:
+        ttl_ms: A lease lasts so long from now.
+        lines: What to renew.
+        progress_timeout_ms: A lease that brought no new tokens for so long is STALE and costs its
+            task an attempt; 0 = never.
+        max_attempts: Attempts without progress that make a task a dead letter.
+    """
+    head = (ttl_ms, MAX_CHUNKS, progress_timeout_ms, max_attempts)
+    return sliced("beat", head, lines, parse_beats)
 
 
 def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]]:

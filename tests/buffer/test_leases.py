@@ -124,6 +124,68 @@ def test_a_reaped_lease_is_revived_by_its_holder(run: RunInStore, action: str) -
     assert run.stats().ready == 0
 
 
+def _stand_still(run: RunInStore, task: LeasedTask, ms: int) -> tuple[str, int]:
+    """Beat as if the last progress had been so long ago."""
+    key = f"{run.prefix}:t:{task.task_id}"
+    run.redis.hincrby(key, "progress", -ms)
+    line = BeatLine(task.task_id, task.fence)
+    call = operations.beat(ttl_ms=TTL_MS, lines=[line], progress_timeout_ms=60_000, max_attempts=2)
+    return run.store.run(call)[0]
+
+
+def test_a_heartbeat_without_progress_is_no_life(run: RunInStore) -> None:
+    run.create(1)
+    task = run.lease()[0]
+    assert run.beat(task, 0, 3) == ("OK", 3)
+
+    assert _stand_still(run, task, 50_000) == ("OK", 3)
+    assert _stand_still(run, task, 50_000) == ("STALE", 3)
+
+    assert run.stats().ready == 1
+    assert run.beat(task, 3, 1) == ("STALE", 0)  # not even with a token: it was told to stop
+    again = run.lease(1)[0]
+    assert (again.task_id, again.length) == (task.task_id, 3)
+    assert _stand_still(run, again, 70_000) == ("STALE", 3)
+    assert run.stats().dead == 1
+
+
+def test_new_tokens_are_progress(run: RunInStore) -> None:
+    run.create(1)
+    task = run.lease()[0]
+
+    for length in range(3):
+        assert _stand_still(run, task, 50_000) == ("OK", length)
+        assert run.beat(task, length, 1) == ("OK", length + 1)
+    line = BeatLine(task.task_id, task.fence, 3, 1, b"3,")
+    run.redis.hincrby(f"{run.prefix}:t:{task.task_id}", "progress", -(10**9))
+    assert run.store.run(operations.beat(ttl_ms=TTL_MS, lines=[line])) == [("OK", 4)]
+
+
+def test_time_in_which_nothing_could_arrive_is_no_standstill(run: RunInStore) -> None:
+    run.create(1)
+    task = run.lease()[0]
+    run.redis.hset(run.prefix + ":meta", "grace_until", 2**52)
+
+    assert _stand_still(run, task, 10**9) == ("OK", 0)
+
+
+def test_each_kind_of_failure_has_its_own_budget(run: RunInStore) -> None:
+    run.create(1)
+    run.lease(1)
+    task = run.lease(1)[0]
+    for kind, length in (("data", 1), ("infra", 2), ("data", 3), ("infra", 4), ("infra", 4)):
+        run.beat(task, length - 1, 1)
+        row = (task.task_id, task.fence, kind, "")
+        run.store.run(operations.fail(max_attempts=3, max_data_failures=3, failures=[row]))
+        assert run.stats().dead == 0
+        task = run.lease(1)[0]
+
+    row = (task.task_id, task.fence, "data", "the third")
+    run.store.run(operations.fail(max_attempts=3, max_data_failures=3, failures=[row]))
+
+    assert run.stats().dead == 1
+
+
 def test_released_tasks_go_first_and_cost_no_attempt(run: RunInStore) -> None:
     run.create(2)
     tasks = run.lease(4)
