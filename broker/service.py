@@ -76,8 +76,15 @@ class Service:
         self._settings = settings.broker
         self._max_episode_bytes = settings.buffer.max_episode_bytes
         ttl_ms = int(settings.broker.lease_timeout_s * 1000)
+        progress_timeout_ms = int(settings.broker.progress_timeout_s * 1000)
         self._beats: Batch[BeatLine, BeatVerdict] = Batch(
-            store, lambda lines: operations.beat(ttl_ms=ttl_ms, lines=lines)
+            store,
+            lambda lines: operations.beat(
+                ttl_ms=ttl_ms,
+                lines=lines,
+                progress_timeout_ms=progress_timeout_ms,
+                max_attempts=settings.broker.max_attempts,
+            ),
         )
         self._submits: Batch[tuple[int, int, bytes], str] = Batch(store, operations.submit)
         self._peers = peers
@@ -175,7 +182,11 @@ class Service:
                 check_failures(message)
                 failures = [(f.task_id, f.fence, f.kind, f.reason) for f in message.failures]
                 verdicts = await self._store.run(
-                    operations.fail(max_attempts=self._settings.max_attempts, failures=failures)
+                    operations.fail(
+                        max_attempts=self._settings.max_attempts,
+                        max_data_failures=self._settings.max_data_failures,
+                        failures=failures,
+                    )
                 )
                 return self._verdicts([row[0] for row in failures], verdicts)
             case _:
