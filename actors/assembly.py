@@ -15,6 +15,7 @@ import structlog
 from broker.client import BrokerClient
 from broker.keys import ACTOR, load_pair, load_public
 from broker.messages import Hello
+from broker.rotation import broker_public_keys
 from configs.identity import run_hashes
 from configs.settings import RunSettings, Settings
 
@@ -49,6 +50,8 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
     client = BrokerClient(
         settings.broker.endpoint,
         server_key=load_public(keys_folder, "broker"),
+        other_endpoints=settings.broker.other_endpoints,
+        read_server_keys=lambda: broker_public_keys(keys_folder),
         keys=keys,
         run=settings.run.name,
         incarnation=incarnation,

@@ -49,7 +49,8 @@ async def _serve(settings: Settings) -> None:
     store = AsyncStore(redis_url(settings), run=settings.run.name)
     try:
         keys = settings.broker.keys or settings.run.folder / "keys"
-        await Broker(settings, store, keys=keys).serve(stop)
+        audit_file = settings.run.folder / "logs" / "audit.jsonl"
+        await Broker(settings, store, keys=keys, audit_file=audit_file).serve(stop)
     finally:
         await store.close()
 

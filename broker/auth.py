@@ -13,6 +13,7 @@ Example:
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,7 +22,7 @@ import structlog
 import zmq
 from zmq.utils import z85
 
-from .keys import ALLOWED, read_allowed
+from .allow_list import AllowList, Role
 
 DOMAIN = b"nyala"
 """ZAP domain of every server socket; without one libzmq would not ask at all."""
@@ -31,39 +32,28 @@ POLL_MS = 200  # bounds how long `close` waits for the thread; requests do not w
 log = structlog.get_logger()
 
 
-class AllowList:
-    """The public keys in `allowed/`, read again when the folder or a file in it has changed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._seen: object = None
-        self._keys: dict[bytes, str] = {}
-
-    def name_of(self, public_key: bytes) -> str | None:
-        """Return the name under which a key is allowed, or None."""
-        return self._keys.get(public_key)
-
-    def refresh(self) -> None:
-        """Look for a change; costs one `stat` for each file."""
-        seen = self._signature()
-        if seen != self._seen:
-            # A file that changes while it is read is read again next time: its signature differs.
-            self._keys, self._seen = read_allowed(self._folder), seen
-
-    def _signature(self) -> object:
-        try:
-            stats = [(path.name, path.stat()) for path in (self._folder / ALLOWED).iterdir()]
-        except OSError:  # no folder, or a file removed meanwhile
-            return None
-        return sorted((name, s.st_mtime_ns, s.st_size, s.st_ino) for name, s in stats)
-
-
 class Door:
-    """Answers ZAP requests of one context until closed."""
+    """Answers ZAP requests of one context until closed.
 
-    def __init__(self, context: zmq.Context[Any], keys: Path) -> None:
+    Args:
+        context: Whose server sockets it guards.
+        keys: Folder of the run's keys.
+        roles: Who may connect here.
+        on_refused: Is told the address of each peer that is turned away, from the door's thread.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        keys: Path,
+        *,
+        roles: Collection[Role] = tuple(Role),
+        on_refused: Callable[[str], None] = lambda _address: None,
+    ) -> None:
         self.allowed = AllowList(keys)
         """Shared with a server that also checks the key of every message (revocation)."""
+        self._roles = frozenset(roles)
+        self._on_refused = on_refused
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(context)
         self._stop = threading.Event()
         self._socket = self._context.socket(zmq.REP)
@@ -112,16 +102,13 @@ class Door:
     def _answer(self, request: list[bytes]) -> list[bytes]:
         """Judge [version, id, domain, address, identity, mechanism, credentials...]."""
         version, request_id, domain, address, _identity, mechanism, *credentials = request
-        name, key = None, b""
+        member, key = None, b""
         if domain == DOMAIN and mechanism == b"CURVE" and len(credentials) == 1:
             self.allowed.refresh()
             key = z85.encode(credentials[0])
-            name = self.allowed.name_of(key)
-        if name is None:
-            log.warning(
-                "peer refused: its key is not in allowed/",
-                address=address.decode(errors="replace"),
-                mechanism=mechanism.decode(errors="replace"),
-            )
+            member = self.allowed.member(key)
+        if member is None or member.role not in self._roles:
+            log.debug("peer refused: its key may not connect here", mechanism=str(mechanism))
+            self._on_refused(address.decode(errors="replace"))
             return [version, request_id, b"400", b"key not allowed", b"", b""]
         return [version, request_id, b"200", b"OK", key, b""]

@@ -21,51 +21,48 @@ import itertools
 import random
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
 import structlog
 import zmq
-import zmq.asyncio
-from zmq.utils.monitor import parse_monitor_message
 
 from configs.errors import DeadlineError, RecordError, RefusedError
 
 from .codec import decode, encode, sequence_of
+from .connection import Connection, ReadKeys
 from .keys import KeyPair
 from .messages import (
     BeatRequest,
     Bye,
+    DrainRequest,
     FailRequest,
     Hello,
     LeaseReply,
     LeaseRequest,
+    Receipt,
     Refusal,
     ReleaseRequest,
+    RevokeRequest,
+    StatusReply,
+    StatusRequest,
     SubmitRequest,
     Verdicts,
     Welcome,
 )
-from .sockets import connect_dealer
 
 MAX_IN_FLIGHT = 32  # half the send queue: a call and its copy always fit
 FIRST_WAIT_S = 0.2  # a reply takes milliseconds; after this it was lost or the broker is busy
 LAST_WAIT_S = 5.0
 UNSENT_WAIT_S = 0.05  # without a connection a send fails at once and costs nothing to repeat
 DEFAULT_DEADLINE_S = 60.0
-MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
-HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-)
 
 log = structlog.get_logger()
 Reply = TypeVar("Reply")
 
 
 class BrokerClient:
-    """Speaks to one broker for one incarnation, from one event loop."""
+    """Speaks to the run's broker for one incarnation, from one event loop."""
 
     def __init__(
         self,
@@ -75,6 +72,8 @@ class BrokerClient:
         keys: KeyPair,
         run: str,
         incarnation: str,
+        other_endpoints: Sequence[str] = (),
+        read_server_keys: ReadKeys | None = None,
         max_message_bytes: int = 32 * 2**20,
     ) -> None:
         """Connect in the background.
@@ -85,24 +84,23 @@ class BrokerClient:
             keys: This actor's own key pair.
             run: Name of the run.
             incarnation: This life of the actor; a new one for every start.
+            other_endpoints: More brokers of the same run.
+            read_server_keys: Reads what a broker's public key may be now; None = `server_key`.
             max_message_bytes: Largest message, until the broker's WELCOME names its own limit.
         """
-        self._endpoint = endpoint
         self._run, self._incarnation = run, incarnation
         self._max_message_bytes = max_message_bytes
         self._long_poll_s = 0.0
-        self._context = zmq.asyncio.Context()
-        self._socket = connect_dealer(
-            self._context,
-            endpoint,
-            keys=keys,
-            server_key=server_key,
-            max_message_bytes=max_message_bytes,
-        )
-        self._monitor = self._socket.get_monitor_socket(MONITORED | HANDSHAKE_FAILED)
-        self._state = "no connection yet"
-        self._heard_at = 0.0
         self._refused: str | None = None
+        self._connection = Connection(
+            (endpoint, *other_endpoints),
+            server_keys=read_server_keys or (lambda: [server_key]),
+            keys=keys,
+            incarnation=incarnation,
+            max_message_bytes=max_message_bytes,
+            on_cut=lambda: self._settle(None),
+            on_refused=self._refuse,
+        )
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[object | None]] = {}
         self._abandoned: deque[int] = deque(maxlen=MAX_IN_FLIGHT)
@@ -152,6 +150,16 @@ class BrokerClient:
         """Report episodes that could not be made."""
         return await self._call(request, Verdicts, deadline_s)
 
+    async def status(self, *, deadline_s: float = DEFAULT_DEADLINE_S) -> StatusReply:
+        """Look at the run, as an observer or operator; needs no HELLO."""
+        return await self._call(StatusRequest(), StatusReply, deadline_s)
+
+    async def order(
+        self, order: RevokeRequest | DrainRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Receipt:
+        """Have the broker do something, as an operator; needs no HELLO."""
+        return await self._call(order, Receipt, deadline_s)
+
     async def bye(self, *, deadline_s: float = 2.0) -> None:
         """Say that this incarnation ends; without an answer the broker finds out by itself."""
         try:
@@ -166,8 +174,7 @@ class BrokerClient:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for waiting in self._pending.values():
             waiting.cancel()
-        self._socket.disable_monitor()
-        self._context.destroy(linger=0)
+        self._connection.close()
 
     async def _call(
         self, message: object, kind: type[Reply], deadline_s: float, patience_s: float = 0.0
@@ -193,16 +200,18 @@ class BrokerClient:
     async def _until_answered(
         self, seq: int, frame: bytes, kind: type[Reply], patience_s: float
     ) -> Reply:
-        pause = FIRST_WAIT_S
+        pause, asked_at = FIRST_WAIT_S, time.monotonic()
         try:
             while True:
-                reply = await self._try(seq, frame, patience_s + _jitter(pause))
+                reply = await self._try(seq, frame, patience_s + _jitter(pause), asked_at)
                 if isinstance(reply, kind):
                     return reply
                 if isinstance(reply, Refusal):
                     await self._heed(reply, kind, pause)
                 elif reply is not None:
                     raise RefusedError(f"reply must be {kind.__name__}, got {type(reply).__name__}")
+                else:
+                    self._connection.turn_if_silent(asked_at, patience_s)
                 pause = min(2 * pause, LAST_WAIT_S)
         except asyncio.CancelledError:  # by the caller, or at the deadline
             if kind is LeaseReply:
@@ -211,29 +220,30 @@ class BrokerClient:
         finally:
             self._pending.pop(seq, None)
 
-    async def _try(self, seq: int, frame: bytes, wait_s: float) -> object | None:
+    async def _try(self, seq: int, frame: bytes, wait_s: float, asked_at: float) -> object | None:
         """Send once and wait for the reply; None if there is none yet."""
         if self._refused is not None:
             raise RefusedError(self._refused)
         answer = self._pending[seq] = asyncio.get_running_loop().create_future()
         while not answer.done():
             try:
-                await self._socket.send(frame, flags=zmq.NOBLOCK)
+                await self._connection.send(frame)
                 break
             except zmq.Again:
+                self._connection.turn_if_silent(asked_at, 0.0)
                 await asyncio.wait([answer], timeout=UNSENT_WAIT_S)
         sent_at = time.monotonic()
         while not answer.done():
             await asyncio.wait([answer], timeout=wait_s)
             now = time.monotonic()
             # Whoever still answers others is busy: a copy would only lengthen the queue before it.
-            if now - self._heard_at > wait_s or now - sent_at > LAST_WAIT_S + wait_s:
+            if now - self._connection.heard_at > wait_s or now - sent_at > LAST_WAIT_S + wait_s:
                 break
         return answer.result() if answer.done() else None
 
     async def _heed(self, refusal: Refusal, kind: type, pause_s: float) -> None:
         """Do what lets the request be sent again, or give it up."""
-        if refusal.code == "store":
+        if refusal.code in {"store", "busy"}:
             await asyncio.sleep(_jitter(pause_s))
         elif refusal.code == "hello" and kind is not Welcome and self._greeting is not None:
             await self._greet_again(self._greeting)
@@ -245,13 +255,13 @@ class BrokerClient:
         seen = self._greetings
         async with self._greet_lock:
             if self._greetings == seen:
-                log.info("saying HELLO again", endpoint=self._endpoint)
+                log.info("saying HELLO again", endpoint=self._connection.endpoint)
                 await self.hello(greeting)
 
     def _start(self) -> None:
         if not self._tasks:
             self._spawn(self._receive())
-            self._spawn(self._watch())
+            self._spawn(self._connection.watch())
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
@@ -261,13 +271,12 @@ class BrokerClient:
     async def _receive(self) -> None:
         """Hand every reply to the call that waits for it."""
         while True:
-            frames = await self._socket.recv_multipart()
-            self._heard_at = time.monotonic()
+            frame = await self._connection.receive()
             try:
-                envelope = decode(frames[-1], max_bytes=self._max_message_bytes)
+                envelope = decode(frame, max_bytes=self._max_message_bytes)
                 seq, message = envelope.seq, envelope.message
             except RecordError as error:
-                seq = sequence_of(frames[-1], max_bytes=self._max_message_bytes)
+                seq = sequence_of(frame)
                 message = Refusal(code="reply", text=str(error))
             answer = self._pending.get(seq)
             if answer is not None and not answer.done():
@@ -284,28 +293,10 @@ class BrokerClient:
         except (DeadlineError, RefusedError) as error:
             log.warning("leases nobody asked for will expire", count=len(tasks), reason=str(error))
 
-    async def _watch(self) -> None:
-        """Remember what became of the connection, for error texts and for a refused key."""
-        while True:
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._refuse(
-                    f"the broker at {self._endpoint} refused this key; put its .pub file into the "
-                    "folder allowed/ of the broker's keys, or copy the run's actor.key here"
-                )
-            elif event & HANDSHAKE_FAILED:
-                self._state = "the handshake failed: broker.pub is not the key of this broker"
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._state, self._refused = "connected", None
-            elif event == zmq.EVENT_DISCONNECTED:
-                self._state = "the connection was cut"
-                self._settle(None)  # what was on its way is lost: send it again at once
-            elif self._state == "no connection yet":
-                self._state = "reached, but without a handshake"
-
-    def _refuse(self, text: str) -> None:
+    def _refuse(self, text: str | None) -> None:
         self._refused = text
-        self._settle(Refusal(code="key", text=text))
+        if text is not None:
+            self._settle(Refusal(code="key", text=text))
 
     def _settle(self, result: Refusal | None) -> None:
         """End the present try of every call."""
@@ -315,8 +306,9 @@ class BrokerClient:
 
     def _why_silent(self, what: str) -> str:
         return (
-            f"{what} from {self._endpoint} ({self._state}); likely causes: the broker is not "
-            "running, broker.endpoint is wrong or unreachable, or broker.pub is another run's"
+            f"{what} from {self._connection.endpoint} ({self._connection.state}); likely causes: "
+            "the broker is not running, broker.endpoint is wrong or unreachable, or broker.pub is "
+            "another run's"
         )
 
 

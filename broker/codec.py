@@ -29,6 +29,7 @@ MAX_ELEMENTS = 2**20
 """List and map entries of one message: ten times the largest manifest. A byte on the wire can cost
 sixty in memory as an empty list, so the total is bounded and not the bytes alone."""
 HEADER = ("v", "run", "inc", "seq", "op")
+HEADER_BYTES = 1024  # of it, with names as long as they may be
 _MALFORMED = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 
@@ -123,14 +124,21 @@ def decode(frame: bytes, *, max_bytes: int) -> Envelope:
     return Envelope(v=version, run=str(run), inc=str(inc), seq=seq, message=body.kind(**values))
 
 
-def sequence_of(frame: bytes, *, max_bytes: int) -> int:
-    """Return the `seq` of a frame that `decode` refused, so that its sender hears of it, or 0."""
+def sequence_of(frame: bytes) -> int:
+    """Return the `seq` of a frame that is not decoded, so that its sender hears of it, or 0.
+
+    Reads the header alone: what a peer sends that is refused anyway must cost next to nothing.
+    """
+    reader = msgpack.Unpacker(raw=False, max_buffer_size=HEADER_BYTES, max_ext_len=0)
+    reader.feed(frame[:HEADER_BYTES])
     try:
-        raw = _unpack(frame, max_bytes=max_bytes)
-    except RecordError:
-        return 0
-    seq = raw.get("seq") if type(raw) is dict else None
-    return seq if type(seq) is int and 0 <= seq < 2**63 else 0
+        for _ in range(min(reader.read_map_header(), len(HEADER))):
+            name, value = reader.unpack(), reader.unpack()
+            if name == "seq":
+                return value if type(value) is int and 0 <= value < 2**63 else 0
+    except _MALFORMED:
+        pass
+    return 0
 
 
 def encode_spec(spec: messages.TaskSpec) -> bytes:
@@ -213,6 +221,11 @@ for _op, _kind in {
     "release": messages.ReleaseRequest,
     "fail": messages.FailRequest,
     "bye": messages.Bye,
+    "status": messages.StatusRequest,
+    "state": messages.StatusReply,
+    "revoke": messages.RevokeRequest,
+    "drain": messages.DrainRequest,
+    "receipt": messages.Receipt,
     "refusal": messages.Refusal,
     "manifest": WeightManifest,
 }.items():

@@ -1,10 +1,11 @@
 """CURVE keys of a run: files in one folder, made by `nyala keys` and read by every process.
 
-    keys/                 0700
-      broker.key .pub     the broker's server key
-      learner.key .pub    the weight publisher's server key
-      actor.key .pub      what actors show to both
-      allowed/*.pub       who may connect: remove a file and its holder is out
+    keys/                   0700
+      broker.key .pub       the broker's server key
+      broker.next.pub       the one that follows it, while it is being exchanged (`rotation.py`)
+      learner.key .pub      the weight publisher's server key
+      actor.key .pub        what actors show to both
+      allowed/              who may connect, and as what (`allow_list.py`)
 
 A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone. An
 actor's machine needs actor.key and broker.pub, never the others' secrets: the publisher's public
@@ -14,6 +15,7 @@ key comes with each publication, through the broker.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +30,8 @@ SERVERS = ("broker", "learner")
 ACTOR = "actor"
 """The key that actors share unless each is given its own with `make_client`."""
 ALLOWED = "allowed"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+"""Names of keys: no path, and no hidden file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +47,16 @@ def make_keys(folder: Path) -> Path:
     """Make the keys of a run; those that exist are left as they are."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in SERVERS:
-        _make_pair(folder, name)
-    make_client(folder, ACTOR)
+        make_pair(folder, name)
+    if not (folder / f"{ACTOR}.key").exists():  # or a key that was taken off the list would return
+        make_client(folder, ACTOR)
     return folder
 
 
 def make_client(folder: Path, name: str) -> None:
-    """Make the key pair of one more client and allow it to connect."""
-    pair = _make_pair(folder, name)
-    allowed = folder / ALLOWED
-    allowed.mkdir(mode=0o700, exist_ok=True)
-    _write_public(allowed / f"{name}.pub", pair.public)
+    """Make the key pair of one more actor and allow it to connect."""
+    pair = make_pair(folder, name)
+    place_public(folder / ALLOWED / f"{name}.pub", pair.public)
 
 
 def load_pair(folder: Path, name: str) -> KeyPair:
@@ -73,7 +76,7 @@ def load_pair(folder: Path, name: str) -> KeyPair:
             f"anybody on this machine may have read it: make new keys with `nyala keys`, "
             f"or `chmod 600 {path}` if you are sure"
         )
-    secret = _read_key(path)
+    secret = read_key(path)
     return KeyPair(public=bytes(zmq.curve_public(secret)), secret=secret)
 
 
@@ -83,21 +86,11 @@ def load_public(folder: Path, name: str) -> bytes:
     Raises:
         SettingsError: the key is missing or malformed.
     """
-    return _read_key(folder / f"{name}.pub")
+    return read_key(folder / f"{name}.pub")
 
 
-def read_allowed(folder: Path) -> dict[bytes, str]:
-    """Read who may connect: public key -> name of its file. A malformed file allows nobody."""
-    allowed: dict[bytes, str] = {}
-    for path in sorted((folder / ALLOWED).glob("*.pub")):
-        try:
-            allowed[_read_key(path)] = path.stem
-        except SettingsError:
-            continue
-    return allowed
-
-
-def _make_pair(folder: Path, name: str) -> KeyPair:
+def make_pair(folder: Path, name: str) -> KeyPair:
+    """Make a key pair, or load the one that is there; its secret is never open to others."""
     path = folder / f"{name}.key"
     if not path.exists():
         _, secret = zmq.curve_keypair()
@@ -105,16 +98,29 @@ def _make_pair(folder: Path, name: str) -> KeyPair:
         with os.fdopen(descriptor, "wb") as file:
             file.write(secret + b"\n")
     pair = load_pair(folder, name)
-    _write_public(folder / f"{name}.pub", pair.public)
+    place_public(folder / f"{name}.pub", pair.public)
     return pair
 
 
-def _write_public(path: Path, public: bytes) -> None:
+def place_public(path: Path, public: bytes) -> None:
+    """Write a public key where there is none yet."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
         path.write_bytes(public + b"\n")
 
 
-def _read_key(path: Path) -> bytes:
+def forget_name(folder: Path, name: str) -> None:
+    """Remove a client's own pair, so that its name can be given to a new key."""
+    for suffix in ("key", "pub"):
+        (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
+def read_key(path: Path) -> bytes:
+    """Read one key, public or secret.
+
+    Raises:
+        SettingsError: it is missing or malformed.
+    """
     try:
         key = path.read_bytes().strip()
     except OSError as error:

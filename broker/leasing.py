@@ -82,6 +82,8 @@ class Leasing:
                 return peer.granted[1]
             if peer.lease_seq != seq or self._peers.is_suspect(peer):
                 return None
+            if peer.is_draining:
+                return self._reply("DONE", ())
             if self._board.is_full:
                 return self._reply("WAIT", ())
             answer = await self._store.run(

@@ -39,6 +39,8 @@ class Peer:
     """The last grant and the `seq` of its request: when resent, it gets this and no more."""
     lease_seq: int = -1
     """The newest LEASE request; an older one that is still parked gets nothing."""
+    is_draining: bool = False
+    """An operator wants it to leave: it gets no more work."""
     leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held around a grant, so that a request and its copy are not both granted."""
 
@@ -47,10 +49,16 @@ class Liveness:
     """The table of peers."""
 
     def __init__(
-        self, *, heartbeat_timeout_s: float, max_actors: int, clock: Callable[[], float]
+        self,
+        *,
+        heartbeat_timeout_s: float,
+        max_actors: int,
+        max_actors_per_key: int,
+        clock: Callable[[], float],
     ) -> None:
         self._timeout_s = heartbeat_timeout_s
         self._max_actors = max_actors
+        self._max_actors_per_key = max_actors_per_key
         self._clock = clock
         self._peers: dict[str, Peer] = {}
 
@@ -60,9 +68,19 @@ class Liveness:
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._peers.values()))
 
-    def has_room(self, incarnation: str) -> bool:
-        """Say whether HELLO of this incarnation can be taken."""
-        return incarnation in self._peers or len(self._peers) < self._max_actors
+    def get(self, incarnation: str) -> Peer | None:
+        """Return what is known of an incarnation."""
+        return self._peers.get(incarnation)
+
+    def lacks_room(self, incarnation: str, key: str) -> str | None:
+        """Name the setting that keeps this key's HELLO out; None if it can be taken."""
+        if incarnation in self._peers:
+            return None
+        if len(self._peers) >= self._max_actors:
+            return f"broker.max_actors = {self._max_actors}"
+        if sum(peer.key == key for peer in self._peers.values()) >= self._max_actors_per_key:
+            return f"broker.max_actors_per_key = {self._max_actors_per_key}"
+        return None
 
     def belongs_to(self, incarnation: str, key: str) -> bool:
         """Say whether this key may speak for this incarnation; the first to say HELLO decides."""
@@ -71,7 +89,8 @@ class Liveness:
 
     def admit(self, hello: Hello, key: str) -> Peer:
         """Take a HELLO; a repeated one keeps what is known of the incarnation."""
-        assert self.has_room(hello.incarnation) and self.belongs_to(hello.incarnation, key)
+        assert self.lacks_room(hello.incarnation, key) is None
+        assert self.belongs_to(hello.incarnation, key)
         peer = self._peers.get(hello.incarnation)
         if peer is None:
             peer = self._peers[hello.incarnation] = Peer(
@@ -97,6 +116,13 @@ class Liveness:
     def forget(self, incarnation: str) -> None:
         """Take a BYE."""
         self._peers.pop(incarnation, None)
+
+    def forget_key(self, key: str) -> list[str]:
+        """Forget all incarnations of a key; return them."""
+        gone = [name for name, peer in self._peers.items() if peer.key == key]
+        for name in gone:
+            del self._peers[name]
+        return gone
 
     def expire(self) -> list[str]:
         """Forget who has been silent for very long; return their incarnations."""

@@ -199,6 +199,47 @@ class Bye:
 
 
 @dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """Observer or operator -> broker: how is the run?"""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReply:
+    """Broker -> observer or operator."""
+
+    state: str
+    version: int
+    """Batches trained."""
+    tasks: dict[str, int]
+    """Tasks by state."""
+    actors: tuple[str, ...]
+    """Incarnations that this broker serves."""
+    refusals: dict[str, int]
+    """What this broker has refused since it started, by code."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeRequest:
+    """Operator -> broker: take the key of this name off the broker's allow-list."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    """Operator -> broker: this incarnation gets no more work, finishes what it has and leaves."""
+
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Broker -> operator: it is done; `text` is for people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Broker -> peer: the message changed nothing. `code` is for programs, `text` for people."""
 

@@ -1,8 +1,8 @@
 """The broker's process: a ROUTER between actors and the store, and the chores that run beside it.
 
-Consumes frames of [routing id, message]; waits for the store; a full intake stops the reading
-and so holds the senders back. Stateless: killed at any moment, it loses nothing that it has
-acknowledged. Refuses to know what messages mean (`service.py`) and what is in the store.
+Listens and runs the chores; what is read is answered by `reception.py`. Stateless: killed at any
+moment, it loses nothing that it has acknowledged. Refuses to know what messages mean (`service.py`)
+and what is in the store.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 
 import structlog
@@ -19,25 +18,28 @@ import zmq
 import zmq.asyncio
 
 from buffer import operations
+from buffer.operations.brokers import broker_seen
 from buffer.store import AsyncStore
-from configs.errors import RecordError, SettingsError, StoreError
+from configs.errors import SettingsError, StoreError
 from configs.settings import Settings
 
+from .audit import Audit
 from .auth import Door
 from .board import MEMORY_S, PUBLICATION_S, Board
-from .codec import Envelope, decode, encode, sequence_of
-from .intake import Intake, Place
+from .desk import Desk
 from .keys import load_pair
-from .leasing import UNSERVED, Leasing
-from .liveness import Liveness, Peer
-from .messages import RECORD_MARGIN, LeaseReply, LeaseRequest, Refusal
+from .leasing import Leasing
+from .listener import Listener
+from .liveness import Liveness
+from .messages import RECORD_MARGIN
 from .reaper import BATCH, Reaper
+from .reception import Reception
+from .revocation import LOOK_S, Revocation
 from .service import Service
-from .sockets import bind_router, bound_endpoint
+from .sockets import RECEIVE_HWM, bind_router, bound_endpoint
 from .turnstile import TICK_S
 
-HOUSEKEEPING_S = 2.0  # figures for `nyala status`, removed keys, long silent peers
-DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
+HOUSEKEEPING_S = 2.0  # figures for `nyala status`, long silent peers
 
 log = structlog.get_logger()
 
@@ -45,13 +47,16 @@ log = structlog.get_logger()
 class Broker:
     """Serves one run at one address."""
 
-    def __init__(self, settings: Settings, store: AsyncStore, *, keys: Path) -> None:
+    def __init__(
+        self, settings: Settings, store: AsyncStore, *, keys: Path, audit_file: Path | None = None
+    ) -> None:
         """Build the parts; nothing listens yet.
 
         Args:
             settings: Of the run.
             store: Connected to the run's Redis.
             keys: Folder of the run's keys.
+            audit_file: Where joins, refusals and revocations are written; None = the log alone.
 
         Raises:
             SettingsError: the limits contradict each other, or the broker's key cannot be used.
@@ -68,12 +73,16 @@ class Broker:
         self._store = store
         self._keys = keys
         self._pair = load_pair(keys, "broker")
+        self._endpoint = broker.endpoint
+        self._audit = Audit(audit_file)
         self._peers = Liveness(
             heartbeat_timeout_s=broker.heartbeat_timeout_s,
             max_actors=broker.max_actors,
+            max_actors_per_key=broker.max_actors_per_key,
             clock=time.monotonic,
         )
         self._reaper = Reaper(grace_s=broker.lease_timeout_s, clock=time.monotonic)
+        store.watch(self._meet)
         self._board = Board(store, pause_at_memory=settings.buffer.pause_at_memory)
         self._leasing = Leasing(store, broker, self._peers, self._board)
         self._service = Service(
@@ -82,10 +91,9 @@ class Broker:
             peers=self._peers,
             board=self._board,
             leasing=self._leasing,
+            audit=self._audit,
             on_outage=self._reaper.hold,
         )
-        self._intake = Intake(max_message_bytes=broker.max_message_bytes)
-        self._requests: set[asyncio.Task[None]] = set()
 
     async def serve(
         self, stop: asyncio.Event, *, on_ready: Callable[[str], None] | None = None
@@ -101,125 +109,81 @@ class Broker:
         """
         context = zmq.asyncio.Context()
         try:
-            with Door(context, self._keys) as door:
+            with Door(context, self._keys, on_refused=self._turned_away) as door:
                 socket = bind_router(
                     context,
                     self._settings.endpoint,
                     keys=self._pair,
                     max_message_bytes=self._settings.max_message_bytes,
+                    receive_hwm=self._receive_hwm(),
                 )
-                endpoint = bound_endpoint(socket)
-                log.info("listening", stage="listening", endpoint=endpoint)
+                self._endpoint = bound_endpoint(socket)
+                log.info("listening", stage="listening", endpoint=self._endpoint)
                 if on_ready is not None:
-                    on_ready(endpoint)
+                    on_ready(self._endpoint)
                 await self._serve(socket, door, stop)
                 socket.close()  # its linger lets last replies leave
         finally:
             context.destroy()
 
     async def _serve(self, socket: zmq.asyncio.Socket, door: Door, stop: asyncio.Event) -> None:
+        revocation = Revocation(door.allowed, self._peers, self._audit)
+        reception = self._reception(socket, door, revocation)
+        listener = Listener(socket, self._keys, pair=self._pair, audit=self._audit)
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(work)
                 for work in (
-                    self._receive(socket, door),
+                    reception.receive(),
                     _every(TICK_S, self._tick, stop),
                     _every(PUBLICATION_S, self._board.read_publication, stop),
                     _every(MEMORY_S, self._board.read_memory, stop),
                     _every(self._settings.reap_every_s, self._reap, stop),
-                    _every(HOUSEKEEPING_S, lambda: self._keep_house(door), stop),
+                    _every(LOOK_S, lambda: self._look(revocation, listener), stop),
+                    _every(HOUSEKEEPING_S, self._keep_house, stop),
                 )
             ]
             await stop.wait()
-            log.info("stopping", requests=len(self._requests))
             for loop in loops:
                 loop.cancel()
-        self._leasing.close()
-        if self._requests:
-            _, late = await asyncio.wait(self._requests, timeout=DRAIN_S)
-            for request in late:
-                request.cancel()
+        await reception.drain()
 
-    async def _receive(self, socket: zmq.asyncio.Socket, door: Door) -> None:
-        """Read messages and give each a task of its own, as long as the intake has room."""
-        while True:
-            await self._intake.room()
-            frames = await socket.recv_multipart(copy=False)
-            key = str(frames[-1].get("User-Id"))
-            if len(frames) != 2 or door.allowed.name_of(key.encode()) is None:
-                # Not from our clients; and a key may be removed while its holder is connected.
-                log.warning("message dropped", frames=len(frames), key=key)
-                continue
-            route, frame = frames[0].bytes, frames[1].bytes
-            # Here and not in the task: in a burst `recv` never yields, so no task would have begun.
-            place = self._intake.admit(len(frame))
-            task = asyncio.create_task(self._request(socket, route, frame, key, place))
-            self._requests.add(task)
-            task.add_done_callback(partial(self._finished, place))
+    def _reception(
+        self, socket: zmq.asyncio.Socket, door: Door, revocation: Revocation
+    ) -> Reception:
+        desk = Desk(
+            self._store,
+            run=self._run,
+            peers=self._peers,
+            keys=self._keys,
+            audit=self._audit,
+            on_revoked=revocation.look,
+        )
+        return Reception(
+            socket,
+            door.allowed,
+            run=self._run,
+            settings=self._settings,
+            service=self._service,
+            leasing=self._leasing,
+            desk=desk,
+            peers=self._peers,
+            audit=self._audit,
+            on_outage=self._reaper.hold,
+        )
 
-    def _finished(self, place: Place, task: asyncio.Task[None]) -> None:
-        self._requests.discard(task)
-        place.leave()
-
-    async def _request(
-        self, socket: zmq.asyncio.Socket, route: bytes, frame: bytes, key: str, place: Place
-    ) -> None:
-        """Answer one message; whatever happens, the broker goes on."""
-        try:
-            try:
-                envelope = decode(frame, max_bytes=self._settings.max_message_bytes)
-            except RecordError as error:
-                seq = sequence_of(frame, max_bytes=self._settings.max_message_bytes)
-                await self._send(socket, route, seq, Refusal("malformed", str(error)))
-                return
-            reply = await self._service.answer(envelope, key)
-            place.leave()  # a LEASE may now wait for work
-            peer = self._peers.hear(envelope.inc, key)
-            if isinstance(reply, LeaseReply) and peer is not None:
-                await self._answer_lease(socket, route, envelope, peer, reply)
-            elif reply is not None:
-                await self._send(socket, route, envelope.seq, reply)
-        except Exception:  # the edge of the loop: one request must not end the others
-            log.exception("a request failed; its actor will send it again")
-
-    async def _answer_lease(
-        self,
-        socket: zmq.asyncio.Socket,
-        route: bytes,
-        envelope: Envelope,
-        peer: Peer,
-        first: LeaseReply,
-    ) -> None:
-        """Park an unserved LEASE, and do not let a grant vanish with the connection."""
-        reply: object | None = first
-        if first.status in UNSERVED:
-            request = envelope.message
-            assert isinstance(request, LeaseRequest)
-            try:
-                reply = await self._leasing.wait(peer, envelope.seq, request)
-            except StoreError as error:
-                self._reaper.hold()
-                reply = Refusal("store", f"the store does not answer; send again later: {error}")
-        if reply is None:
-            return
-        was_sent = await self._send(socket, route, envelope.seq, reply)
-        if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
-            await self._leasing.take_back(peer, reply)
-
-    async def _send(
-        self, socket: zmq.asyncio.Socket, route: bytes, seq: int, reply: object
-    ) -> bool:
-        """Hand a reply to ZeroMQ; False if the peer is gone or does not read."""
-        frame = encode(reply, run=self._run, incarnation="broker", seq=seq)
-        try:
-            await socket.send_multipart([route, frame], flags=zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # EAGAIN or EHOSTUNREACH: it will ask again
-            log.debug("reply dropped", reason=str(error))
-            return False
-        return True
+    async def _look(self, revocation: Revocation, listener: Listener) -> None:
+        revocation.look()
+        await listener.look()
 
     async def _tick(self) -> None:
         self._leasing.row.open()
+
+    def _meet(self, run_id: str, state: str) -> bool:
+        """Work with a server that is new to this broker; the store itself closes what must wait."""
+        log.info("Redis is new to this broker", run_id=run_id, state=state)
+        self._reaper.hold()
+        return True
 
     async def _reap(self) -> None:
         if not self._reaper.may_reap():
@@ -234,11 +198,23 @@ class Broker:
         if ids:
             log.info("expired leases returned", count=len(ids))
 
-    async def _keep_house(self, door: Door) -> None:
-        door.allowed.refresh()
+    async def _keep_house(self) -> None:
         for incarnation in self._peers.expire():
             log.info("actor forgotten after long silence", actor=incarnation)
+        self._audit.settle()
         await self._service.report()
+        figures = {"at": time.time(), "actors": len(self._peers)}
+        refused = {f"refused_{code}": count for code, count in self._audit.refusals.items()}
+        await self._store.run(broker_seen(self._endpoint, figures | refused))
+
+    def _receive_hwm(self) -> int:
+        """Choose how many messages ZeroMQ may hold for one peer, so that they keep to its share."""
+        broker = self._settings
+        share = broker.max_inflight_mb_per_actor * 2**20 // broker.max_message_bytes
+        return max(2, min(RECEIVE_HWM, share))
+
+    def _turned_away(self, address: str) -> None:
+        self._audit.refused("unknown key", address)
 
 
 async def _every(

@@ -11,7 +11,10 @@ one that asks the actor to send again. No state but the table of peers; no socke
 | `mismatch`  | start with the run's own settings; the text names what differs |
 | `run`       | connect to this run's broker |
 | `full`      | come back when an actor has left |
+| `busy`      | send the same again later: the peer has too much at the broker already |
 | `key`       | use the key that this incarnation began with |
+| `role`      | use a key of a role that may ask for this (`rights.py`) |
+| `revoked`   | nothing: its key has been taken off the allow-list |
 | `malformed` | nothing: a bug or an attack; the text says what is wrong |
 """
 
@@ -19,14 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import structlog
-
 from buffer import operations
 from buffer.answers import BeatLine, BeatVerdict
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError
 from configs.settings import Settings
 
+from .audit import Audit
 from .batching import Batch
 from .board import Board
 from .checks import (
@@ -55,8 +57,6 @@ from .messages import (
     Welcome,
 )
 
-log = structlog.get_logger()
-
 
 class Service:
     """Answers requests."""
@@ -69,6 +69,7 @@ class Service:
         peers: Liveness,
         board: Board,
         leasing: Leasing,
+        audit: Audit,
         on_outage: Callable[[], None],
     ) -> None:
         self._store = store
@@ -90,6 +91,7 @@ class Service:
         self._peers = peers
         self._board = board
         self._leasing = leasing
+        self._audit = audit
         self._on_outage = on_outage
 
     async def answer(self, envelope: Envelope, key: str) -> object | None:
@@ -131,6 +133,7 @@ class Service:
             return await self._hello(message, key)
         if isinstance(message, Bye):
             self._peers.forget(envelope.inc)
+            self._audit.note("actor left", actor=envelope.inc, actors=len(self._peers))
             return message
         peer = self._peers.hear(envelope.inc, key)
         if peer is None:
@@ -152,11 +155,14 @@ class Service:
                     f"{name} must be the run's ({known:.12}), got {got:.12}; "
                     "start this actor with the run's config.yaml, environment and reward",
                 )
-        if not self._peers.has_room(hello.incarnation):
-            text = f"actors must be at most broker.max_actors = {self._settings.max_actors}"
-            return Refusal("full", f"{text}, got one more; raise it or stop some")
+        limit = self._peers.lacks_room(hello.incarnation, key)
+        if limit is not None:
+            text = f"actors must be at most {limit}, got one more; raise it or stop some"
+            return Refusal("full", text)
         self._peers.admit(hello, key)
-        log.info("actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers))
+        self._audit.note(
+            "actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers)
+        )
         return Welcome(
             run_id=self._run,
             lease_timeout_s=self._settings.lease_timeout_s,

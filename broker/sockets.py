@@ -24,6 +24,7 @@ HEARTBEAT_MS = 2_000  # finds a peer whose machine vanished: TCP alone would wai
 HEARTBEAT_TIMEOUT_MS = 6_000  # three beats
 RECONNECT_MS = 200
 RECONNECT_MAX_MS = 2_000  # bounds how long a broker that is back waits for its actors
+STALLED_MS = 10_000  # a peer that takes nothing of what it is sent for this long is cut (Linux)
 SERVER_LINGER_MS = 2_000  # last replies of a server that drains; clients resend in any case
 
 Socket = TypeVar("Socket", bound=zmq.Socket)  # type: ignore[type-arg]  # sync or asyncio
@@ -58,6 +59,7 @@ def bind_router(
     socket.setsockopt(zmq.SNDHWM, send_hwm)
     socket.setsockopt(zmq.RCVHWM, receive_hwm)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
+    socket.setsockopt(zmq.TCP_MAXRT, STALLED_MS)
     socket.setsockopt(zmq.LINGER, SERVER_LINGER_MS)
     _keep_alive(socket)
     try:

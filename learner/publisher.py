@@ -26,16 +26,17 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from broker.allow_list import AllowList, Role
 from broker.auth import Door
 from broker.keys import load_pair
 from broker.sockets import bind_router, bound_endpoint
-from broker.weights import MAX_WEIGHTS_FRAME, PULL_CREDIT
+from broker.weights import PULL_CREDIT
 from buffer.episode import PolicyVersion
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
 from .slots import Slots
-from .weight_server import Sent, WeightServer
+from .weight_server import MAX_REQUEST_BYTES, Sent, WeightServer
 
 ALIVE_EVERY_S = 1.0
 SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
@@ -90,23 +91,25 @@ def main() -> None:
     configure_logging("publisher", run=settings.run)
     os.set_blocking(sys.stdout.fileno(), False)  # a learner that does not read must not stop us
     context = zmq.asyncio.Context()
-    with Door(context, settings.keys):
+    with Door(context, settings.keys, roles=(Role.ACTOR,)) as door:
         router = bind_router(
             context,
             settings.endpoint,
             keys=load_pair(settings.keys, "learner"),
-            max_message_bytes=MAX_WEIGHTS_FRAME,
+            max_message_bytes=2 * MAX_REQUEST_BYTES,  # of actors; what they are sent may be longer
             send_hwm=SEND_HWM,
         )
         try:
-            asyncio.run(_serve(settings, router))
+            asyncio.run(_serve(settings, router, door.allowed))
         finally:
             router.close(linger=0)
             if os.getppid() != parent:  # the learner was killed: nobody else cleans up
                 shutil.rmtree(settings.slots, ignore_errors=True)
 
 
-async def _serve(settings: PublisherSettings, router: zmq.asyncio.Socket) -> None:
+async def _serve(
+    settings: PublisherSettings, router: zmq.asyncio.Socket, allowed: AllowList
+) -> None:
     host, port = reachable(bound_endpoint(router))
     groups = BroadcastSettings(host, settings.join_s, settings.send_s, settings.use_cuda)
     server = WeightServer(
@@ -115,6 +118,7 @@ async def _serve(settings: PublisherSettings, router: zmq.asyncio.Socket) -> Non
         run=settings.run,
         broadcast=groups if settings.broadcast else None,
         report=_report,
+        allows=lambda key: allowed.role(key.encode()) is Role.ACTOR,
     )
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -123,7 +127,7 @@ async def _serve(settings: PublisherSettings, router: zmq.asyncio.Socket) -> Non
     shown = f"[{host}]" if ":" in host else host
     _say({"event": "listening", "endpoint": f"tcp://{shown}:{port}"})
     async with asyncio.TaskGroup() as tasks:
-        working = [tasks.create_task(server.serve()), tasks.create_task(_say_alive())]
+        working = [tasks.create_task(server.serve()), tasks.create_task(_say_alive(allowed))]
         await ended.wait()
         for task in working:
             task.cancel()
@@ -147,9 +151,10 @@ def _read_stdin(server: WeightServer, ended: asyncio.Event) -> None:
         ended.set()
 
 
-async def _say_alive() -> None:
+async def _say_alive(allowed: AllowList) -> None:
     while True:
         _say({"event": "alive"})
+        allowed.refresh()  # a key may be taken off the list while its holder is connected
         await asyncio.sleep(ALIVE_EVERY_S)
 
 

@@ -64,6 +64,8 @@ class WeightServer:
         run: Name of the run; messages of another are ignored.
         broadcast: How to send to groups; None = actors pull.
         report: Is told what became of each version.
+        allows: Says whether the holder of this public key may still speak; None = the socket's door
+            has the last word.
     """
 
     def __init__(
@@ -74,10 +76,12 @@ class WeightServer:
         run: str,
         broadcast: BroadcastSettings | None,
         report: Callable[[Sent], None],
+        allows: Callable[[str], bool] | None = None,
     ) -> None:
         self._socket = socket
         self._run = run
         self._report = report
+        self._allows = allows
         self._clock = asyncio.get_running_loop().time
         self._shelf = Shelf(slots, clock=self._clock)
         self._routes: dict[str, bytes] = {}
@@ -104,12 +108,15 @@ class WeightServer:
 
     async def _read(self) -> None:
         while True:
-            route, *frames = await self._socket.recv_multipart()
-            if len(frames) == 1:
+            frames = await self._socket.recv_multipart(copy=False)
+            if len(frames) == 2 and self._may_speak(frames[1]):
                 try:
-                    self._take(route, frames[0])
+                    self._take(frames[0].bytes, frames[1].bytes)
                 except RecordError as error:
                     log.warning("malformed message ignored", reason=str(error))
+
+    def _may_speak(self, frame: zmq.Frame) -> bool:
+        return self._allows is None or self._allows(str(frame.get("User-Id")))
 
     def _take(self, route: bytes, frame: bytes) -> None:
         envelope = decode(frame, max_bytes=MAX_REQUEST_BYTES)

@@ -131,10 +131,12 @@ class Ring:
 
 
 @asynccontextmanager
-async def ring(redis_url: str, keys: Path, **broker: Any) -> AsyncIterator[Ring]:
+async def ring(
+    redis_url: str, keys: Path, *, audit_file: Path | None = None, **broker: Any
+) -> AsyncIterator[Ring]:
     """Serve until the block ends; an error of the server fails the test."""
     store = AsyncStore(redis_url, RUN)
-    server = Broker(settings_with(**broker), store, keys=keys)
+    server = Broker(settings_with(**broker), store, keys=keys, audit_file=audit_file)
     stop = asyncio.Event()
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(server.serve(stop, on_ready=address.set_result))

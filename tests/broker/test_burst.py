@@ -74,8 +74,9 @@ def test_requests_that_wait_for_work_leave_room_for_others(
 
 def test_a_place_is_given_back_once() -> None:
     async def story() -> None:
-        rooms = Intake(max_message_bytes=100)
-        large, small = rooms.admit(350), rooms.admit(60)
+        rooms = Intake(max_message_bytes=100, max_peer_bytes=10**6)
+        large, small = rooms.admit(350, b"a"), rooms.admit(60, b"a")
+        assert large is not None and small is not None
         waiting = asyncio.create_task(rooms.room())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -83,9 +84,32 @@ def test_a_place_is_given_back_once() -> None:
         small.leave()
         small.leave()  # the second time changes nothing
         await asyncio.wait_for(waiting, 1)
-        rooms.admit(60)
+        rooms.admit(60, b"a")
         assert not rooms.has_room
         large.leave()
         assert rooms.has_room
 
     asyncio.run(story())
+
+
+def test_a_peer_over_its_share_is_refused_and_others_are_not() -> None:
+    rooms = Intake(max_message_bytes=1000, max_peer_bytes=100)
+    whole = rooms.admit(1000, b"greedy")  # one message of any size is let in, or it never could be
+    assert whole is not None
+
+    assert rooms.admit(1, b"greedy") is None
+    assert rooms.admit(60, b"other") is not None
+    assert rooms.admit(60, b"other") is None
+    assert rooms.admit(40, b"other") is not None
+    whole.leave()
+    assert rooms.admit(60, b"greedy") is not None
+
+
+def test_a_peer_has_at_most_its_number_of_requests_in_the_intake() -> None:
+    rooms = Intake(max_message_bytes=1000, max_peer_bytes=10**6)
+    places = [rooms.admit(1, b"greedy") for _ in range(intake.MAX_REQUESTS_PER_PEER)]
+
+    assert None not in places
+    assert rooms.admit(1, b"greedy") is None
+    assert rooms.has_room
+    assert rooms.admit(1, b"other") is not None

@@ -108,7 +108,7 @@ def test_a_second_copy_of_an_answer_does_not_cost_its_leases(redis_url: str, key
             assert len((await actor.lease(request)).leases) == 2
 
             copy = encode(request, run=RUN, incarnation="actor-1", seq=2)
-            await actor._socket.send(copy)
+            await actor._connection.send(copy)
             await asyncio.sleep(0.5)
 
             assert (await here.store.run(operations.stats())).leased == 2

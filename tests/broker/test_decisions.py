@@ -21,8 +21,13 @@ class FakeClock:
         return self.now
 
 
-def table(clock: FakeClock, max_actors: int = 2) -> Liveness:
-    return Liveness(heartbeat_timeout_s=6.0, max_actors=max_actors, clock=clock)
+def table(clock: FakeClock, max_actors: int = 2, max_actors_per_key: int = 2) -> Liveness:
+    return Liveness(
+        heartbeat_timeout_s=6.0,
+        max_actors=max_actors,
+        max_actors_per_key=max_actors_per_key,
+        clock=clock,
+    )
 
 
 def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
@@ -62,12 +67,23 @@ def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
     peers = table(FakeClock(), max_actors=1)
     peer = peers.admit(hello("a"), "key")
 
-    assert peers.has_room("a")
-    assert not peers.has_room("b")
+    assert peers.lacks_room("a", "key") is None
+    assert peers.lacks_room("b", "key") == "broker.max_actors = 1"
     assert peers.admit(hello("a", capacity=3), "key") is peer
     assert peer.hello.capacity == 3
     peers.forget("a")
-    assert peers.has_room("b")
+    assert peers.lacks_room("b", "key") is None
+
+
+def test_one_key_has_at_most_its_number_of_actors() -> None:
+    peers = table(FakeClock(), max_actors=9, max_actors_per_key=1)
+    peers.admit(hello("a"), "key")
+
+    assert peers.lacks_room("b", "key") == "broker.max_actors_per_key = 1"
+    assert peers.lacks_room("a", "key") is None
+    assert peers.lacks_room("b", "other") is None
+    assert peers.forget_key("key") == ["a"]
+    assert peers.lacks_room("b", "key") is None
 
 
 def test_nothing_is_reaped_within_the_grace_after_start_or_outage() -> None:
@@ -110,18 +126,20 @@ def test_the_intake_closes_when_requests_or_bytes_are_many() -> None:
         return True
 
     async def story() -> None:
-        intake = Intake(max_message_bytes=100)
-        large = intake.admit(399)
+        intake = Intake(max_message_bytes=100, max_peer_bytes=100)
+        large = intake.admit(399, b"a")
         assert await has_room(intake)
-        last = intake.admit(1)
+        last = intake.admit(1, b"b")
+        assert large is not None and last is not None
         assert not await has_room(intake)
         last.leave()
         last.leave()  # counts once
         assert await has_room(intake)
         large.leave()
 
-        places = [intake.admit(0) for _ in range(MAX_REQUESTS)]
+        places = [intake.admit(0, str(number).encode()) for number in range(MAX_REQUESTS)]
         assert not await has_room(intake)
+        assert places[0] is not None
         places[0].leave()
         assert await has_room(intake)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.auth import AllowList
-from broker.keys import load_pair, load_public, make_client, make_keys, read_allowed
+from broker.allow_list import AllowList, Member, Role, read_allowed
+from broker.keys import load_pair, load_public, make_client, make_keys
 from configs.errors import SettingsError
 
 
@@ -24,7 +24,7 @@ def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
         assert stat.S_IMODE((folder / f"{name}.key").stat().st_mode) == 0o600
         assert load_public(folder, name) == pair.public
         assert pair.secret.decode() not in repr(pair)
-    assert read_allowed(folder) == {first["actor"].public: "actor"}
+    assert read_allowed(folder) == {first["actor"].public: Member("actor", Role.ACTOR)}
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -53,17 +53,17 @@ def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> N
     allowed = AllowList(folder)
     actor = load_pair(folder, "actor").public
 
-    assert allowed.name_of(actor) is None
+    assert allowed.member(actor) is None
     allowed.refresh()
-    assert allowed.name_of(actor) == "actor"
+    assert allowed.member(actor) == Member("actor", Role.ACTOR)
     make_client(folder, "spot")
     allowed.refresh()
-    assert allowed.name_of(load_pair(folder, "spot").public) == "spot"
+    assert allowed.member(load_pair(folder, "spot").public) == Member("spot", Role.ACTOR)
     (folder / "allowed" / "spot.pub").write_text("nonsense")
     allowed.refresh()
-    assert allowed.name_of(load_pair(folder, "spot").public) is None
+    assert allowed.member(load_pair(folder, "spot").public) is None
     (folder / "allowed" / "actor.pub").unlink()
     (folder / "allowed" / "spot.pub").unlink()
     (folder / "allowed").rmdir()
     allowed.refresh()
-    assert allowed.name_of(actor) is None
+    assert allowed.member(actor) is None

@@ -1,0 +1,73 @@
+"""Follows the broker's own key while it serves: a new `broker.key` is taken up without a stop.
+
+Connections that stand keep the keys they were made with; only new ones need the new public key. So
+the listening end of the socket is closed and opened again, and no actor's request is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from configs.errors import SettingsError
+
+from .audit import Audit
+from .keys import KeyPair, load_pair
+from .sockets import bound_endpoint
+
+BIND_TRIES = 50
+BIND_PAUSE_S = 0.1  # the old end closes in the background; for so long actors try again
+
+log = structlog.get_logger()
+
+
+class Listener:
+    """The listening end of a broker's socket.
+
+    Args:
+        socket: Bound, with `pair`.
+        keys: Folder with `broker.key`.
+        pair: The broker's key now.
+        audit: Is told of a new key.
+    """
+
+    def __init__(
+        self, socket: zmq.asyncio.Socket, keys: Path, *, pair: KeyPair, audit: Audit
+    ) -> None:
+        self._socket = socket
+        self._keys = keys
+        self._pair = pair
+        self._audit = audit
+        self._refused: str | None = None
+
+    async def look(self) -> None:
+        """Take up another key if there is one; one that cannot be used is reported and left."""
+        try:
+            pair = load_pair(self._keys, "broker")
+        except SettingsError as error:
+            if str(error) != self._refused:
+                log.warning("the broker keeps its key: the file cannot be used", reason=str(error))
+            self._refused = str(error)
+            return
+        self._refused = None
+        if pair != self._pair:
+            await self._listen_with(pair)
+
+    async def _listen_with(self, pair: KeyPair) -> None:
+        endpoint = bound_endpoint(self._socket)
+        self._socket.unbind(endpoint)
+        self._socket.curve_publickey, self._socket.curve_secretkey = pair.public, pair.secret
+        for left in reversed(range(BIND_TRIES)):
+            try:
+                self._socket.bind(endpoint)
+                break
+            except zmq.ZMQError:
+                if not left:
+                    raise
+                await asyncio.sleep(BIND_PAUSE_S)
+        self._pair = pair
+        self._audit.note("broker key exchanged", public_key=pair.public.decode())

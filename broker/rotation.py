@@ -1,0 +1,88 @@
+"""Exchanging keys while a run goes on: the new key is known before the old one is gone.
+
+An actor's key: the old one stays allowed under another name until it is revoked.
+
+    actor.key A, allowed A ──rotate──▶ actor.key B, allowed B and actor.previous A ──revoke──▶ B
+
+The broker's key: first its next public key is handed out, then the key is exchanged. A broker that
+serves takes it up by itself; actors that are connected stay so, and one that has to connect anew
+tries both public keys.
+
+    broker.key A ──announce──▶ broker.next.pub B is copied to actors ──rotate──▶ broker.key B
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs.errors import SettingsError
+
+from .keys import ALLOWED, KeyPair, load_pair, load_public, make_pair, place_public
+
+NEXT = "broker.next"
+PREVIOUS = "previous"
+
+
+def announce_broker_key(folder: Path) -> Path:
+    """Make the broker's next key; returns the public key that actors need before it is used."""
+    make_pair(folder, NEXT)
+    return folder / f"{NEXT}.pub"
+
+
+def rotate_broker_key(folder: Path) -> None:
+    """Put the announced key into the broker's place.
+
+    Raises:
+        SettingsError: none was announced.
+    """
+    if not (folder / f"{NEXT}.key").exists():
+        raise SettingsError(
+            f"the broker's next key must be announced before it is used, got no {NEXT}.key; "
+            f"make it with `nyala keys announce {folder}` and copy {NEXT}.pub to the actors"
+        )
+    load_pair(folder, NEXT)
+    # The public half first: whoever connects in between has it in `broker.next.pub` still.
+    for suffix in ("pub", "key"):
+        (folder / f"{NEXT}.{suffix}").replace(folder / f"broker.{suffix}")
+
+
+def rotate_client_key(folder: Path, name: str) -> str:
+    """Give an actor a new key; the old one stays allowed.
+
+    Returns:
+        The name to revoke when every process of the actor has been started anew.
+
+    Raises:
+        SettingsError: nobody of this name is allowed, or its last rotation is not finished.
+    """
+    places = [*(folder / ALLOWED).glob(f"{name}.pub"), *(folder / ALLOWED).glob(f"*/{name}.pub")]
+    if len(places) != 1:
+        raise SettingsError(
+            f"the key to rotate must be in {folder / ALLOWED} once, got {len(places)} of {name}; "
+            "`nyala keys list` shows who is allowed"
+        )
+    (allowed,) = places
+    previous = allowed.with_name(f"{name}.{PREVIOUS}.pub")
+    if previous.exists():
+        raise SettingsError(
+            f"the last rotation must be finished first, got {previous}; "
+            f"revoke {name}.{PREVIOUS} when no actor uses it any more"
+        )
+    allowed.replace(previous)
+    for suffix in ("key", "pub"):
+        (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+    pair: KeyPair = make_pair(folder, name)
+    place_public(allowed, pair.public)
+    return f"{name}.{PREVIOUS}"
+
+
+def broker_public_keys(folder: Path) -> list[bytes]:
+    """Read the keys that a broker of this run may have now: its own, then an announced one.
+
+    Raises:
+        SettingsError: the broker's public key is missing or malformed.
+    """
+    keys = [load_public(folder, "broker")]
+    if (folder / f"{NEXT}.pub").exists():
+        keys.append(load_public(folder, NEXT))
+    return keys
