@@ -134,6 +134,7 @@ class Case:
             time.sleep(POLL_S)
 
     def _look(self) -> None:
+        self.ring.fleet.refill()
         if self.is_blind:
             return
         if self.trail.open_ids:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from console.chaos.case import Case
 
@@ -28,6 +30,11 @@ class Fault:
     """Injects it and waits for the recovery."""
     obstacle: Callable[[], str | None] = lambda: None
     """Why it cannot be done here; None = it can."""
+    place: Callable[[Path], AbstractContextManager[Mapping[str, str]]] | None = None
+    """What it needs around a run of its own, given a folder: yields variables for the processes.
+    None = any run will do."""
+    overrides: tuple[str, ...] = ()
+    """Settings of that run."""
 
 
 @dataclass(slots=True)

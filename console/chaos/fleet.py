@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from buffer import operations
@@ -12,7 +12,6 @@ from buffer.store import Store
 from configs.errors import StoreError
 from configs.settings import Settings
 from console.guard import Guard
-from console.placement import environment_of
 from console.process import Command, Process
 from console.run_folder import RunFolder
 
@@ -40,7 +39,15 @@ class Actor:
 class Fleet:
     """Starts, names, replaces and ends actors."""
 
-    def __init__(self, settings: Settings, folder: RunFolder, store: Store, guard: Guard) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        store: Store,
+        guard: Guard,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._environment = environment
         self._settings = settings
         self._folder = folder
         self._store = store
@@ -69,7 +76,7 @@ class Fleet:
                 *flags,
             ),
             self._folder.log(name),
-            environment_of("actor", self._settings),
+            self._environment,
         )
         process = Process(command, self._guard)
         process.start()

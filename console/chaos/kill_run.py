@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,14 +126,12 @@ def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int], None]) -> Ar
     earlier = plan.folder / plan.harms[0].value / "init"
     if earlier.exists():  # one model for all arms
         shutil.copytree(earlier, folder / "init")
-    guard = Guard(grace_s=GUARD_S)
-    ring = Ring(config, overrides, folder, guard)
     arm = Arm(harm)
-    try:
+    with (
+        closing(Guard(grace_s=GUARD_S)) as guard,
+        closing(Ring(config, overrides, folder, guard)) as ring,
+    ):
         ring.start(NUM_ACTORS)
         every_s = KILL_EVERY_S[plan.engine]
         Watcher(ring, arm, every_s=every_s, say=lambda step: say(harm, step)).follow()
-    finally:
-        ring.close()
-        guard.close()
     return arm

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import configs
 from configs.errors import NyalaError
-from console.chaos import clock, network, processes, stores
+from console.chaos import clock, network, partition, processes, stores
 from console.chaos.case import Case
 from console.chaos.checks import Batches, trained_batches, violations
 from console.chaos.disk import small_disk
@@ -23,7 +23,13 @@ from console.chaos.fault import Fault, Row, as_json, markdown
 from console.chaos.ring import NEEDED, SMALL, Ring
 from console.guard import Guard
 
-FAULTS: tuple[Fault, ...] = (*processes.FAULTS, *stores.FAULTS, *network.FAULTS, *clock.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *processes.FAULTS,
+    *stores.FAULTS,
+    *network.FAULTS,
+    *partition.FAULTS,
+    *clock.FAULTS,
+)
 NUM_ACTORS = 3
 GUARD_S = 10.0
 
@@ -61,11 +67,7 @@ def run_matrix(plan: Plan, watch: Watch) -> list[Row]:
             watch(len(rows), rows[-1] if rows else None, fault.what)
             row = Row(fault.name, fault.what, skipped=fault.obstacle())
             if row.skipped is None:
-                ring = ring or runs.enter_context(live_run(plan, f"ring-{len(rows)}"))
-                _measure(fault, ring, row)
-                if not row.holds:
-                    runs.close()
-                    ring = None
+                ring = _measure_on(ring, runs, plan, fault, row)
             rows.append(row)
             write(plan.folder, rows)
         watch(len(rows), rows[-1] if rows else None, "stopping")
@@ -80,36 +82,58 @@ def write(folder: Path, rows: Sequence[Row]) -> None:
 
 
 @contextmanager
-def live_run(plan: Plan, name: str) -> Iterator[Ring]:
-    """Start a run to hurt, and end it."""
+def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[Ring]:
+    """Start a run to hurt, and end it.
+
+    Args:
+        plan: What was asked for.
+        name: Of the run.
+        fault: The first one that it is for; it may ask for a place of its own.
+    """
     config, overrides = plan.settings
     folder = plan.folder / name
-    guard = Guard(grace_s=GUARD_S)
+    place = fault.place(plan.folder) if fault.place is not None else nullcontext({})
+    with closing(Guard(grace_s=GUARD_S)) as guard, place as more, small_disk(folder / "redis"):
+        ring = Ring(config, (*overrides, *fault.overrides), folder, guard, more)
+        with closing(ring):
+            ring.start(plan.num_actors)
+            yield ring
+
+
+def _measure_on(
+    ring: Ring | None, runs: ExitStack, plan: Plan, fault: Fault, row: Row
+) -> Ring | None:
+    """Measure a fault on this run or, where there is none or it needs its own, on a new one.
+
+    Returns:
+        The run for the next fault; None if it has ended.
+    """
+    is_own = fault.place is not None
     try:
-        with small_disk(folder / "redis"):
-            ring = Ring(config, overrides, folder, guard)
-            try:
-                ring.start(plan.num_actors)
-                yield ring
-            finally:
-                ring.close()
-    finally:
-        guard.close()
+        if is_own or ring is None:
+            runs.close()
+            ring = runs.enter_context(live_run(plan, f"ring-{fault.name}", fault))
+        _measure(fault, ring, row)
+    except NyalaError as error:
+        row.error = str(error)
+    if row.holds and not is_own:
+        return ring
+    runs.close()
+    return None
 
 
 def _measure(fault: Fault, ring: Ring, row: Row) -> None:
-    """Inject a fault and fill its row."""
+    """Inject a fault and fill its row, also where the run does not come back from it."""
     case = Case(ring)
     try:
         case.settle()
         before, dead = trained_batches(ring), ring.stats().dead
         fault.act(case)
         row.violations = _settled_violations(ring, before, dead=dead)
-    except NyalaError as error:
-        row.error = str(error)
-    row.detected_s, row.recovered_s = case.detected_s, case.recovered_s
-    row.tokens_kept, row.charged = case.trail.kept_share, case.trail.charged
-    row.tasks, row.remark = len(case.trail.tasks), case.remark
+    finally:
+        row.detected_s, row.recovered_s = case.detected_s, case.recovered_s
+        row.tokens_kept, row.charged = case.trail.kept_share, case.trail.charged
+        row.tasks, row.remark = len(case.trail.tasks), case.remark
 
 
 def _settled_violations(ring: Ring, before: Batches, *, dead: int) -> list[str]:

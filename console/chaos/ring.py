@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from buffer import operations
@@ -23,6 +23,7 @@ from configs.settings import Settings
 from console.chaos.fleet import Fleet
 from console.chaos.pids import descendants, plays
 from console.guard import Guard
+from console.placement import environment_of
 from console.process import Command, Process
 from console.run_folder import RunFolder
 
@@ -63,7 +64,14 @@ class Stuck(NyalaError):
 class Ring:
     """One run folder and the processes that work on it."""
 
-    def __init__(self, config: Path, overrides: Sequence[str], folder: Path, guard: Guard) -> None:
+    def __init__(
+        self,
+        config: Path,
+        overrides: Sequence[str],
+        folder: Path,
+        guard: Guard,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """Prepare; nothing is started.
 
         Args:
@@ -71,9 +79,11 @@ class Ring:
             overrides: As given to `--set`; they win over everything but the run's place.
             folder: Where to put the run.
             guard: Ends all processes if this one is killed.
+            variables: Environment variables of all processes.
         """
         self.folder = RunFolder(folder)
         self._guard = guard
+        self._variables = dict(variables or {})
         flags = [*overrides, f"run.name={folder.name}", f"run.directory={folder.parent}"]
         arguments = [text for flag in flags for text in ("--set", flag)]
         program = (sys.executable, "-c", "from console.main import app; app()")
@@ -82,6 +92,7 @@ class Ring:
         environment["PYTHONPATH"] = os.pathsep.join(
             [root, *filter(None, [environment.get("PYTHONPATH")])]
         )
+        environment |= self._variables
         self._up = Process(
             Command(
                 "up",
@@ -106,7 +117,8 @@ class Ring:
         self.until(lambda: self.pids("broker") and self.folder.redis_url.exists(), "start", START_S)
         self.settings = load(self.folder.config)
         self.store = Store(self.url, run=self.settings.run.name)
-        self.fleet = Fleet(self.settings, self.folder, self.store, self._guard)
+        environment = environment_of("actor", self.settings) | self._variables
+        self.fleet = Fleet(self.settings, self.folder, self.store, self._guard, environment)
         for _ in range(num_actors):
             self.fleet.add()
         self.until(lambda: self.fleet.all_serve() and self.step >= 2, "training", START_S)
