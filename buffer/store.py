@@ -90,11 +90,11 @@ class Store:
         self._prefix = run_prefix(run)
         self._scripts = scripts
         self._url, self._run = url, run
-        self._life = ServerLife(self._prefix, scripts, admits) if admits else None
+        self._life = ServerLife(self._prefix, scripts, admits)
         self._redis = redis.Redis.from_url(
             url,
             retry=Retry(NoBackoff(), 0),
-            redis_connect_func=self._life.greet if self._life else None,
+            redis_connect_func=self._life.greet,
             **_client_options(),
         )
 
@@ -106,8 +106,7 @@ class Store:
 
     def trust(self, run_id: str) -> None:
         """Work with this life of the server from now on."""
-        if self._life is not None:  # else it works with any
-            self._life.trusted = run_id
+        self._life.trusted = run_id
 
     def server_run_id(self) -> str:
         """Ask which life of the server answers now, whether it is trusted or not."""
@@ -170,28 +169,25 @@ class Store:
 class AsyncStore:
     """A client of one run's store for one event loop."""
 
-    def __init__(
-        self,
-        url: str,
-        run: str,
-        *,
-        scripts: LoadScript = load_script,
-        admits: Admits | None = None,
-    ) -> None:
-        """Make the client, as `Store` does; nothing is sent before the first operation."""
+    def __init__(self, url: str, run: str, *, scripts: LoadScript = load_script) -> None:
+        """Make the client; nothing is sent before the first operation."""
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
         self._scripts = scripts
-        life = ServerLife(self._prefix, scripts, admits) if admits else None
+        self._life = ServerLife(self._prefix, scripts, admits=None)
         self._pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
             max_connections=ASYNC_CONNECTIONS,
             timeout=REPLY_TIMEOUT_S,
             retry=AsyncRetry(NoBackoff(), 0),
-            redis_connect_func=life.greet_async if life else None,
+            redis_connect_func=self._life.greet_async,
             **_client_options(),
         )
         self._redis = redis.asyncio.Redis(connection_pool=self._pool)
+
+    def watch(self, admits: Admits) -> None:
+        """Compare the server's run_id on every connect from now on, as `Store` does by `admits`."""
+        self._life.admits = admits
 
     async def run(self, operation: Operation[T]) -> T:
         """Carry an operation out; raises as `Store.run` does."""
