@@ -186,12 +186,14 @@ class Broker:
         return True
 
     async def _reap(self) -> None:
-        if not self._reaper.may_reap():
-            return
+        operation = operations.reap(
+            max_attempts=self._settings.max_attempts,
+            # In a grace it takes nothing, and lets the store know that somebody watches.
+            batch=BATCH if self._reaper.may_reap() else 0,
+            every_ms=round(1e3 * self._settings.reap_every_s),
+        )
         try:
-            ids = await self._store.run(
-                operations.reap(max_attempts=self._settings.max_attempts, batch=BATCH)
-            )
+            ids = await self._store.run(operation)
         except StoreError:
             self._reaper.hold()
             raise

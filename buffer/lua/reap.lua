@@ -1,7 +1,21 @@
--- ARGV: max attempts, batch.  -> ids whose lease had expired
+-- ARGV: max attempts, batch, pause between reaps ms.  -> ids whose lease had expired
 -- None while the store recovers and for a lease's time after: heartbeats could not arrive before.
+-- The same where nobody has reaped for long, or the clock jumped: the server was stopped, or cut off.
 local now, reaped = now_ms(), {}
-local meta = call('HMGET', META, 'state', 'grace_until')
+local meta = call('HMGET', META, 'state', 'grace_until', 'reaped_at', 'ttl')
+local ttl = tonumber(meta[4] or '15000') -- no lease yet: the default lease timeout
+local gap = now - tonumber(meta[3] or now)
+draw_on_reserve()
+call('HSET', META, 'reaped_at', string.format('%.0f', now))
+if gap < 0 or gap > math.max(ttl / 2, 3 * tonumber(ARGV[3])) then
+  meta[2] = now + ttl
+  call('HSET', META, 'grace_until', string.format('%.0f', meta[2]))
+  for _, leases in ipairs({ run .. ':lease', run .. ':lease:eval' }) do -- of a clock that ran ahead
+    for _, id in ipairs(call('ZRANGEBYSCORE', leases, '(' .. meta[2], '+inf')) do
+      call('ZADD', leases, meta[2], id)
+    end
+  end
+end
 if meta[1] == 'RECOVERING' or now < tonumber(meta[2] or '0') then return reaped end
 for _, leases in ipairs({ run .. ':lease', run .. ':lease:eval' }) do
   for _, id in ipairs(call('ZRANGEBYSCORE', leases, '-inf', now, 'LIMIT', 0, tonumber(ARGV[2]))) do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -38,13 +39,26 @@ def is_own_disk() -> str | None:
 def fill(folder: Path) -> Iterator[None]:
     """Leave no room on the disk of a folder."""
     filler = folder / "filler"
-    room = os.statvfs(folder)
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize)
     try:
+        with filler.open("wb") as file:
+            _take_all(file.fileno())
         yield
     finally:
         filler.unlink()
+
+
+def _take_all(file: int) -> None:
+    """Take room in ever smaller pieces: the disk is in use meanwhile."""
+    room, size = os.fstatvfs(file), 0
+    piece = room.f_bavail * room.f_frsize
+    while piece >= room.f_frsize:
+        try:
+            os.posix_fallocate(file, size, piece)
+            size += piece
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            piece //= 2
 
 
 def _run(*words: str) -> None:

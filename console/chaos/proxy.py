@@ -64,6 +64,10 @@ class Proxy:
         self._delay_s = self._linger_s = 0.0
         self._loop.call_soon_threadsafe(self._flowing.set)
 
+    def settle(self) -> None:
+        """Wait until what was asked for before is in force."""
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(STOP_S)
+
     def delay(self, seconds: float) -> None:
         """Hold every piece back for so long, one after the other."""
         self._delay_s = seconds

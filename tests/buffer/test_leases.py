@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from buffer import operations
@@ -203,6 +205,23 @@ def test_leases_expire_in_redis_time(run: RunInStore) -> None:
 
     assert sorted(run.store.run(operations.reap(max_attempts=3))) == [0, 1, 2, 3]
     assert run.store.run(operations.reap(max_attempts=3)) == []
+
+
+@pytest.mark.parametrize("ahead_ms", [-10_000, 3_600_000])
+def test_no_lease_expires_for_what_a_stopped_server_or_its_clock_has_done(
+    run: RunInStore, ahead_ms: int
+) -> None:
+    """The last reap was long ago, or is in the future."""
+    run.create(1)
+    run.store.run(operations.lease("a", ttl_ms=200, n=4, version=(run.lineage, 0)))
+    run.redis.zadd(f"{run.prefix}:lease", {"0": 1, "1": 1, "2": 1, "3": time.time_ns() / 1e6 + 1e7})
+    run.redis.hset(f"{run.prefix}:meta", "reaped_at", round(time.time() * 1e3) + ahead_ms)
+
+    assert run.store.run(operations.reap(max_attempts=3)) == []
+
+    run.redis.hset(f"{run.prefix}:meta", "grace_until", 0)
+    time.sleep(0.25)
+    assert run.store.run(operations.reap(max_attempts=3)) == [0, 1, 2, 3]
 
 
 def test_attempts_without_progress_kill_a_task_and_progress_saves_it(run: RunInStore) -> None:

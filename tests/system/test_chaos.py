@@ -1,0 +1,201 @@
+"""The fault matrix: a short one on a live run, and the judges that it relies on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from buffer.answers import TaskSeen
+from configs.errors import SettingsError
+from console.chaos.checks import history_violations
+from console.chaos.command import chosen
+from console.chaos.fault import Row, markdown
+from console.chaos.matrix import FAULTS, Plan, run_matrix
+from console.chaos.proxy import Proxy
+from console.chaos.trail import Observer, Trail
+
+SHORT = ("actor-kill", "broker-kill", "redis-rewind", "learner-kill-before-commit")
+WAIT_S = 5.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_live_run_comes_back_from_faults_with_nothing_lost_or_repeated(tmp_path: Path) -> None:
+    plan = Plan(tmp_path / "chaos", faults=chosen(SHORT), num_actors=2)
+
+    rows = run_matrix(plan, lambda *_: None)
+
+    assert [row.name for row in rows] == list(SHORT)
+    for row in rows:
+        assert row.holds and row.skipped is None, row
+        assert row.recovered_s is not None
+    killed, broker, _, _ = rows
+    assert killed.tasks > 0
+    assert killed.tokens_kept is not None and killed.tokens_kept > 0
+    assert broker.charged == 0
+    written = json.loads((plan.folder / "faults.json").read_text())
+    assert [line["name"] for line in written] == list(SHORT)
+    assert (plan.folder / "faults.md").read_text() == markdown(rows)
+
+
+def test_names_of_faults_are_unique_and_an_unknown_one_is_refused() -> None:
+    names = [fault.name for fault in FAULTS]
+
+    assert len(set(names)) == len(names)
+    with pytest.raises(SettingsError, match=r"--only must be the name of a fault, got 'fire'"):
+        chosen(["fire"])
+
+
+@pytest.mark.parametrize(
+    ("batches", "invariant"),
+    [
+        ([(1, [1, 2]), (2, [2, 3])], "I5"),
+        ([(1, [1, 2]), (3, [3, 4])], "I6"),
+        ([(1, [1, 9]), (2, [3, 4])], "I7"),
+    ],
+)
+def test_a_history_that_breaks_a_rule_is_named(
+    batches: list[tuple[int, list[int]]], invariant: str
+) -> None:
+    rows: list[dict[str, object]] = [{"step": k, "group_ids": ids} for k, ids in batches]
+
+    found = history_violations(rows, {1: frozenset({1, 2})})
+
+    assert [text[:2] for text in found] == [invariant]
+
+
+def test_a_sound_history_breaks_no_rule() -> None:
+    rows: list[dict[str, object]] = [
+        {"step": 1, "group_ids": [2, 1]},
+        {"step": 2, "group_ids": [3]},
+    ]
+
+    assert history_violations(rows, {1: frozenset({1, 2})}) == []
+
+
+def seen(length: int, *, fence: int = 7, state: str = "L", attempts: int = 0) -> TaskSeen:
+    return TaskSeen(1, state, fence, "actor", length, attempts)
+
+
+def test_kept_tokens_are_those_that_the_next_holder_began_with() -> None:
+    observer = Observer(snapshot_s=1.0)
+    for second in range(5):  # ten tokens a second, all of them sent
+        observer.note([seen(10 * second)], float(second))
+    trail = Trail.of([seen(40)], observer, 5.0)
+
+    trail.note_open({1: seen(40, state="R", attempts=1)}, 6.0)
+    trail.note_open({1: seen(45, fence=8, attempts=1)}, 7.0)
+
+    assert trail.kept_share == pytest.approx(40 / 50), "the last second was not sent"
+    assert trail.charged == 1
+    assert trail.open_ids == []
+
+
+def test_a_task_that_its_holder_keeps_loses_nothing() -> None:
+    trail = Trail.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
+
+    trail.note_open({1: seen(40)}, 1.0)
+    assert trail.open_ids == [1]
+    trail.note_open({}, 2.0)
+
+    assert trail.open_ids == []
+    assert not trail.any_moved
+    assert trail.kept_share == 1.0
+
+
+def test_a_store_that_went_back_in_time_is_seen_to_have_lost_tokens() -> None:
+    trail = Trail.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
+
+    trail.note_open({1: seen(10, fence=9)}, 1.0)
+
+    assert trail.kept_share == pytest.approx(0.25)
+
+
+def test_the_table_says_what_was_not_run_and_what_did_not_hold() -> None:
+    rows = [
+        Row("a", "first", skipped="no root"),
+        Row("b", "second", 1.0, 2.0, 0.5, tasks=4, charged=1, violations=["I2: one is gone"]),
+    ]
+
+    lines = markdown(rows).splitlines()
+
+    assert lines[2] == "| first | - | - | - | - | not run: no root |"
+    assert lines[3] == "| second | 1.0 s | 2.0 s | 50.0% | 1 of 4 | I2: one is gone |"
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Proxy, socket.socket, socket.socket]]:
+    """A connection through the proxy: the proxy, the near end, the far end."""
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+        Proxy("127.0.0.1", server.getsockname()[1]) as proxy,
+        closing(socket.create_connection(("127.0.0.1", proxy.port), WAIT_S)) as near,
+    ):
+        far, _ = server.accept()
+        with closing(far):
+            far.settimeout(WAIT_S)
+            near.sendall(b"hello")
+            assert far.recv(5) == b"hello"
+            yield proxy, near, far
+
+
+def test_a_blocked_proxy_passes_nothing_on_until_it_flows(
+    ends: tuple[Proxy, socket.socket, socket.socket],
+) -> None:
+    proxy, near, far = ends
+
+    proxy.block()
+    proxy.settle()
+    near.sendall(b"later")
+    far.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        far.recv(5)
+    proxy.flow()
+    far.settimeout(WAIT_S)
+
+    assert far.recv(5) == b"later"
+
+
+def test_a_reset_is_seen_at_both_ends(ends: tuple[Proxy, socket.socket, socket.socket]) -> None:
+    proxy, near, far = ends
+
+    proxy.reset()
+
+    for end in (near, far):
+        with pytest.raises(ConnectionResetError):
+            end.recv(1)
+
+
+def test_a_half_open_connection_ends_for_the_far_side_alone(
+    ends: tuple[Proxy, socket.socket, socket.socket],
+) -> None:
+    proxy, near, far = ends
+
+    proxy.half_open()
+
+    with pytest.raises(ConnectionResetError):
+        far.recv(1)
+    near.sendall(b"into nothing")
+    near.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        near.recv(1)
+
+
+def test_a_slow_close_reaches_the_far_side_later(
+    ends: tuple[Proxy, socket.socket, socket.socket],
+) -> None:
+    proxy, near, far = ends
+
+    proxy.close_slowly(0.5)
+
+    assert near.recv(1) == b""
+    far.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        far.recv(1)
+    far.settimeout(WAIT_S)
+    assert far.recv(1) == b""
