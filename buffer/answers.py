@@ -119,6 +119,41 @@ class TaskSeen(NamedTuple):
     """Attempts charged since it last made progress."""
 
 
+class DeadLetter(NamedTuple):
+    """A task that is not tried any more."""
+
+    task_id: int
+    died_at_ms: int
+    """Redis' clock, Unix ms."""
+    why: str
+    attempts: int
+    """Failures that led here, of both kinds."""
+    length: int
+    """Tokens of its unfinished completion that it keeps."""
+
+
+class DeadTask(NamedTuple):
+    """A dead letter with all that it keeps."""
+
+    letter: DeadLetter
+    incarnation: str
+    """Its last holder."""
+    spec: bytes
+    record: bytes | None
+    """Its finished episode, if the batch that it was in was given up."""
+    chunks: list[bytes]
+    """Its unfinished completion."""
+
+
+class WaitingUnit(NamedTuple):
+    """A complete unit that no batch has claimed."""
+
+    group_id: int
+    num_bytes: int
+    """Of its records."""
+    task_ids: list[int]
+
+
 class Publication(NamedTuple):
     """Where the current weights are: version, and `digest`, `endpoint`, `public_key`."""
 
@@ -173,6 +208,8 @@ class Stats:
     buffered_units: int
     claims: tuple[ClaimCounts, ...]
     eval: EvalCounts
+    purged: int = 0
+    """Of the dead, those whose letters were deleted."""
 
     @property
     def accounted(self) -> int:

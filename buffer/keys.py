@@ -5,6 +5,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
 
     key             type    holds                                           written by
     meta            hash    state, lineage, version, committed, ...  begin_*, lease, advance
+                            gen, seen: run_ids, confirmed and newest          confirm, recovered
     lineages        hash    lineage -> step it forked at                    begin_lineage
     known           bitmap  every training task ever created                create
     new             zset    unit that nobody has begun -> id                create, lease
@@ -21,7 +22,8 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
     c:<k>           zset    unit of batch k -> order of arrival             claim, drop, commit
     c:<k>:s         hash    sealed, starts                         claim, seal, advance, abandon
     claimed         set     task of a claim                                 claim, drop, commit
-    dead            zset    dead task -> ms; its hash and chunks stay       fail, reap
+    dead            zset    dead letter -> ms; all it has stays   fail, reap, beat, abandon
+    purged          bitmap  all that is left of a purged dead letter        purge_dead
     committed       bitmap  all that is left of a committed task            commit
     cancelled       bitmap  all that is left of a cancelled task            cancel
     dropped:<why>   bitmap  all that is left of a dropped task              drop
@@ -39,6 +41,8 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
 
 A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
 `dead` or a bitmap of ended tasks; created = the sum of them. The only counter numbers arrivals.
+There is no watermark below which all is committed: a bitmap of ten million tasks is 1.2 MB, exact,
+and needs nobody to move it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from .answers import (
     Claim,
     ClaimCounts,
     ClaimedUnit,
+    DeadLetter,
+    DeadTask,
     EvalCounts,
     EvalRound,
     LeaseAnswer,
@@ -22,6 +24,11 @@ from .operation import Reply
 def parse_texts(reply: Reply) -> dict[str, str]:
     """A flat list of fields and values."""
     return {reply[i].decode(): reply[i + 1].decode() for i in range(0, len(reply), 2)}
+
+
+def parse_verdicts(replies: list[Reply]) -> list[str]:
+    """The answers of a script that gives one verdict per item."""
+    return [verdict.decode() for reply in replies for verdict in reply]
 
 
 def parse_lease(reply: Reply) -> LeaseAnswer:
@@ -77,6 +84,20 @@ def parse_publication(reply: Reply) -> Publication | None:
 def parse_actors(reply: Reply) -> list[ActorSeen]:
     """The answer of actors.lua."""
     return [ActorSeen(name.decode(), ms / 1000, parse_texts(flat)) for name, ms, flat in reply]
+
+
+def parse_dead_letter(reply: Reply) -> DeadLetter:
+    """One line of dead_letters.lua."""
+    task, ms, why, attempts, length = reply
+    return DeadLetter(int(task), int(ms), why.decode(errors="replace"), attempts, length)
+
+
+def parse_dead_task(reply: Reply) -> DeadTask | None:
+    """The answer of dead_letter.lua."""
+    if reply is None:
+        return None
+    letter, incarnation, spec, record, chunks = reply
+    return DeadTask(parse_dead_letter(letter), incarnation.decode(), spec, record, chunks)
 
 
 def parse_stats(reply: Reply) -> Stats:

@@ -164,7 +164,7 @@ class Claims:
     def _give_up(self, step: int, claim: Claim, reason: str) -> None:
         groups = [unit.group_id for unit in claim.units]
         log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
-        self._store.run(operations.abandon(self._lineage, step, reason))
+        self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
         self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
 
     def _judge(self, step: int, units: Iterable[ClaimedUnit]) -> dict[str, list[int]]:

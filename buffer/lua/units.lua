@@ -40,6 +40,19 @@ local function drop_unit(gid, size, reason)
   return end_unit(gid, size, dropped_key(reason))
 end
 
+-- Makes dead letters of a claimed unit's tasks, with their records. Returns how many.
+local function bury_unit(gid, size, why)
+  local buried = 0
+  for _, id in ipairs(members(gid, size)) do
+    if call('SREM', CLAIMED, id) == 1 then
+      call('HSET', task_key(id), 'st', 'X', 'why', why, 'record', call('EXISTS', record_key(id)))
+      call('ZADD', DEAD, now_ms(), id)
+      buried = buried + 1
+    end
+  end
+  return buried
+end
+
 -- A member of an open unit is done or dead: when it was the last one, the unit enters the buffer.
 local function finish_member(gid, id)
   call('SREM', unfinished_key(gid), id)

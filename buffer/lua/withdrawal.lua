@@ -22,6 +22,12 @@ local function dead_but_not_all(ids)
   return count < #ids and dead or {}
 end
 
+-- A dead letter as it is listed.
+local function letter(id, ms)
+  local task = call('HMGET', task_key(id), 'why', 'att', 'fails', 'len')
+  return { id, ms, task[1] or '', (task[2] or 0) + (task[3] or 0), tonumber(task[4] or '0') }
+end
+
 -- Takes a unit out of its place. A batch that loses one this way is open again, and gone when it is empty.
 local function withdraw_unit(gid)
   call('UNLINK', unfinished_key(gid))

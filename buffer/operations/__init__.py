@@ -6,6 +6,7 @@ Who uses which (the table of keys is in `keys.py`):
 | ------- | ---------- |
 | anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, look, audit |
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
+| console | dead_letters, dead_letter, requeue_dead, purge_dead, peek |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
 |         | records, eval_round, close_eval; after a rewind restore_lineage, known_tasks, |
 |         | committed_tasks |
@@ -28,6 +29,7 @@ from .batches import (
     restore_lineage,
     seal,
 )
+from .dead_letters import dead_letter, dead_letters, peek, purge_dead, requeue_dead
 from .leases import actor_seen, beat, fail, lease, reap, release, submit
 from .look import audit, look
 from .recovery import confirm, reconcile, recovered, restore_committed
@@ -50,6 +52,8 @@ __all__ = [
     "committed_tasks",
     "confirm",
     "create",
+    "dead_letter",
+    "dead_letters",
     "drop",
     "eval_round",
     "fail",
@@ -59,13 +63,16 @@ __all__ = [
     "look",
     "memory",
     "new_owner",
+    "peek",
     "publication",
     "publish",
+    "purge_dead",
     "reap",
     "reconcile",
     "records",
     "recovered",
     "release",
+    "requeue_dead",
     "restore_committed",
     "restore_lineage",
     "seal",

@@ -95,14 +95,20 @@ def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operati
     return sliced("drop", (lineage, k, reason), rows, sum, size=UNITS_PER_DROP)
 
 
-def abandon(lineage: int, k: int, reason: str) -> Operation[int]:
-    """Drop all of batch k, even sealed, so that it is claimed anew: it kills its learners.
+def abandon(lineage: int, k: int, reason: str, *, bury: bool = False) -> Operation[int]:
+    """Give up all of batch k, even sealed, so that it is claimed anew; returns how many tasks.
+
+    Args:
+        lineage: Of the learner.
+        k: The batch; not trained yet.
+        reason: Why.
+        bury: The episodes are at fault: keep them as dead letters instead of dropping them.
 
     Raises:
         RecordError: at once, when `reason` is not a short lower-case word.
     """
     _check_reason(reason)
-    return repeated("abandon", (lineage, k, reason, SLICE))
+    return repeated("abandon", (lineage, k, reason, SLICE, int(bury)))
 
 
 def seal(lineage: int, k: int) -> Operation[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from buffer.answers import BeatLine, BeatVerdict, LeaseAnswer
-from buffer.operation import SLICE, Operation, Reply, nothing, single, sliced
-from buffer.replies import parse_beats, parse_lease
+from buffer.operation import SLICE, Operation, nothing, single, sliced
+from buffer.replies import parse_beats, parse_lease, parse_verdicts
 
 MAX_CHUNKS = 256
 """Length at which a task's chunk list is joined into one element."""
@@ -51,12 +51,12 @@ def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]
 
     Records go as they are: whoever calls has validated them and their size.
     """
-    return sliced("submit", (), submissions, _verdicts)
+    return sliced("submit", (), submissions, parse_verdicts)
 
 
 def release(leases: Sequence[tuple[int, int]]) -> Operation[list[str]]:
     """Give (task_id, fence) leases back without charging an attempt."""
-    return sliced("release", (), leases, _verdicts)
+    return sliced("release", (), leases, parse_verdicts)
 
 
 def fail(
@@ -71,7 +71,7 @@ def fail(
         failures: What failed.
     """
     rows = [(task, fence, kind, reason[:500]) for task, fence, kind, reason in failures]
-    return sliced("fail", (max_attempts, max_data_failures), rows, _verdicts)
+    return sliced("fail", (max_attempts, max_data_failures), rows, parse_verdicts)
 
 
 def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Operation[list[int]]:
@@ -93,7 +93,3 @@ def actor_seen(incarnation: str, fields: Mapping[str, str]) -> Operation[None]:
     """Note a sign of life and what came with it."""
     pairs = (x for field in fields.items() for x in field)
     return single("actor_seen", (incarnation, ACTOR_MEMORY_S, *pairs), nothing)
-
-
-def _verdicts(replies: list[Reply]) -> list[str]:
-    return [verdict.decode() for reply in replies for verdict in reply]

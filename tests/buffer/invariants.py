@@ -40,7 +40,7 @@ def look(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
     claims = {f"c:{k}": ids(f"c:{k}") for k in ids("claims")}
     units = {"new": ids("new"), "open": ids("open"), "buf": ids("buf"), **claims}
     reasons = [_text(reason) for reason in client.smembers(f"{prefix}:reasons")]
-    fates = ["committed", "cancelled", *(f"dropped:{reason}" for reason in reasons)]
+    fates = ["committed", "cancelled", "purged", *(f"dropped:{reason}" for reason in reasons)]
     tasks = {"new": _members(units["new"], group_size)}
     tasks |= {key: ids(key) for key in ("ready", "lease", "done", "claimed", "dead")}
     tasks |= {fate: _bits(client.get(f"{prefix}:{fate}")) for fate in fates}
@@ -71,7 +71,7 @@ def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
         _check_record(client, prefix, task, place, has_record=bool(has_record))
 
     in_claims = set().union(*(ids for name, ids in units.items() if name.startswith("c:")))
-    of_claims = _members(in_claims, group_size) - tasks["dead"]
+    of_claims = _members(in_claims, group_size) - tasks["dead"] - tasks["purged"]
     assert of_claims == tasks["claimed"], "I2: tasks of claims that no claim holds, or the reverse"
     unfinished = tasks["ready"] | tasks["lease"]
     assert _members(units["open"], group_size) >= unfinished, "unfinished tasks of no open unit"

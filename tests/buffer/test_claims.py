@@ -210,6 +210,7 @@ def test_a_batch_given_up_is_filled_with_other_units(run: RunInStore) -> None:
     assert [unit.group_id for unit in claim.units] == [2, 3]
     assert (claim.sealed, claim.starts) == (False, 1)
     assert run.stats().dropped == {"poison": 2 * GROUP_SIZE}
+    assert run.stats().dead == 0
     run.train(1)
     with pytest.raises(StoreError, match="must not be trained yet"):
         run.store.run(operations.abandon(run.lineage, 1, "poison"))

@@ -244,7 +244,11 @@ def test_a_batch_that_keeps_killing_the_learner_is_given_up(bench: Bench) -> Non
     assert _groups(batch.episodes) == [2, 3]
     assert claims.dropped.units == {"poison": 2}
     stats = bench.stats()
-    assert stats.dropped == {"poison": 8}
+    assert stats.dead == 8
+    letter = bench.store.run(operations.dead_letter(0))
+    assert letter is not None
+    assert letter.letter.why == "poison"
+    assert letter.record is not None
     assert stats.accounted == stats.created
 
 

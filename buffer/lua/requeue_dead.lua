@@ -1,0 +1,53 @@
+-- ARGV: id, ...  -> verdict, ...
+-- READY: it is made again from where it was, for a unit that still waits. ANEW: its unit begins anew, all
+-- members with it. TRAINED: too late, its unit is in a batch. ENDED: so is the run. GONE: no dead letter.
+local size, state = group_size(), call('HGET', META, 'state')
+
+local function is_taken(ids)
+  for _, id in ipairs(ids) do
+    if call('SISMEMBER', CLAIMED, id) == 1 then return true end
+  end
+  return is_committed(ids)
+end
+
+local function revive(id, gid)
+  call('ZREM', DEAD, id)
+  call('UNLINK', record_key(id))
+  call('HDEL', task_key(id), 'att', 'fails', 'lastlen', 'why', 'fence', 'record')
+  call('HSET', task_key(id), 'st', 'R')
+  call('ZREM', BUF, gid)
+  call('SADD', OPEN, gid)
+  call('SADD', unfinished_key(gid), id)
+  call('ZADD', READY, -1, id)
+end
+
+-- The unit has ended: dropped because too few were left, or poisonous. A unit asks one question, so the
+-- spec of a member that is gone is that of this one.
+local function begin_anew(id, gid, ids)
+  local spec = call('HGET', task_key(id), 'spec')
+  for _, member in ipairs(ids) do
+    local own = call('HGET', task_key(member), 'spec') or spec
+    withdraw_task(member)
+    call('UNLINK', task_key(member), chunks_key(member), record_key(member))
+    call('HSET', task_key(member), 'st', 'R', 'spec', own)
+  end
+  call('ZADD', NEW, gid, gid)
+end
+
+local function requeue(id)
+  if not call('ZSCORE', DEAD, id) then return 'GONE' end
+  local gid = string.format('%.0f', math.floor(id / size))
+  local ids = members(gid, size)
+  if is_taken(ids) then return 'TRAINED' end
+  if state == 'ENDED' then return 'ENDED' end
+  if call('SISMEMBER', OPEN, gid) == 1 or call('ZSCORE', BUF, gid) then
+    revive(id, gid)
+    return 'READY'
+  end
+  begin_anew(id, gid, ids)
+  return 'ANEW'
+end
+
+local answer = {}
+for i, id in ipairs(ARGV) do answer[i] = requeue(id) end
+return answer
