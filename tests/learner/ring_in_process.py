@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from broker.messages import TaskSpec
+from buffer import operations
 from buffer.episode import Episode, PolicyVersion
 from buffer.store import Store
+from configs.errors import StoreError
 from configs.settings import Settings
 from learner.checkpoint import Checkpoints
-from learner.life import load_policy, schedule
+from learner.life import load_policy, recovers_from, schedule
 from learner.loop import Loop, Parts
 from learner.model import load_causal_lm
 from learner.optimizer import AdamWithSchedule
@@ -69,11 +71,20 @@ class Shelf:
             raise LifeEnded
 
 
-class ActorThread:
-    """Leases, samples one token for each task with the newest weights, and submits."""
+SHORT_LEASE_MS = 300  # where leases are lost with the store's last seconds, nobody waits long
 
-    def __init__(self, url: str, settings: Settings, shelf: Shelf) -> None:
-        self._store = Store(url, settings.run.name)
+
+class ActorThread:
+    """Leases, samples one token for each task with the newest weights, and submits.
+
+    One that bears outages does a broker's part as well: it compares the server's run_id on connect,
+    and reaps.
+    """
+
+    def __init__(self, url: str, settings: Settings, shelf: Shelf, *, bears_outages: bool) -> None:
+        admits = (lambda *_: True) if bears_outages else None
+        self._store = Store(url, settings.run.name, admits=admits)
+        self._bears_outages = bears_outages
         self._shelf = shelf
         self._seen = NOTHING_YET
         self._logits_IV = torch.empty(0)
@@ -99,9 +110,18 @@ class ActorThread:
             if version not in (NOTHING_YET, self._seen):
                 self._logits_IV = self._shelf.model(ITEMS_I1).logits[:, -1]
                 self._seen = version
-            done = answer_leases(self._store, version, partial(self._answer, version=version))
-            if not done:
+            if not self._act(version):
                 self._stopping.wait(0.005)
+
+    def _act(self, version: PolicyVersion) -> int:
+        answer = partial(self._answer, version=version)
+        if not self._bears_outages:
+            return answer_leases(self._store, version, answer)
+        try:
+            self._store.run(operations.reap(max_attempts=1000, batch=256))
+            return answer_leases(self._store, version, answer, ttl_ms=SHORT_LEASE_MS)
+        except StoreError:  # away, or without the run until the learner has entered it again
+            return 0
 
     def _answer(self, task_id: int, spec: TaskSpec, *, version: PolicyVersion) -> Episode:
         item = spec.index % NUM_ITEMS
@@ -123,7 +143,10 @@ class ActorThread:
 class RingInProcess:
     """A run whose learner can live several times."""
 
-    def __init__(self, settings: Settings, url: str, ranks: Ranks) -> None:
+    def __init__(
+        self, settings: Settings, url: str, ranks: Ranks, *, patience_s: float = 0.0
+    ) -> None:
+        self.patience_s = patience_s
         self.settings = settings
         self.url = url
         self.ranks = ranks
@@ -140,12 +163,14 @@ class RingInProcess:
         checkpoints = Checkpoints(
             settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks
         )
-        with Store(self.url, settings.run.name) as raw:
-            store = PatientStore(raw, patience_s=0)
+        with Store(self.url, settings.run.name, admits=lambda *_: False) as raw:
+            store = PatientStore(raw, patience_s=self.patience_s)
             opening = open_life(settings, store, checkpoints)
             if opening.checkpoint is not None:
                 checkpoints.load(opening.checkpoint, policy, optimizer)
             self.shelf.model = load_causal_lm(settings.run.model_path)
+            ledger = opening.ledger()
+            recovers_from(store, settings, ledger)
             parts = Parts(
                 settings=settings,
                 ranks=ranks,
@@ -155,8 +180,9 @@ class RingInProcess:
                 checkpoints=checkpoints,
                 publisher=self.shelf,
                 opening=opening,
-                ledger=opening.ledger(),
+                ledger=ledger,
             )
             self.shelf.version = NOTHING_YET
-            with ActorThread(self.url, settings, self.shelf):
+            bears_outages = self.patience_s > 0
+            with ActorThread(self.url, settings, self.shelf, bears_outages=bears_outages):
                 return Loop(parts, self.stopping).run()
