@@ -12,6 +12,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from console.buffer_verbs import app as buffer_verbs
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -21,6 +23,8 @@ app = typer.Typer(
     "trains, and an actor may come or go at any second.\n\n"
     "Begin with `nyala up configs/demo.yaml`; look at it with `nyala status runs/demo`.",
 )
+
+app.add_typer(buffer_verbs, name="buffer")
 
 Config = Annotated[
     Path | None,
@@ -203,6 +207,10 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
     out: Annotated[
         Path | None, typer.Option("--out", help="New folder for table, runs and logs.")
     ] = None,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="Several matrices, then whole runs whose actors keep dying."),
+    ] = False,
     names: Annotated[bool, typer.Option("--list", help="Name the faults and end.")] = False,
 ) -> None:
     """Hurt a live run on purpose and write down what happened.
@@ -217,7 +225,7 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
     if names:
         list_faults()
         return
-    wish = Wish(config, tuple(overrides or ()), tuple(only or ()), engine, out)
+    wish = Wish(config, tuple(overrides or ()), tuple(only or ()), engine, out, is_long=long)
     raise typer.Exit(run_chaos(wish))
 
 

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from configs.errors import NyalaError, SettingsError
+from console.chaos.arms import Harm
 from console.chaos.fault import Fault, Row, markdown
+from console.chaos.kill_run import KillPlan, kill_runs
 from console.chaos.matrix import FAULTS, Plan, run_matrix
+
+SWEEPS = 3  # matrices of `--long`: each other seed meets the faults in other states
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,7 @@ class Wish:
     only: tuple[str, ...]
     engine: str | None
     out: Path | None
+    is_long: bool = False
 
 
 def list_faults() -> None:
@@ -53,11 +66,13 @@ def run_chaos(wish: Wish) -> int:
     """Carry `nyala chaos` out: 0 if everything held, 1 if not, 2 if it could not be started."""
     console = Console()
     try:
-        rows = _with_bar(_plan(wish), console)
+        plan = _plan(wish)
+        if wish.is_long:
+            return 0 if _long(wish, plan, console) else 1
+        return 0 if all(row.holds for row in _with_bar(plan, console)) else 1
     except NyalaError as error:
         print(f"nyala: {error}", file=sys.stderr)
         return 2
-    return 0 if all(row.holds for row in rows) else 1
 
 
 def _plan(wish: Wish) -> Plan:
@@ -71,14 +86,39 @@ def _plan(wish: Wish) -> Plan:
     return Plan(folder, wish.config, overrides, chosen(wish.only))
 
 
-def _with_bar(plan: Plan, console: Console) -> list[Row]:
-    columns = (
+def _columns() -> tuple[ProgressColumn, ...]:
+    return (
         TextColumn("[progress.description]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console) as progress:
+
+
+def _long(wish: Wish, plan: Plan, console: Console) -> bool:
+    """Sweep the matrix with other seeds, then let actors die for whole runs."""
+    holds = True
+    for seed in range(SWEEPS):
+        overrides = (*plan.overrides, f"run.seed={seed}")
+        sweep = replace(plan, folder=plan.folder / f"seed-{seed}", overrides=overrides)
+        holds = all(row.holds for row in _with_bar(sweep, console)) and holds
+    kills = KillPlan(
+        plan.folder / "kill-run", wish.config, wish.overrides, engine=wish.engine or "torch"
+    )
+    with Progress(*_columns(), console=console) as progress:
+        bars = {harm: progress.add_task(f"actors: {harm}", total=None) for harm in kills.harms}
+
+        def say(harm: Harm, step: int, steps: int) -> None:
+            progress.update(bars[harm], completed=step, total=steps)
+
+        result = kill_runs(kills, say)
+    console.print_json(json.dumps(result))
+    console.print(f"written to {kills.folder}/kill_run.json", soft_wrap=True)
+    return holds
+
+
+def _with_bar(plan: Plan, console: Console) -> list[Row]:
+    with Progress(*_columns(), console=console) as progress:
         bar = progress.add_task("starting a run", total=len(plan.faults))
 
         def watch(done: int, newest: Row | None, now: str) -> None:

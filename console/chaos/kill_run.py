@@ -63,7 +63,7 @@ class KillPlan:
         return self.config or demo, (*NEEDED, *usual, engine, *self.overrides)
 
 
-def kill_runs(plan: KillPlan, say: Callable[[Harm, int], None]) -> dict[str, object]:
+def kill_runs(plan: KillPlan, say: Callable[[Harm, int, int], None]) -> dict[str, object]:
     """Run the arms one after the other; writes `kill_run.json` after each."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     arms: dict[Harm, Arm] = {}
@@ -120,12 +120,12 @@ def _quantile(values: Sequence[float], share: float) -> float:
     return round(float(np.quantile(values, share)), 3) if values else float("nan")
 
 
-def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int], None]) -> Arm:
+def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int, int], None]) -> Arm:
     config, overrides = plan.settings
     folder = plan.folder / harm.value
-    earlier = plan.folder / plan.harms[0].value / "init"
-    if earlier.exists():  # one model for all arms
-        shutil.copytree(earlier, folder / "init")
+    models = sorted(plan.folder.glob("*/init"))
+    if models:  # one model for all arms
+        shutil.copytree(models[0], folder / "init")
     arm = Arm(harm)
     with (
         closing(Guard(grace_s=GUARD_S)) as guard,
@@ -133,5 +133,6 @@ def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int], None]) -> Ar
     ):
         ring.start(NUM_ACTORS)
         every_s = KILL_EVERY_S[plan.engine]
-        Watcher(ring, arm, every_s=every_s, say=lambda step: say(harm, step)).follow()
+        steps = ring.settings.run.steps
+        Watcher(ring, arm, every_s=every_s, say=lambda step: say(harm, step, steps)).follow()
     return arm

@@ -19,7 +19,7 @@ from configs.settings import RunSettings, Settings
 from console.main import app
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("up", "actor", "learner", "broker", "status", "keys", "init-model", "schema")
+VERBS = ("up", "actor", "learner", "broker", "status", "keys", "init-model", "chaos", "schema")
 HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq", "matplotlib")
 
 
