@@ -197,6 +197,8 @@ class Ring:
             look()
             if condition():
                 return
+            if self._up.poll() is not None:
+                raise Stuck(f"{what} must come, got the end of `nyala up`; its log is {self.log}")
             if time.monotonic() > deadline:
                 raise Stuck(f"{what} must come within {limit_s:g} s; the logs are in {self.log}")
             time.sleep(POLL_S)

@@ -9,6 +9,7 @@ import pytest
 from buffer import operations
 from buffer.answers import BeatLine, LeasedTask, NewTask
 from buffer.operations.leases import MAX_CHUNKS
+from buffer.store import Store
 from configs.errors import RecordError
 from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
 
@@ -222,6 +223,12 @@ def test_no_lease_expires_for_what_a_stopped_server_or_its_clock_has_done(
     run.redis.hset(f"{run.prefix}:meta", "grace_until", 0)
     time.sleep(0.25)
     assert run.store.run(operations.reap(max_attempts=3)) == [0, 1, 2, 3]
+
+
+def test_a_reap_before_the_run_leaves_nothing_behind(store: Store) -> None:
+    assert store.run(operations.reap(max_attempts=3)) == []
+
+    assert store.run(operations.stats()).state == "NONE"
 
 
 def test_attempts_without_progress_kill_a_task_and_progress_saves_it(run: RunInStore) -> None:
