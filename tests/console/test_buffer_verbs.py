@@ -1,0 +1,130 @@
+"""`nyala buffer` on a run in a real store."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from broker.codec import encode_spec
+from broker.messages import TaskSpec
+from buffer import operations
+from buffer.answers import BeatLine, NewTask
+from buffer.codec import encode_completion, encode_episode
+from buffer.store import Store
+from configs.loader import save
+from configs.secrets import write_secret
+from configs.settings import RunSettings, Settings
+from console.main import app
+from tests.buffer.episodes import example_episode
+
+SPEC = TaskSpec(group_id=0, index=7, seed=1, purpose="train", temperature=1.0)
+
+
+@pytest.fixture
+def folder(tmp_path, redis_url):
+    """A run with one unit that waits, a poisonous unit, and a task that failed with two tokens."""
+    settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
+    save(settings, settings.run.folder / "config.yaml")
+    write_secret(settings.run.folder / "redis.url", redis_url)
+    with Store(redis_url, run="r") as store:
+        settled = {"units_per_batch": 2, "max_policy_lag": 1, "margin": 1.0}
+        store.run(operations.begin_run("h", {}, **settled, group_size=2, min_group_size=1))
+        lineage = store.run(operations.begin_lineage(0, 0))
+        spec = encode_spec(SPEC)
+        store.run(operations.create(lineage, [NewTask(i, i // 2, spec) for i in range(6)]))
+        tasks = store.run(operations.lease("host-1", ttl_ms=60_000, n=6, version=(1, 0))).tasks
+        records = [
+            encode_episode(replace(example_episode(), task_id=i, group_id=i // 2)) for i in range(6)
+        ]
+        rows = [(task.task_id, task.fence, records[task.task_id]) for task in tasks[:4]]
+        store.run(operations.submit(rows[:2]))
+        store.run(operations.claim(lineage, 1, 1))
+        store.run(operations.abandon(lineage, 1, "poison", bury=True))
+        store.run(operations.submit(rows[2:]))
+        chunk = encode_completion(example_episode(tokens=2).completion)
+        line = BeatLine(tasks[4].task_id, tasks[4].fence, 0, 2, chunk)
+        store.run(operations.beat(ttl_ms=60_000, lines=[line]))
+        failure = (tasks[4].task_id, tasks[4].fence, "data", "reward raised [red]KeyError")
+        call = operations.fail(max_attempts=3, max_data_failures=1, failures=[failure])
+        store.run(call)
+    return settings.run.folder
+
+
+def ask(*arguments):
+    answer = CliRunner().invoke(app, ["buffer", *map(str, arguments)])
+    assert answer.exit_code == 0, answer.output
+    return answer.output
+
+
+def ask_json(*arguments):
+    return json.loads(ask(*arguments, "--json"))
+
+
+def test_stats_count_tasks_by_place(folder):
+    shown = ask("stats", folder)
+
+    assert "RUNNING, lineage 1, 0 batches trained, 0 committed; 6 tasks created" in shown
+    assert "dead" in shown
+    stats = ask_json("stats", folder)
+    assert (stats["dead"], stats["buffered"], stats["leased"]) == (3, 2, 1)
+    assert stats["memory"]["limit_bytes"] == 512 * 2**20
+
+
+def test_peek_shows_what_the_records_say(folder):
+    (unit,) = ask_json("peek", folder)
+
+    assert (unit["group"], unit["tokens"], unit["rewards"]) == (1, [4, 4], [0.25, 0.25])
+    assert unit["policy versions"] == ["1.2"]
+    assert "1 complete units wait" in ask("peek", folder)
+
+
+def test_dead_letters_are_listed_with_their_reason_as_text(folder):
+    shown = ask("dead", "list", folder)
+
+    assert "3 dead letters, 0 more were purged" in shown
+    assert "reward raised [red]KeyError" in shown
+    assert [row["why"] for row in ask_json("dead", "list", folder)].count("poison") == 2
+
+
+def test_a_dead_letter_is_shown_with_all_that_it_keeps(folder):
+    failed, poisonous = ask_json("dead", "show", folder, 4), ask_json("dead", "show", folder, 0)
+
+    assert (failed["tokens"], failed["token_ids"], failed["last holder"]) == (2, [0, 1], "host-1")
+    assert failed["spec index"] == 7
+    assert (poisonous["reward"], poisonous["metadata answer"]) == (0.25, "cba")
+    assert "poison" in ask("dead", "show", folder, 0)
+
+
+def test_dead_letters_are_requeued_and_purged_by_id_or_all_at_once(folder):
+    assert ask_json("dead", "requeue", folder, 4, 99) == [
+        {"task": 4, "verdict": "READY"},
+        {"task": 99, "verdict": "GONE"},
+    ]
+    assert "2 of 2 purged" in ask("dead", "purge", folder, "--all")
+    assert ask_json("dead", "list", folder) == []
+    assert ask_json("stats", folder)["dead"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("dead", "requeue"), "must be named by their ids or by --all, got neither"),
+        (("dead", "purge", "4", "--all"), "got both"),
+        (("dead", "show", "5"), "task must be a dead letter, got 5"),
+    ],
+)
+def test_a_wrong_request_says_what_to_do(folder, arguments, text):
+    first, *rest = arguments
+    verb, *others = rest
+    answer = CliRunner().invoke(app, ["buffer", first, verb, str(folder), *others])
+
+    assert answer.exit_code == 2
+    assert text in answer.output
+
+
+@pytest.mark.parametrize("verb", ["stats", "peek", "dead list", "dead show", "dead requeue"])
+def test_help_of_every_verb_has_an_example(verb):
+    shown = CliRunner().invoke(app, ["buffer", *verb.split(), "--help"]).output
+
+    assert f"Example: `nyala buffer {verb} runs/demo" in shown
