@@ -1,7 +1,8 @@
 """Follows the broker's own key while it serves: a new `broker.key` is taken up without a stop.
 
-Connections that stand keep the keys they were made with; only new ones need the new public key. So
-the listening end of the socket is closed and opened again, and no actor's request is lost.
+The listening end of the socket is closed and opened again, which cuts its connections. Actors come
+back within seconds, with the public key that was announced to them, and send again what was not
+answered; leases outlast it, and no process ends.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ An actor's key: the old one stays allowed under another name until it is revoked
     actor.key A, allowed A ──rotate──▶ actor.key B, allowed B and actor.previous A ──revoke──▶ B
 
 The broker's key: first its next public key is handed out, then the key is exchanged. A broker that
-serves takes it up by itself; actors that are connected stay so, and one that has to connect anew
-tries both public keys.
+serves takes it up by itself; its actors have to connect anew, and try both public keys.
 
     broker.key A ──announce──▶ broker.next.pub B is copied to actors ──rotate──▶ broker.key B
 """
@@ -38,7 +37,7 @@ def rotate_broker_key(folder: Path) -> None:
     if not (folder / f"{NEXT}.key").exists():
         raise SettingsError(
             f"the broker's next key must be announced before it is used, got no {NEXT}.key; "
-            f"make it with `nyala keys announce {folder}` and copy {NEXT}.pub to the actors"
+            f"make it with `nyala keys announce --in {folder}` and copy {NEXT}.pub to the actors"
         )
     load_pair(folder, NEXT)
     # The public half first: whoever connects in between has it in `broker.next.pub` still.

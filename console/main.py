@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from console.buffer_verbs import app as buffer_verbs
+from console.keys import app as keys_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 
 app.add_typer(buffer_verbs, name="buffer")
+app.add_typer(keys_app, name="keys")
 
 Config = Annotated[
     Path | None,
@@ -139,27 +141,6 @@ def status(
 
     try:
         print_status(run, Console())
-    except NyalaError as error:
-        _refuse(error)
-
-
-@app.command()
-def keys(
-    folder: Annotated[Path, typer.Argument(help="Where to put them, such as keys/.")],
-) -> None:
-    """Make the keys of a cluster.
-
-    With them the processes of a run know each other. `nyala up` makes keys of its own. Actors on
-    other machines need actor.key and broker.pub; broker.key and learner.key stay where broker and
-    learner run. Existing keys are kept.
-
-    Example: `nyala keys keys/`
-    """
-    from broker.keys import make_keys
-    from configs.errors import NyalaError
-
-    try:
-        print(make_keys(folder))
     except NyalaError as error:
         _refuse(error)
 

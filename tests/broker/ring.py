@@ -132,7 +132,7 @@ class Ring:
 
 @asynccontextmanager
 async def ring(
-    redis_url: str, keys: Path, *, audit_file: Path | None = None, **broker: Any
+    redis_url: str, keys: Path, *, audit_file: Any = None, **broker: Any
 ) -> AsyncIterator[Ring]:
     """Serve until the block ends; an error of the server fails the test."""
     store = AsyncStore(redis_url, RUN)

@@ -46,12 +46,15 @@ def run_settings(tmp_path: Path) -> Settings:
 
 
 @contextmanager
-def process(settings: Settings, redis_url: str) -> Iterator[subprocess.Popen[bytes]]:
+def process(
+    settings: Settings, redis_url: str, *overrides: str
+) -> Iterator[subprocess.Popen[bytes]]:
     """`python -m broker`, with its log in the run folder; killed at the end if it still runs."""
     folder = settings.run.folder
+    flags = [text for override in overrides for text in ("--set", override)]
     with (folder / "broker.log").open("ab") as log:
         broker = subprocess.Popen(
-            [sys.executable, "-m", "broker", "--config", str(folder / "config.yaml")],
+            [sys.executable, "-m", "broker", "--config", str(folder / "config.yaml"), *flags],
             stderr=log,
             env={**os.environ, "NYALA_REDIS_URL": redis_url, "PYTHONPATH": str(Path.cwd())},
         )

@@ -1,0 +1,172 @@
+"""Hostile peers that hold a valid key: neither memory nor the other actors' time is theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import zmq
+
+from broker.codec import encode
+from broker.keys import load_pair, load_public
+from broker.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest
+from broker.outflow import SMALL_BYTES, WINDOW_S, Outflow
+from broker.sockets import connect_dealer
+from buffer.codec import encode_completion
+from buffer.store import AsyncStore
+from configs.loader import save
+from configs.settings import Settings
+from tests.broker.ring import FIRST, RUN, Ring, begin
+from tests.broker.test_decisions import FakeClock
+from tests.broker.test_life import completion
+from tests.broker.test_restart import process, run_settings
+
+__all__ = ["run_settings"]
+
+LARGE = 900_000  # bytes of a message, near the limit of 1 MiB
+
+
+@pytest.fixture
+def narrow(run_settings: Settings) -> Settings:
+    """A run whose actors may have 4 MiB each at the broker."""
+    changes = {"max_inflight_mb_per_actor": 4}
+    settings = run_settings.model_copy(
+        update={"broker": run_settings.broker.model_copy(update=changes)}
+    )
+    save(settings, settings.run.folder / "config.yaml")
+    return settings
+
+
+def resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@contextmanager
+def hostile(settings: Settings, work: Callable[[zmq.Socket[bytes]], None]) -> Iterator[None]:
+    """A peer that does its work over and over in a thread, reads nothing, and keeps connected."""
+    folder, ended = settings.run.folder / "keys", threading.Event()
+
+    def run() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = connect_dealer(
+            context,
+            settings.broker.endpoint,
+            keys=load_pair(folder, "actor"),
+            server_key=load_public(folder, "broker"),
+            max_message_bytes=2**20,
+            receive_hwm=1,
+        )
+        while not ended.is_set():
+            try:
+                work(socket)
+            except zmq.Again:
+                time.sleep(0.001)
+        context.destroy(linger=0)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+async def latencies(settings: Settings, redis_url: str, seconds: float) -> list[float]:
+    """How long an honest actor waits for the answers to its heartbeats."""
+    here = Ring(AsyncStore(redis_url, RUN), settings.broker.endpoint, settings.run.folder / "keys")
+    actor = await here.actor("honest")
+    waits: list[float] = []
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        began = time.monotonic()
+        await actor.beat(BeatRequest((), FIRST), deadline_s=10)
+        waits.append(time.monotonic() - began)
+        await asyncio.sleep(0.02)
+    await here.close()
+    return waits
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        encode(
+            BeatRequest((Beat(0, 1, 0, 1, bytes(LARGE)),), FIRST), run=RUN, incarnation="x", seq=1
+        ),
+        encode(BeatRequest((), FIRST), run=RUN, incarnation="x", seq=1),
+        b"\xdd\xff\xff\xff\xff" * 1000,
+    ],
+    ids=["large", "small", "malformed"],
+)
+def test_a_flood_costs_no_memory_and_an_honest_actor_little_time(
+    redis_url: str, narrow: Settings, message: bytes
+) -> None:
+    async def story() -> None:
+        store = AsyncStore(redis_url, RUN)
+        await begin(store, groups=1)
+        await store.close()
+        with process(narrow, redis_url) as broker:
+            await latencies(narrow, redis_url, 0.5)
+            before = resident_mib(broker.pid)
+            with hostile(narrow, lambda socket: socket.send(message, zmq.NOBLOCK)):
+                waits = await latencies(narrow, redis_url, 2.0)
+                growth = resident_mib(broker.pid) - before
+            assert broker.poll() is None
+
+        assert growth < 40
+        assert statistics.median(waits) < 0.25
+        assert max(waits) < 3
+
+    asyncio.run(story())
+
+
+def test_a_peer_that_never_reads_is_sent_only_its_share(redis_url: str, narrow: Settings) -> None:
+    """A grant of 800 kB, asked for again and again: 64 of them would fit ZeroMQ's queue."""
+
+    async def grant() -> bytes:
+        store = AsyncStore(redis_url, RUN)
+        await begin(store, groups=1)
+        here = Ring(store, narrow.broker.endpoint, narrow.run.folder / "keys")
+        actor = await here.actor("x")
+        (lease, *_) = (await actor.lease(LeaseRequest(1, FIRST))).leases
+        chunk = encode_completion(completion(lease.fence, tokens=28_000))  # 252 kB
+        await actor.beat(BeatRequest((Beat(lease.task_id, lease.fence, 0, 28_000, chunk),), FIRST))
+        await actor.release(ReleaseRequest(((lease.task_id, lease.fence),)))
+        await here.close()
+        return encode(LeaseRequest(1, FIRST), run=RUN, incarnation="x", seq=10**6)
+
+    async def story() -> None:
+        with process(narrow, redis_url) as broker:
+            request = await grant()
+            before = resident_mib(broker.pid)
+            with hostile(narrow, lambda socket: socket.send(request, zmq.NOBLOCK)):
+                waits = await latencies(narrow, redis_url, 2.0)
+                growth = resident_mib(broker.pid) - before
+            assert broker.poll() is None
+
+        assert growth < 25
+        assert statistics.median(waits) < 0.25
+
+    asyncio.run(story())
+
+
+def test_a_peer_is_sent_its_share_in_each_window_and_small_replies_always() -> None:
+    clock = FakeClock()
+    outflow = Outflow(max_peer_bytes=100_000, clock=clock)
+
+    assert outflow.allows(b"a", 500_000)  # one reply of any size, or it could never be sent
+    assert not outflow.allows(b"a", SMALL_BYTES + 1)
+    assert outflow.allows(b"a", SMALL_BYTES)
+    assert outflow.allows(b"b", 60_000)
+    assert not outflow.allows(b"b", 60_000)
+    clock.now += WINDOW_S
+    assert outflow.allows(b"a", 60_000)
+    assert outflow.allows(b"b", 60_000)

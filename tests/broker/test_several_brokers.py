@@ -1,0 +1,78 @@
+"""Two broker processes over one Redis: actors spread over them, and go on when one is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from broker.messages import LeaseRequest, Verdict
+from buffer import operations
+from buffer.store import AsyncStore
+from configs.loader import save
+from configs.settings import Settings
+from tests.broker.ring import FIRST, GROUP, RUN, Ring, begin, hello
+from tests.broker.test_life import submission
+from tests.broker.test_restart import free_port, process, run_settings
+
+__all__ = ["run_settings"]
+
+GROUPS = 60
+
+
+async def work(here: Ring, name: str, other: str, done: set[int], halfway: asyncio.Event) -> str:
+    """Make episodes until all are made; returns the broker it began at."""
+    client = here.client(name, other_endpoints=[other])
+    began_at = client._connection.endpoint
+    await client.hello(hello(name), deadline_s=30)
+    while len(done) < GROUPS * GROUP:
+        for lease in (await client.lease(LeaseRequest(2, FIRST))).leases:
+            (line,) = (await client.submit(submission(lease))).verdicts
+            if line.verdict in {Verdict.OK, Verdict.DUP}:
+                assert lease.task_id not in done  # acknowledged once
+                done.add(lease.task_id)
+            await asyncio.sleep(0.01)
+        if len(done) >= GROUPS * GROUP // 3:
+            halfway.set()
+    return began_at
+
+
+def test_actors_of_a_killed_broker_go_on_at_the_other(
+    redis_url: str, run_settings: Settings
+) -> None:
+    first_at, second_at = run_settings.broker.endpoint, f"tcp://127.0.0.1:{free_port()}"
+    changes = {"lease_timeout_s": 3.0, "reap_every_s": 0.1}  # two reapers, over the same leases
+    settings = run_settings.model_copy(
+        update={"broker": run_settings.broker.model_copy(update=changes)}
+    )
+    save(settings, settings.run.folder / "config.yaml")
+
+    async def story() -> None:
+        store = AsyncStore(redis_url, RUN)
+        await begin(store, groups=GROUPS)
+        here = Ring(store, first_at, settings.run.folder / "keys")
+        done: set[int] = set()
+        halfway = asyncio.Event()
+        with (
+            process(settings, redis_url) as first,
+            process(settings, redis_url, f"broker.endpoint={second_at}"),
+        ):
+            working = [
+                asyncio.create_task(work(here, f"actor-{number}", second_at, done, halfway))
+                for number in range(6)
+            ]
+            await halfway.wait()
+            at_kill = len(done)
+            first.send_signal(signal.SIGKILL)
+            assert first.wait() == -signal.SIGKILL
+            began_at = await asyncio.gather(*working)
+
+        assert at_kill < GROUPS * GROUP
+        assert set(began_at) == {first_at, second_at}
+        claim = await store.run(operations.claim(1, 1, GROUPS))
+        assert claim.complete
+        tasks = sorted(task for unit in claim.units for task in unit.task_ids)
+        assert tasks == list(range(GROUPS * GROUP))
+        assert (await store.run(operations.stats())).leased == 0
+        await here.close()
+
+    asyncio.run(asyncio.wait_for(story(), 120))

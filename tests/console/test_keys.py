@@ -1,0 +1,62 @@
+"""`nyala keys` as a person types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from broker.allow_list import read_allowed
+from broker.keys import load_pair
+from console.main import app
+
+
+def keys(*arguments: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["keys", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def test_a_folder_alone_makes_keys(tmp_path: Path) -> None:
+    assert keys(tmp_path / "keys") == (0, f"{tmp_path / 'keys'}\n")
+    assert keys("make", tmp_path / "keys")[0] == 0
+    assert load_pair(tmp_path / "keys", "actor").public in read_allowed(tmp_path / "keys")
+
+
+def test_keys_are_added_listed_rotated_and_revoked(tmp_path: Path) -> None:
+    keys(tmp_path / "keys")
+
+    assert keys("add", "eve", "--role", "observer", "--in", tmp_path)[0] == 0  # the run's folder
+    assert keys("add", "spot-7", "--in", tmp_path / "keys")[1].strip().endswith("spot-7.key")
+    lines = keys("list", "--in", tmp_path)[1].splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["actor", "actor"],
+        ["observer", "eve"],
+        ["actor", "spot-7"],
+    ]
+    assert "`nyala keys revoke spot-7.previous`" in keys("rotate", "spot-7", "--in", tmp_path)[1]
+    assert "off the list" in keys("revoke", "spot-7.previous", "--in", tmp_path)[1]
+    assert len(read_allowed(tmp_path / "keys")) == 3
+
+
+def test_the_brokers_key_is_announced_before_it_is_used(tmp_path: Path) -> None:
+    keys(tmp_path / "keys")
+    old = load_pair(tmp_path / "keys", "broker")
+
+    code, text = keys("rotate", "broker", "--in", tmp_path)
+    assert (code, "must be announced" in text) == (2, True)
+    assert keys("announce", "--in", tmp_path)[1].strip().endswith("broker.next.pub")
+    assert keys("rotate", "broker", "--in", tmp_path)[0] == 0
+    assert load_pair(tmp_path / "keys", "broker") != old
+
+
+def test_mistakes_are_refused_with_the_next_step(tmp_path: Path) -> None:
+    assert keys("list", "--in", tmp_path)[1].endswith(f"make keys with `nyala keys {tmp_path}`\n")
+    keys(tmp_path / "keys")
+    for arguments, complaint in [
+        (("add", "x", "--role", "king"), "--role must be one of actor, observer, operator"),
+        (("add", "actor"), "must be free, got actor"),
+        (("revoke", "nobody"), "allowed are: actor"),
+        (("rotate", "nobody"), "got 0 of nobody"),
+    ]:
+        code, text = keys(*arguments, "--in", tmp_path)
+        assert (code, complaint in text) == (2, True), text
