@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -41,6 +42,9 @@ _COMPLETION_FIELDS = frozenset(["schema", "tokens", "logprobs", "mask", "version
 
 _Map = dict[str, object]
 
+# Made once: numpy parses the name of a type each time it is given one.
+_INTS, _FLOATS, _BYTES = np.dtype("<i4"), np.dtype("<f4"), np.dtype("u1")
+
 
 def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     """Turn a finished episode into its record; rewards and metrics may be any real numbers.
@@ -61,7 +65,7 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
             "task_id": episode.task_id,
             "group_id": episode.group_id,
             "purpose": episode.purpose,
-            "prompt": _to_bytes(episode.prompt_ids, "<i4"),
+            "prompt": _to_bytes(episode.prompt_ids, _INTS),
             "completion": _completion_map(episode.completion),
             "reward": episode.reward,
             "parts": episode.reward_parts,
@@ -84,15 +88,12 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
         RecordError: whatever is wrong with the bytes.
     """
     _check_size(record, max_bytes)
-    maps = _unpack(record)
-    if len(maps) != 1:
-        raise RecordError(f"a record must be one msgpack map, got {len(maps)}; it is refused")
-    fields = _fields(maps[0], _EPISODE_FIELDS)
+    fields = _fields(_unpack_one(record), _EPISODE_FIELDS)
     episode = Episode(
         task_id=fields["task_id"],  # type: ignore[arg-type]  # check_episode looks at every type
         group_id=fields["group_id"],  # type: ignore[arg-type]
         purpose=fields["purpose"],  # type: ignore[arg-type]
-        prompt_ids=_to_array("prompt", fields["prompt"], "<i4").astype(np.int32, copy=False),
+        prompt_ids=_to_array("prompt", fields["prompt"], _INTS),
         completion=_completion(fields["completion"]),
         reward=fields["reward"],  # type: ignore[arg-type]
         reward_parts=fields["parts"],  # type: ignore[arg-type]
@@ -176,9 +177,9 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
 def _completion_map(completion: Completion) -> _Map:
     return {
         "schema": SCHEMA,
-        "tokens": _to_bytes(completion.token_ids, "<i4"),
-        "logprobs": _to_bytes(completion.behaviour_logprobs, "<f4"),
-        "mask": _to_bytes(completion.loss_mask, "u1"),
+        "tokens": _to_bytes(completion.token_ids, _INTS),
+        "logprobs": _to_bytes(completion.behaviour_logprobs, _FLOATS),
+        "mask": _to_bytes(completion.loss_mask, _BYTES),
         "versions": [[*span.version, span.start] for span in completion.versions],
         "fences": [[run.fence, run.incarnation, run.start] for run in completion.fences],
     }
@@ -187,18 +188,20 @@ def _completion_map(completion: Completion) -> _Map:
 def _completion(value: object) -> Completion:
     fields = _fields(value, _COMPLETION_FIELDS)
     return Completion(
-        token_ids=_to_array("tokens", fields["tokens"], "<i4").astype(np.int32, copy=False),
-        behaviour_logprobs=_to_array("logprobs", fields["logprobs"], "<f4").astype(
-            np.float32, copy=False
-        ),
-        loss_mask=_to_array("mask", fields["mask"], "u1").astype(np.uint8, copy=False),
+        token_ids=_to_array("tokens", fields["tokens"], _INTS),
+        behaviour_logprobs=_to_array("logprobs", fields["logprobs"], _FLOATS),
+        loss_mask=_to_array("mask", fields["mask"], _BYTES),
         versions=tuple(
-            VersionSpan(PolicyVersion(lineage, step), start)  # type: ignore[arg-type]  # checked by validity
-            for lineage, step, start in _triples("versions", fields["versions"])
+            [
+                VersionSpan(PolicyVersion(lineage, step), start)  # type: ignore[arg-type]  # checked by validity
+                for lineage, step, start in _triples("versions", fields["versions"])
+            ]
         ),
         fences=tuple(
-            FenceRun(fence, incarnation, start)  # type: ignore[arg-type]  # checked by validity
-            for fence, incarnation, start in _triples("fences", fields["fences"])
+            [
+                FenceRun(fence, incarnation, start)  # type: ignore[arg-type]  # checked by validity
+                for fence, incarnation, start in _triples("fences", fields["fences"])
+            ]
         ),
     )
 
@@ -210,6 +213,19 @@ def _pack(fields: _Map) -> bytes:
         raise RecordError(f"texts of a record must be valid Unicode; {error.reason}") from error
     assert isinstance(packed, bytes)
     return packed
+
+
+def _unpack_one(record: bytes) -> object:
+    """Read the one value of a record; the quick reader first, which does not say what is wrong."""
+    try:
+        value: object = msgpack.unpackb(record, raw=False, strict_map_key=True)
+    except (msgpack.UnpackException, ValueError, OverflowError):
+        values = _unpack(record)
+        if len(values) == 1:
+            return values[0]
+        text = f"a record must be one msgpack map, got {len(values)}; it is refused"
+        raise RecordError(text) from None
+    return value
 
 
 def _unpack(record: bytes) -> list[object]:
@@ -261,16 +277,16 @@ def _reals(values: dict[str, float]) -> dict[str, float]:
     return {name: _real(value) for name, value in values.items()}
 
 
-def _to_bytes(array: np.ndarray, dtype: str) -> bytes:
+def _to_bytes(array: np.ndarray, dtype: np.dtype[Any]) -> bytes:
     return array.astype(dtype, copy=False).tobytes()
 
 
-def _to_array(name: str, value: object, dtype: str) -> np.ndarray:
-    width = np.dtype(dtype).itemsize
-    if type(value) is not bytes or len(value) % width:
+def _to_array(name: str, value: object, dtype: np.dtype[Any]) -> np.ndarray:
+    if type(value) is not bytes or len(value) % dtype.itemsize:
         size = len(value) if isinstance(value, bytes) else type(value).__name__
-        raise RecordError(f"{name} must be bytes in multiples of {width}, got {size}")
-    return np.frombuffer(bytearray(value), dtype=dtype)  # the copy is writable, as torch asks
+        raise RecordError(f"{name} must be bytes in multiples of {dtype.itemsize}, got {size}")
+    array = np.frombuffer(bytearray(value), dtype)  # the copy is writable, as torch asks
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 
 def _concatenate(arrays: Iterable[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
