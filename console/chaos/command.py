@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from console.chaos.fault import Fault, Row, markdown
 from console.chaos.kill_run import KillPlan, kill_runs
 from console.chaos.matrix import FAULTS, Plan, run_matrix
 
+TERMINATED = 128 + signal.SIGTERM
 SWEEPS = 3  # matrices of `--long`: each other seed meets the faults in other states
 
 
@@ -65,6 +67,8 @@ def chosen(only: Sequence[str]) -> tuple[Fault, ...]:
 def run_chaos(wish: Wish) -> int:
     """Carry `nyala chaos` out: 0 if everything held, 1 if not, 2 if it could not be started."""
     console = Console()
+    # As an exit, it ends what was started and takes mounted disks and networks away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         plan = _plan(wish)
         if wish.is_long:
