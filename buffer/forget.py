@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import redis
 
+from .address import connect, disconnect, without_password
 from .keys import run_prefix
-from .store import explain, without_password
+from .store import explain
 
 KEYS_PER_CALL = 1000  # about a millisecond of the server's time
 
@@ -16,11 +17,12 @@ def forget_run(url: str, run: str) -> int:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    with redis.Redis.from_url(url, socket_timeout=20.0, socket_connect_timeout=5.0) as client:
-        count = 0
-        try:
-            for key in client.scan_iter(match=f"{run_prefix(run)}:*", count=KEYS_PER_CALL):
-                count += int(client.unlink(key))
-        except redis.RedisError as error:
-            raise explain(error, "forget", f"run {run!r} at {without_password(url)}") from error
+    client, count = connect(url), 0
+    try:
+        for key in client.scan_iter(match=f"{run_prefix(run)}:*", count=KEYS_PER_CALL):
+            count += int(client.unlink(key))
+    except redis.RedisError as error:
+        raise explain(error, "forget", f"run {run!r} at {without_password(url)}") from error
+    finally:
+        disconnect(client)
     return count

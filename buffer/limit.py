@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from .store import explain, without_password
+from .address import connect, disconnect, without_password
+from .store import explain
 
 
 def limit_memory(url: str, limit_bytes: int) -> int:
@@ -13,10 +14,12 @@ def limit_memory(url: str, limit_bytes: int) -> int:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    with redis.Redis.from_url(url, socket_timeout=20.0, socket_connect_timeout=5.0) as client:
-        try:
-            before = int(client.config_get("maxmemory")["maxmemory"])
-            client.config_set("maxmemory", limit_bytes)
-        except redis.RedisError as error:
-            raise explain(error, "limit", f"the server at {without_password(url)}") from error
+    client = connect(url)
+    try:
+        before = int(client.config_get("maxmemory")["maxmemory"] or 0)
+        client.config_set("maxmemory", limit_bytes)
+    except redis.RedisError as error:
+        raise explain(error, "limit", f"the server at {without_password(url)}") from error
+    finally:
+        disconnect(client)
     return before

@@ -1,6 +1,6 @@
 """The store's two clients: `Store` for threads, `AsyncStore` for an event loop.
 
-They own connections, deadlines and the wording of errors; what is asked of Redis is in
+They own the wording of errors; where Redis is stands in `address.py`, what is asked of it in
 `operations/`. Neither ever sends a call twice: after a lost reply only the caller knows
 whether to.
 """
@@ -8,15 +8,10 @@ whether to.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Self, TypeVar
 
 import redis
-import redis.asyncio
 from redis import exceptions
-from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from configs.errors import (
     LostLineage,
@@ -26,19 +21,13 @@ from configs.errors import (
     StoreUnreachable,
 )
 
+from .address import connect, connect_async, disconnect, disconnect_async, without_password
 from .keys import run_prefix
 from .operation import Operation, Reply
 from .scripts import LoadScript, Script, load_script
 from .server_life import Admits, NewServerLife, ServerLife
 
 T = TypeVar("T")
-
-CONNECT_TIMEOUT_S: Final = 5.0
-REPLY_TIMEOUT_S: Final = 20.0
-"""A script call takes milliseconds; a server silent for this long is gone, saving, or swapping."""
-
-ASYNC_CONNECTIONS: Final = 16
-"""Redis runs one script at a time; more connections would only queue there."""
 
 _REFUSALS = {
     "NORUN": "the store must know the run, got no entry for it; begin_run comes first",
@@ -91,12 +80,7 @@ class Store:
         self._scripts = scripts
         self._url, self._run = url, run
         self._life = ServerLife(self._prefix, scripts, admits)
-        self._redis = redis.Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            redis_connect_func=self._life.greet,
-            **_client_options(),
-        )
+        self._redis = connect(url, redis_connect_func=self._life.greet)
 
     def at(self, run_id: str) -> Store:
         """Make another client of the run that works with this life of the server only."""
@@ -110,12 +94,13 @@ class Store:
 
     def server_run_id(self) -> str:
         """Ask which life of the server answers now, whether it is trusted or not."""
-        retry = Retry(NoBackoff(), 0)
-        with redis.Redis.from_url(self._url, retry=retry, **_client_options()) as client:
-            try:
-                return str(client.info("server")["run_id"])
-            except redis.RedisError as error:
-                raise explain(error, "INFO", self._place) from error
+        client = connect(self._url)
+        try:
+            return str(client.info("server")["run_id"])
+        except redis.RedisError as error:
+            raise explain(error, "INFO", self._place) from error
+        finally:
+            disconnect(client)
 
     def run(self, operation: Operation[T]) -> T:
         """Carry an operation out.
@@ -152,7 +137,7 @@ class Store:
 
     def close(self) -> None:
         """Close all connections."""
-        self._redis.close()
+        disconnect(self._redis)
 
     def __enter__(self) -> Self:
         return self
@@ -175,15 +160,7 @@ class AsyncStore:
         self._prefix = run_prefix(run)
         self._scripts = scripts
         self._life = ServerLife(self._prefix, scripts, admits=None)
-        self._pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url,
-            max_connections=ASYNC_CONNECTIONS,
-            timeout=REPLY_TIMEOUT_S,
-            retry=AsyncRetry(NoBackoff(), 0),
-            redis_connect_func=self._life.greet_async,
-            **_client_options(),
-        )
-        self._redis = redis.asyncio.Redis(connection_pool=self._pool)
+        self._redis = connect_async(url, redis_connect_func=self._life.greet_async)
 
     def watch(self, admits: Admits) -> None:
         """Compare the server's run_id on every connect from now on, as `Store` does by `admits`."""
@@ -219,16 +196,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._redis.aclose()
-        await self._pool.aclose()
-
-
-def without_password(url: str) -> str:
-    """Write a Redis URL so that it can be shown and logged."""
-    parts = urlsplit(url)
-    if "@" not in parts.netloc:
-        return url
-    return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
+        await disconnect_async(self._redis)
 
 
 def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
@@ -271,18 +239,10 @@ def _reason(error: redis.RedisError, text: str) -> str:
         return "Redis is a read-only replica; point the URL to the primary"
     if "MISCONF" in text:
         return "Redis cannot save its data and takes no writes; look at its disk and its log"
+    if "NOPERM" in text or "lacks the" in text:
+        return f"Redis' access rules refuse this user ({text}); see configs/deploy/redis-users.acl"
     if "OOM" in text:
         return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"
     if isinstance(error, exceptions.ConnectionError):
         return f"Redis cannot be reached ({text}); start it or correct the URL"
     return f"Redis refused ({text})"
-
-
-def _client_options() -> dict[str, Any]:
-    return {
-        "socket_timeout": REPLY_TIMEOUT_S,
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "retry_on_error": [],
-        "protocol": 2,  # version 3 adds push messages that nobody here would read
-        "decode_responses": False,
-    }

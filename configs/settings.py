@@ -81,8 +81,9 @@ class BufferSettings(Table):
     """The Redis store."""
 
     url: str | None = None
-    """`redis://[:password@]host:port/db`, `rediss://` or `unix://`; null = `nyala up` starts a
-    server of its own."""
+    """`redis://[:password@]host:port/db`, `rediss://` (TLS), `unix://`, or
+    `redis+sentinel://host:port,host:port/service/db`; null = `nyala up` starts a server of its
+    own."""
     maxmemory_mb: Annotated[int, Field(ge=16)] = 1024
     """Memory limit of a server that `nyala up` starts, MiB."""
     pause_at_memory: Annotated[float, Field(gt=0, lt=1)] = 0.8

@@ -97,7 +97,7 @@ def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None
     """Show what would be started, and with which settings."""
     import yaml
 
-    from buffer.store import without_password
+    from buffer.address import without_password
 
     if settings.buffer.url is not None:
         settings = with_value(settings, "buffer", "url", without_password(settings.buffer.url))

@@ -13,7 +13,8 @@ import pytest
 import redis
 
 from buffer import operations
-from buffer.store import AsyncStore, Store, explain, without_password
+from buffer.address import without_password
+from buffer.store import AsyncStore, Store, explain
 from configs.errors import StoreError
 from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
 

@@ -1,0 +1,175 @@
+"""Where a run's Redis is, from its URL to a client: one server, one behind TLS, or a watched pair.
+
+    redis://[user:password@]host:port/db              one server
+    rediss://...?ssl_ca_certs=FILE                    the same behind TLS, checked
+    unix://[user:password@]/path.sock?db=0            one server on this machine
+    redis+sentinel://[user:password@]host:port,host:port/service/db
+                                                      the primary that these sentinels name
+    rediss+sentinel://...                             the same, all behind TLS
+
+After the `?` go options of the client, of which `sentinel_username` and `sentinel_password` are for
+the sentinels. No client made here ever sends a command twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.asyncio.sentinel import Sentinel as _AsyncSentinel
+from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
+from redis.backoff import NoBackoff
+from redis.connection import SSLConnection
+from redis.connection import parse_url as _parse_url
+from redis.retry import Retry
+from redis.sentinel import Sentinel as _Sentinel
+
+from configs.errors import SettingsError
+
+Sentinel: Any = _Sentinel  # the library gives these no types
+AsyncSentinel: Any = _AsyncSentinel
+parse_url: Any = _parse_url
+
+CONNECT_TIMEOUT_S = 5.0
+REPLY_TIMEOUT_S = 20.0
+"""A script call takes milliseconds; a server silent for this long is gone, saving, or swapping."""
+
+ASYNC_CONNECTIONS = 16
+"""Redis runs one script at a time; more connections would only queue there."""
+
+SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+SENTINEL_PORT = 26379
+
+
+class Watched(NamedTuple):
+    """A service that sentinels watch."""
+
+    sentinels: list[tuple[str, int]]
+    service: str
+    of_sentinels: dict[str, Any]
+    of_server: dict[str, Any]
+
+
+class _WaitingSentinelPool(AsyncSentinelPool, redis.asyncio.BlockingConnectionPool):
+    """Who finds all connections to the primary busy waits, as with a single server.
+
+    The library has this pool only in halves; both are made to be combined.
+    """
+
+
+def connect(url: str, **options: Any) -> redis.Redis:
+    """Make a blocking client; nothing is sent yet.
+
+    Raises:
+        SettingsError: the URL is not of the forms above.
+    """
+    options = _options() | {"retry": Retry(NoBackoff(), 0)} | options
+    watched = parse_sentinel_url(url)
+    if watched is None:
+        return redis.Redis.from_url(url, **options)
+    manager = Sentinel(
+        watched.sentinels,
+        sentinel_kwargs=_options() | {"retry": Retry(NoBackoff(), 0)} | watched.of_sentinels,
+    )
+    client: redis.Redis = manager.master_for(watched.service, **(options | watched.of_server))
+    return client
+
+
+def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
+    """Make an asyncio client with a bounded pool; raises as `connect` does."""
+    bounds = {"max_connections": ASYNC_CONNECTIONS, "timeout": REPLY_TIMEOUT_S}
+    options = _options() | bounds | {"retry": AsyncRetry(NoBackoff(), 0)} | options
+    watched = parse_sentinel_url(url)
+    if watched is None:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(url, **options)
+        return redis.asyncio.Redis.from_pool(pool)
+    manager = AsyncSentinel(
+        watched.sentinels,
+        sentinel_kwargs=_options() | {"retry": AsyncRetry(NoBackoff(), 0)} | watched.of_sentinels,
+    )
+    client: redis.asyncio.Redis = manager.master_for(
+        watched.service,
+        connection_pool_class=_WaitingSentinelPool,
+        **(options | watched.of_server),
+    )
+    return client
+
+
+def disconnect(client: redis.Redis) -> None:
+    """Close all connections of a client, those to sentinels too."""
+    client.close()
+    client.connection_pool.disconnect()
+    for sentinel in _sentinels_of(client):
+        sentinel.close()
+
+
+async def disconnect_async(client: redis.asyncio.Redis) -> None:
+    """Do as `disconnect` does."""
+    await client.aclose()
+    await client.connection_pool.disconnect()
+    for sentinel in _sentinels_of(client):
+        await sentinel.aclose()
+
+
+def parse_sentinel_url(url: str) -> Watched | None:
+    """Read a URL that names sentinels; None for any other.
+
+    Raises:
+        SettingsError: it names no sentinel or no service.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in SENTINEL_SCHEMES:
+        return None
+    user, at, hosts = parts.netloc.rpartition("@")
+    service, _, db = parts.path.strip("/").partition("/")
+    addresses = [_address(host) for host in hosts.split(",") if host]
+    if not addresses or not service or None in addresses:
+        raise SettingsError(
+            f"buffer.url must be {parts.scheme}://[user:password@]host:port,host:port/service/db, "
+            f"got {without_password(url)}; name at least one sentinel and the service it watches"
+        )
+    plain = f"{SENTINEL_SCHEMES[parts.scheme]}://{user}{at}any:1/{db or 0}?{parts.query}"
+    of_server: dict[str, Any] = dict(parse_url(plain))
+    del of_server["host"], of_server["port"]
+    of_sentinels = {
+        name.removeprefix("sentinel_"): of_server.pop(name)
+        for name in ("sentinel_username", "sentinel_password")
+        if name in of_server
+    }
+    if of_server.pop("connection_class", None) is SSLConnection:
+        of_server["ssl"] = True
+        of_sentinels |= {k: v for k, v in of_server.items() if k.startswith("ssl")}
+    return Watched([a for a in addresses if a is not None], service, of_sentinels, of_server)
+
+
+def without_password(url: str) -> str:
+    """Write a Redis URL so that it can be shown and logged."""
+    parts = urlsplit(url)
+    query = "..." if "password" in parts.query else parts.query
+    netloc = "***@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else parts.netloc
+    return parts._replace(netloc=netloc, query=query).geturl()
+
+
+def _address(host: str) -> tuple[str, int] | None:
+    name, _, port = host.rpartition(":")
+    if not name:
+        return host, SENTINEL_PORT
+    return (name.strip("[]"), int(port)) if port.isdecimal() else None
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "retry_on_error": [],
+        "protocol": 2,  # version 3 adds push messages that nobody here would read
+        "decode_responses": False,
+    }
+
+
+def _sentinels_of(client: Any) -> list[Any]:
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)

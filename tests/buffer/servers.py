@@ -1,0 +1,129 @@
+"""More Redis servers than the session's one: pairs with sentinels, and one behind TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import redis
+
+from tests.conftest import find_redis_server
+
+PASSWORD = "hunter2"
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
+    """Wait for something that a server does by itself."""
+    deadline = time.monotonic() + within_s
+    while True:
+        with suppress(redis.RedisError):
+            if holds():
+                return
+        assert time.monotonic() < deadline, "the server did not get there in time"
+        time.sleep(0.05)
+
+
+@contextmanager
+def server(
+    folder: Path, settings: str, *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Run a server of its own; yields its process and port."""
+    port = free_port()
+    folder.mkdir(parents=True)
+    file = folder / "redis.conf"
+    file.write_text(f'bind 127.0.0.1\nport {port}\ndir "{folder}"\n{settings}')
+    with (folder / "log").open("wb") as log:
+        command = [find_redis_server(), str(file), *arguments]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def watched_pair(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, str]]:
+    """A primary, its replica and a sentinel; yields the primary, its port and the URL."""
+    plain = f'save ""\nrequirepass {PASSWORD}\nmasterauth {PASSWORD}\nrepl-diskless-sync-delay 0\n'
+    with ExitStack() as stack:
+        primary, port = stack.enter_context(server(folder / "primary", plain))
+        follow = f"replicaof 127.0.0.1 {port}\nrepl-diskless-load swapdb\n"
+        _, replica = stack.enter_context(server(folder / "replica", plain + follow))
+        with redis.Redis(port=replica, password=PASSWORD) as client:
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+        watch = (
+            f"sentinel monitor nyala 127.0.0.1 {port} 1\n"
+            f"sentinel auth-pass nyala {PASSWORD}\n"
+            "sentinel down-after-milliseconds nyala 500\n"
+            "sentinel failover-timeout nyala 5000\n"
+        )
+        _, sentinel = stack.enter_context(server(folder / "sentinel", watch, "--sentinel"))
+        with redis.Redis(port=sentinel) as client:
+            wait_until(lambda: len(client.sentinel_slaves("nyala")) == 1)
+        url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{free_port()},127.0.0.1:{sentinel}/nyala/0"
+        yield primary, port, url
+
+
+@contextmanager
+def tls_front(folder: Path, port: int) -> Iterator[tuple[int, Path]]:
+    """TLS before a server that has none; yields its port and the certificate to trust."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=_serve, args=(listener, context, port), daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1], certificate
+    finally:
+        listener.close()
+        thread.join(10)
+
+
+def _serve(listener: socket.socket, context: ssl.SSLContext, port: int) -> None:
+    listener.settimeout(0.1)
+    while listener.fileno() != -1:
+        try:
+            raw, _ = listener.accept()
+        except TimeoutError:
+            continue
+        except OSError:
+            return
+        with suppress(OSError), context.wrap_socket(raw, server_side=True) as client:
+            _pass_on(client, port)
+
+
+def _pass_on(client: ssl.SSLSocket, port: int) -> None:
+    """Serve one client, whose requests and replies take turns."""
+    with socket.create_connection(("127.0.0.1", port)) as server_side:
+        client.settimeout(0.01)
+        server_side.settimeout(0.01)
+        while True:
+            for source, sink in ((client, server_side), (server_side, client)):
+                with suppress(TimeoutError):
+                    if not (part := source.recv(65536)):
+                        return
+                    sink.sendall(part)
