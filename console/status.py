@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -35,7 +37,7 @@ def print_status(path: Path, console: Console) -> None:
     )
     try:
         url = folder.redis_url.read_text(encoding="utf-8").strip()
-        stats, actors = _ask_store(url, settings.run.name)
+        stats, actors, brokers = _ask_store(url, settings.run.name)
     except NyalaError as error:
         console.print(f"not running: {error}", markup=False, soft_wrap=True)
         return
@@ -45,16 +47,19 @@ def print_status(path: Path, console: Console) -> None:
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     console.print(line, highlight=False, soft_wrap=True)
     console.print(_tasks_line(stats), highlight=False, soft_wrap=True)
+    for endpoint, numbers in sorted(brokers.items()):
+        console.print(_broker_line(endpoint, numbers), highlight=False, soft_wrap=True)
     for actor in actors:
         console.print(_actor_line(actor), highlight=False, soft_wrap=True)
 
 
-def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen]]:
+def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]]]:
     from buffer.operations import actors, stats
+    from buffer.operations.brokers import brokers
     from buffer.store import Store
 
     with Store(url, run=run) as store:
-        return store.run(stats()), store.run(actors())
+        return store.run(stats()), store.run(actors()), store.run(brokers())
 
 
 def _tasks_line(stats: Stats) -> str:
@@ -70,6 +75,20 @@ def _tasks_line(stats: Stats) -> str:
     }
     states = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
     return f"{stats.created} tasks created" + (f": {states}" if states else "")
+
+
+def _broker_line(endpoint: str, figures: Mapping[str, float]) -> str:
+    """Write when a broker was heard of, whom it serves, and what it has refused."""
+    refused = {
+        name.removeprefix("refused_"): int(count)
+        for name, count in sorted(figures.items())
+        if name.startswith("refused_")
+    }
+    silent_s = max(0.0, time.time() - figures.get("at", 0.0))
+    first = f"broker {endpoint}, heard of {duration(silent_s)} ago"
+    counts = ", ".join(f"{count} {code}" for code, count in refused.items())
+    served = f"{int(figures.get('actors', 0))} actors"
+    return ", ".join([first, served, *([f"refused: {counts}"] if counts else [])])
 
 
 def _actor_line(actor: ActorSeen) -> str:

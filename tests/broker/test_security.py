@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from broker.messages import (
     SubmitRequest,
     Verdict,
 )
+from broker.sockets import is_loopback
 from buffer import operations
 from buffer.operations.brokers import brokers
 from configs.errors import RefusedError, SettingsError
+from configs.settings import RunSettings, Settings
 from tests.broker.ring import FIRST, Ring, begin, hello, ring
 from tests.broker.test_decisions import FakeClock
 from tests.broker.test_door import fingerprint
@@ -326,3 +329,23 @@ def test_refusals_are_shown_with_the_brokers_figures(redis_url: str, folder: Pat
             assert len(await here.store.run(operations.actors())) == 1
 
     asyncio.run(story())
+
+
+def test_everything_listens_on_loopback_by_default() -> None:
+    settings = Settings(run=RunSettings(model="init"))
+
+    assert is_loopback(settings.broker.endpoint)
+    assert is_loopback(settings.learner.publisher_endpoint)
+    assert settings.broker.other_endpoints == ()
+
+
+def test_every_promise_of_the_documentation_names_tests_that_exist() -> None:
+    root = Path(__file__).parents[2]
+    promises = (root / "docs" / "security.md").read_text().partition("## Promises")[2]
+    named = set(re.findall(r"`(test_\w+)`", promises))
+    written = set()
+    for file in (root / "tests").rglob("test_*.py"):
+        written |= set(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE))
+
+    assert len(named) > 20
+    assert named <= written, named - written

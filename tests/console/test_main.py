@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from buffer import operations
 from buffer.answers import NewTask
+from buffer.operations.brokers import broker_seen
 from buffer.store import Store
 from configs.loader import json_schema, save
 from configs.secrets import write_secret
@@ -155,6 +156,8 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
         store.run(
             operations.actor_seen("host-1a2b", {"host": "h", "tokens_per_s": "123", "lost": "0.0"})
         )
+        figures = {"at": time.time(), "actors": 1, "refused_role": 3, "refused_busy": 2}
+        store.run(broker_seen("tcp://127.0.0.1:5757", figures))
 
     answer = CliRunner().invoke(app, ["status", str(folder)])
 
@@ -163,6 +166,7 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
     assert "reward 0.500" in answer.output
     assert "actors 1" in answer.output
     assert "2 tasks created: 2 ready" in answer.output
+    assert "5757, heard of 0 s ago, 1 actors, refused: 2 busy, 3 role\n" in answer.output
     assert "host-1a2b on h, heard of 0 s ago, version none yet, tokens_per_s 123\n" in answer.output
 
 

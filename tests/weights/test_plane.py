@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from broker.allow_list import Role, add, revoke
 from broker.keys import make_keys
 from tests.weights.listening import addresses
 
@@ -128,6 +129,26 @@ def test_an_unknown_key_gets_nothing(plane, tmp_path):
     assert failed["kind"] == "DeadlineError"
     assert "is this actor's key in the learner's keys/allowed?" in failed["text"]
     stranger.end()
+
+
+def test_only_actors_on_the_list_are_served_weights(plane, actors):
+    add(plane.keys, "watcher", Role.OBSERVER)
+    add(plane.keys, "spot", Role.ACTOR)
+    watcher = plane.actor("watcher", key="watcher", timeout_s=1.0)
+    spot = plane.actor("spot", key="spot")
+    assert watcher.wait("failed")["kind"] == "DeadlineError"
+    spot.wait("synced")
+
+    revoke(plane.keys, "spot")
+    time.sleep(1.5)  # the publisher looks at its list every second
+    withheld = plane.publish()
+    for actor in actors:
+        actor.applied(withheld)
+
+    spot.counters()  # reads what it has said
+    assert withheld.version not in [line.get("version") for line in spot.lines]
+    watcher.end()
+    spot.end()
 
 
 def test_an_actor_of_another_run_gets_nothing(plane):
