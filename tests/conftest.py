@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -39,8 +40,14 @@ def find_redis_server() -> str:
 
 @pytest.fixture(scope="session")
 def redis_server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server of this test session, with a password, on a free loopback port."""
-    folder = tmp_path_factory.mktemp("redis")
+    """The server of this test session."""
+    with running_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@contextmanager
+def running_redis(folder: Path) -> Iterator[str]:
+    """Run a server with a password, on a free loopback port; gives its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,323 +1,189 @@
-"""A random history of one run: actors crash, repeat themselves, act from the grave; learners die.
+"""A random history of one run, in which everything goes wrong, and what must hold nevertheless.
 
-Everything but the clock comes from the seed, and leases expire when the history says so: a failing
-seed fails again. What an actor generates names its task, fence and position, so a record tells
-where each of its tokens was made.
+Actors crash, repeat themselves and act from the grave; learners die and are replaced; Redis is
+killed and loses its last seconds. The numbers in the assertions are those of the delivery
+protocol's table of invariants, 8.6 is its section on recovery. To see a seed again:
+
+    python -m tests.buffer.history --seed 37
 """
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-
-import redis
+import argparse
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from buffer import operations
-from buffer.answers import BeatLine, LeasedTask, NewTask
-from buffer.keys import run_prefix
-from buffer.operation import Operation
 from buffer.scripts import LoadScript, load_script
-from buffer.store import Store
-from configs.errors import LostLineage
+from configs.errors import StoreError
+from tests.buffer import history_actors as actors
+from tests.buffer import history_faults as faults
+from tests.buffer import history_learner as learners
 from tests.buffer import invariants
+from tests.buffer.history_world import GROUP_SIZE, World
+from tests.conftest import running_redis
 
-GROUP_SIZE = 3
-UNITS_PER_BATCH = 3
-MAX_POLICY_LAG = 1
-MARGIN = 1.5
-MAX_ATTEMPTS = 2
-TTL_MS = 10**8  # nothing expires by itself
-CAP = (MAX_POLICY_LAG + 1) * UNITS_PER_BATCH * MARGIN
+STEPS = 500
+CHECK_EVERY = 20
+FINAL_BATCHES = 4
+STEPS_TO_FINISH = 4000
 
-
-@dataclass
-class Held:
-    """An actor's view of one lease."""
-
-    task: int
-    fence: int
-    tokens: list[str]
-    sent: int
-    """Tokens that the actor believes the store has."""
-
-    @property
-    def target(self) -> int:
-        """Length of the finished episode."""
-        return 2 + self.task % 7
-
-    def record(self) -> bytes:
-        """What it submits."""
-        return " ".join(self.tokens).encode()
-
-
-@dataclass
-class Actor:
-    """One incarnation."""
-
-    name: str
-    version: tuple[int, int]
-    held: dict[int, Held] = field(default_factory=dict)
-
-
-@dataclass
-class Learner:
-    """One life of the learner, and what its checkpoint would bring back."""
-
-    lineage: int = 0
-    trained: list[list[int]] = field(default_factory=list)
-    checkpoint: list[list[int]] = field(default_factory=list)
-    sealed: dict[int, list[int]] = field(default_factory=dict)
-
-    @property
-    def step(self) -> int:
-        """Batches trained in its history."""
-        return len(self.trained)
+Happening = Callable[[World], None]
 
 
 class History:
-    """Drives one run and asserts what every reply must respect."""
+    """Drives one run and looks at all of the store now and then."""
 
     def __init__(self, url: str, seed: int, scripts: LoadScript = load_script) -> None:
-        """Begin the run with its first learner and three actors."""
-        self.rng = random.Random(seed)
-        self.client = redis.Redis.from_url(url)
-        self.client.flushdb()
-        self.store = Store(url, "history", scripts=scripts)
-        self.prefix = run_prefix("history")
-        self.store.run(
-            operations.begin_run(
-                "c",
-                {},
-                units_per_batch=UNITS_PER_BATCH,
-                max_policy_lag=MAX_POLICY_LAG,
-                margin=MARGIN,
-                group_size=GROUP_SIZE,
-                min_group_size=2,
-            )
-        )
-        self.learner = Learner(self.store.run(operations.begin_lineage(0, 0)) or 0)
-        self.actors = [Actor(f"actor-{i}", (self.learner.lineage, 0)) for i in range(3)]
-        self.zombies: list[Actor] = []
-        self.old_lineages: list[int] = []
-        self.late: list[Operation[object]] = []
-        self.grants: dict[int, int] = {}
-        self.acked: set[int] = set()
-        self.created = 0
-        self.faults = 1.0
+        """Begin the run."""
+        self.world = World(url, seed, scripts)
+        self.saved = faults.Saved.take(self.world)
+        self._digest = hashlib.sha256()
 
     def close(self) -> None:
-        """Close both clients."""
-        self.store.close()
-        self.client.close()
+        """Close its clients."""
+        self.world.close()
 
-    def chance(self, probability: float) -> bool:
-        """Decide whether a fault happens now."""
-        return self.rng.random() < probability * self.faults
+    @property
+    def trace(self) -> str:
+        """A digest of all that happened; equal for equal seeds."""
+        return self._digest.hexdigest()[:16]
+
+    def play(self) -> None:
+        """Play the whole history; raises AssertionError naming the invariant that was broken."""
+        for step in range(STEPS):
+            self.step()
+            if step % CHECK_EVERY == 0:
+                self.check()
+        self.finish()
 
     def step(self) -> None:
         """Let one thing happen."""
-        happening = self.rng.choices(
-            [self.feed, self.lease, self.generate, self.submit, self.learn, self.mishap],
-            [1, 3, 6, 4, 2, 2 * self.faults],
-        )[0]
-        happening()
+        world = self.world
+        choices: dict[Happening, float] = {
+            actors.lease: 3,
+            actors.generate: 6,
+            actors.submit: 4,
+            learners.learn: 2,
+            self._mishap: 2 * world.faults,
+        }
+        choices |= {faults.recover: 2} if world.recovering else {learners.feed: 1}
+        (happening,) = world.rng.choices(list(choices), list(choices.values()))
+        happening(world)
+        self._digest.update(f"{happening.__name__} {world.rng.random()} ".encode())
 
-    def feed(self) -> None:
-        """Keep some units ready; sometimes create known ones again."""
-        if self.client.zcard(f"{self.prefix}:new") < 2 * CAP:
-            first = max(0, self.created - self.rng.randrange(3))
-            ids = range(first * GROUP_SIZE, (self.created + 4) * GROUP_SIZE)
-            tasks = [NewTask(i, i // GROUP_SIZE, b"") for i in ids]
-            self.store.run(operations.create(self.learner.lineage, tasks))
-            self.created += 4
-
-    def lease(self) -> None:
-        """An actor asks for work; fences must be new (I8) and admission must hold (I14)."""
-        actor = self.rng.choice(self.actors)
-        if self.rng.random() < 0.5:
-            actor.version = (self.learner.lineage, self.learner.step)
-        before = invariants.units_in_flight(self.client, self.prefix)
-        call = operations.lease(
-            actor.name, ttl_ms=TTL_MS, n=self.rng.randint(1, 12), version=actor.version
-        )
-        answer = self.store.run(call)
-        after = invariants.units_in_flight(self.client, self.prefix)
-        behind = self.learner.step - actor.version[1]
-        same = actor.version[0] == self.learner.lineage
-        cap = (MAX_POLICY_LAG + 1 - behind) * UNITS_PER_BATCH * MARGIN if same else CAP
-        assert after <= max(before, cap + 1 - 1e-9), f"I14: {after} units, at most {cap} admitted"
-        for task in answer.tasks:
-            assert task.fence > self.grants.get(task.task_id, 0), "I8: a fence was granted again"
-            self.grants[task.task_id] = task.fence
-        if not self.chance(0.05):  # else the reply is lost, and the leases with it
-            actor.held |= {task.task_id: _resume(task) for task in answer.tasks}
-
-    def generate(self) -> None:
-        """An actor makes tokens and sends snapshots; requests and replies get lost."""
-        actor = self._someone()
-        lines = []
-        for held in actor.held.values():
-            for _ in range(min(self.rng.randint(0, 3), held.target - len(held.tokens))):
-                held.tokens.append(f"{held.task}.{held.fence}.{len(held.tokens)}")
-            chunk = "".join(token + " " for token in held.tokens[held.sent :]).encode()
-            tokens = len(held.tokens) - held.sent
-            lines.append(BeatLine(held.task, held.fence, held.sent, tokens, chunk))
-            if self.chance(0.05):
-                lines.pop()  # the chunk is lost, and the actor does not know
-            held.sent = len(held.tokens)
-        fences = {line.task_id: line.fence for line in lines}
-        for task, verdict in self._exchange(operations.beat(ttl_ms=TTL_MS, lines=lines), fences):
-            if verdict[0] == "GAP":
-                actor.held[task].sent = verdict[1]
-            elif verdict[0] != "OK":
-                del actor.held[task]
-
-    def submit(self) -> None:
-        """An actor submits what is finished; now and then it releases or fails the rest."""
-        actor = self._someone()
-        done = [held for held in actor.held.values() if len(held.tokens) == held.target]
-        rows = [(held.task, held.fence, held.record()) for held in done]
-        fences = {held.task: held.fence for held in done}
-        for task, verdict in self._exchange(operations.submit(rows), fences):
-            if verdict in ("OK", "DUP"):
-                self.acked.add(task)
-            del actor.held[task]
-        some = list(actor.held.values())[:2]
-        fences = {held.task: held.fence for held in some}
-        if self.chance(0.1):
-            self._exchange(operations.release(list(fences.items())), fences)
-        elif self.chance(0.06):
-            failures = [(task, fence, "data", "bad") for task, fence in fences.items()]
-            call = operations.fail(max_attempts=MAX_ATTEMPTS, failures=failures)
-            self._exchange(call, fences)
-        else:
-            return
-        for held in some:
-            del actor.held[held.task]
-
-    def learn(self) -> None:
-        """Train one batch: claim, drop, seal, train, checkpoint; the learner may die in between."""
-        learner, k = self.learner, self.learner.step + 1
-        claim = self.store.run(operations.claim(learner.lineage, k, UNITS_PER_BATCH))
-        ids = [task for unit in claim.units for task in unit.task_ids]
-        if k in learner.sealed:
-            assert ids == learner.sealed[k], f"I7: batch {k} was {learner.sealed[k]}, now {ids}"
-        if not claim.complete or self.chance(0.05):
-            return
-        if not claim.sealed and self.chance(0.2):
-            unit = self.rng.choice(claim.units).group_id
-            self.store.run(operations.drop(learner.lineage, k, [unit], "zero_variance"))
-            return
-        self._check_records(ids)
-        self.store.run(operations.seal(learner.lineage, k))
-        learner.sealed[k] = ids
-        if self.chance(0.1):
-            self.restart_learner()
-            return
-        learner.trained.append(ids)
-        self.store.run(operations.advance(learner.lineage, k))
-        if k % 2 == 0:
-            learner.checkpoint = list(learner.trained)
-            if not self.chance(0.2):
-                self.store.run(operations.commit(learner.lineage, k))
-        if self.chance(0.05):
-            self.restart_learner()
-
-    def restart_learner(self) -> None:
-        """The learner dies; the next one loads the checkpoint."""
-        old = self.learner
-        self.old_lineages.append(old.lineage)
-        lineage = self.store.run(operations.begin_lineage(old.lineage, len(old.checkpoint))) or 0
-        self.learner = Learner(lineage, list(old.checkpoint), old.checkpoint, old.sealed)
-        self.store.run(operations.commit(lineage, self.learner.step))
-
-    def mishap(self) -> None:
-        """Something goes wrong that is not part of an exchange."""
-        kind = self.rng.choice(["expire", "expire", "crash", "late", "zombie learner"])
-        if kind == "expire":
-            self._expire(0.2)
-            self.store.run(operations.reap(max_attempts=MAX_ATTEMPTS))
-        elif kind == "crash" and self.chance(0.3):
-            index = self.rng.randrange(len(self.actors))
-            dead = self.actors[index]
-            self.zombies = [*self.zombies[-2:], dead]
-            self.actors[index] = Actor(dead.name + "'", dead.version)
-        elif kind == "late" and self.late:
-            self.store.run(self.late.pop(self.rng.randrange(len(self.late))))
-        elif kind == "zombie learner" and self.old_lineages:
-            k = self.learner.step + 1
-            call = self.rng.choice([operations.claim(self.old_lineages[-1], k, 9), None])
-            try:
-                self.store.run(call or operations.advance(self.old_lineages[-1], k))
-            except LostLineage:
-                return
-            raise AssertionError("an old learner was heard")
-
-    def finish(self, batches: int) -> None:
+    def finish(self) -> None:
         """No more faults: the run must reach its end (I15), with nothing lost or trained twice."""
-        self.faults = 0.0
-        goal = self.learner.step + batches
-        self._expire(1.0)
-        self.store.run(operations.reap(max_attempts=10**6))
-        for _ in range(4000):
-            if self.learner.step >= goal:
+        world = self.world
+        world.faults = 0.0
+        if world.recovering:
+            faults.recover(world)
+        faults.end_grace(world)
+        goal = world.learner.step + FINAL_BATCHES
+        faults.expire(world, 1.0)
+        for _ in range(STEPS_TO_FINISH):
+            if world.learner.step >= goal:
                 break
             self.step()
-        assert self.learner.step >= goal, "I15: the run stands still"
-        learner = self.learner
-        self.store.run(operations.commit(learner.lineage, learner.step))
-        self.store.run(operations.cancel(learner.lineage))
+        learner = world.learner
+        assert learner.step >= goal, f"I15: the run stands still at batch {learner.step}"
+        world.store.run(operations.commit(learner.lineage, learner.step))
+        learner.checkpoint = list(learner.trained)
+        world.store.run(operations.cancel(learner.lineage))
         snapshot = self.check()
-        ids = [task for batch in learner.trained for task in batch]
-        assert len(ids) == len(set(ids)), "I5: an episode was trained twice"
-        assert set(ids) == snapshot.tasks["committed"], "I5: what is committed was trained"
         for place in ("new", "ready", "lease", "done", "claimed"):
-            assert not snapshot.tasks[place]
+            assert not snapshot.tasks[place], f"I2: an ended run has tasks in {place}"
+        tasks = [task for batch in learner.trained for task in batch]
+        committed = snapshot.tasks["committed"]
+        assert committed >= set(tasks), f"I5: {set(tasks) - committed} were trained, not committed"
+        extra = {task // GROUP_SIZE for task in committed - set(tasks)}
+        assert extra <= world.reconciled, f"I5: units {extra} were committed and never trained"
+        self._digest.update(repr(sorted(map(repr, snapshot.tasks.items()))).encode())
 
     def check(self) -> invariants.Snapshot:
-        """Assert what must hold now; an acknowledged episode is never made again (I10)."""
-        snapshot = invariants.check(self.client, self.prefix, GROUP_SIZE)
+        """Assert what must hold now."""
+        world, learner = self.world, self.world.learner
+        snapshot = invariants.check(world.client, world.prefix, GROUP_SIZE)
         for place in ("new", "ready", "lease", "dead"):
-            assert not self.acked & snapshot.tasks[place], f"I10: acknowledged tasks in {place}"
-        stats = self.store.run(operations.stats())
-        assert stats.accounted == stats.created == len(snapshot.known)
+            again = world.promises.acked & snapshot.tasks[place]
+            assert not again, f"I10: acknowledged tasks {again} in {place}"
+        tasks = [task for batch in learner.trained for task in batch]
+        assert len(tasks) == len(set(tasks)), "I5: an episode was trained twice"
+        stats = world.store.run(operations.stats())
+        _check_counts(world, snapshot, stats)
+        if not world.recovering:
+            durable = {task // GROUP_SIZE for batch in learner.checkpoint for task in batch}
+            units = {task // GROUP_SIZE for task in snapshot.tasks["committed"]}
+            assert units <= durable, f"I6: {units - durable} committed, in no checkpoint"
+            assert stats.committed_step <= len(learner.checkpoint), "I6: commit before checkpoint"
         return snapshot
 
-    def _someone(self) -> Actor:
-        return self.rng.choice(self.actors + (self.zombies if self.chance(0.4) else []))
+    def _mishap(self, world: World) -> None:
+        """Something goes wrong that is not part of an exchange."""
+        mishaps: dict[Happening, float] = {
+            faults.expire: 6,
+            faults.crash: 3,
+            faults.arrive_late: 3,
+            learners.be_careless: 3,
+            faults.end_grace: 3,
+            learners.restart: 0.3,
+            self._save: 3,
+            self._kill_redis: 1,
+            self._lose_power: 2,
+        }
+        (mishap,) = world.rng.choices(list(mishaps), list(mishaps.values()))
+        mishap(world)
 
-    def _expire(self, share: float) -> None:
-        for task in sorted(invariants.zset(self.client, f"{self.prefix}:lease")):
-            if self.rng.random() < share:
-                self.client.zadd(f"{self.prefix}:lease", {str(task): 1})
+    def _save(self, world: World) -> None:
+        if not world.recovering:
+            self.saved = faults.Saved.take(world)
 
-    def _exchange(self, call, fences: dict[int, int]):
-        """Send a request through a bad network; returns the verdicts that reach the actor."""
-        if not fences or self.chance(0.05):
-            return []
-        verdicts = self.store.run(call)
-        if self.chance(0.1):
-            verdicts = self.store.run(call)
-        if self.chance(0.1):
-            self.late.append(call)
-        for (task, fence), verdict in zip(fences.items(), verdicts, strict=True):
-            word = verdict if isinstance(verdict, str) else verdict[0]
-            current = fence == self.grants[task]
-            assert current or word in ("STALE", "GONE"), f"I9: {word} for an old fence of {task}"
-        return [] if self.chance(0.05) else list(zip(fences, verdicts, strict=True))
+    def _kill_redis(self, world: World) -> None:
+        faults.restart_redis(world, None)
 
-    def _check_records(self, ids: list[int]) -> None:
-        for task, record in zip(ids, self.store.run(operations.records(ids)), strict=True):
-            assert record is not None, f"I10: task {task} has no record"
-            tokens = [tuple(map(int, token.split("."))) for token in record.decode().split()]
-            length = Held(task, 0, [], 0).target
-            assert [token[0] for token in tokens] == [task] * length, f"I3: {tokens}"
-            assert [token[2] for token in tokens] == list(range(length)), f"I3: {tokens}"
-            fences = [token[1] for token in tokens]
-            assert fences == sorted(fences), f"I4: {tokens}"
+    def _lose_power(self, world: World) -> None:
+        faults.restart_redis(world, self.saved)
 
 
-def _resume(task: LeasedTask) -> Held:
-    tokens = b"".join(task.chunks).decode().split()
-    assert len(tokens) == task.length, f"I3: {task.length} tokens stored, got {tokens}"
-    return Held(task.task_id, task.fence, tokens, len(tokens))
+def _check_counts(world: World, snapshot: invariants.Snapshot, stats) -> None:
+    """What the run says of itself is what the sets say, and no drop is without a reason (I21)."""
+    assert stats.accounted == stats.created == len(snapshot.known), "I2: tasks are missing"
+    by_reason = {
+        place.removeprefix("dropped:"): len(tasks)
+        for place, tasks in snapshot.tasks.items()
+        if place.startswith("dropped:")
+    }
+    assert stats.dropped == by_reason, f"I21: {stats.dropped} reported, {by_reason} dropped"
+    assert stats.dead == len(snapshot.tasks["dead"]), "I21: dead letters are miscounted"
+    if not world.rewinds:
+        told = {reason: count for reason, count in world.dropped.items() if count}
+        shown = {reason: count for reason, count in by_reason.items() if reason != "group_broken"}
+        assert told == {k: v for k, v in shown.items() if v}, f"I21: {told} dropped, {shown} shown"
+
+
+def main() -> int:
+    """Play the seeds of the command line on a Redis of its own; prints those that fail."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first")
+    parser.add_argument("--count", type=int, default=1, help="how many, one after the other")
+    options = parser.parse_args()
+    failed = 0
+    with TemporaryDirectory() as folder, running_redis(Path(folder)) as url:
+        for seed in range(options.seed, options.seed + options.count):
+            history = History(url, seed)
+            try:
+                history.play()
+            except (AssertionError, StoreError) as error:
+                failed += 1
+                print(f"seed {seed}: {error}", flush=True)
+            finally:
+                history.close()
+    print(f"{options.count} histories, {failed} broken; the last trace is {history.trace}")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -56,7 +56,7 @@ def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
     assert not twice, f"I1: tasks in two places: {twice}"
     assert set(places) == snapshot.known, f"I2: lost {snapshot.known ^ set(places)}"
     held = Counter(unit for ids in units.values() for unit in ids)
-    assert all(count == 1 for count in held.values()), f"units in two places: {units}"
+    assert all(count == 1 for count in held.values()), f"I1: units in two places: {units}"
 
     with client.pipeline(transaction=False) as pipe:
         for task in sorted(snapshot.known):
@@ -74,10 +74,10 @@ def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
     of_claims = _members(in_claims, group_size) - tasks["dead"] - tasks["purged"]
     assert of_claims == tasks["claimed"], "I2: tasks of claims that no claim holds, or the reverse"
     unfinished = tasks["ready"] | tasks["lease"]
-    assert _members(units["open"], group_size) >= unfinished, "unfinished tasks of no open unit"
+    assert _members(units["open"], group_size) >= unfinished, "I2: unfinished tasks of no open unit"
     for unit in units["open"]:
         members = {int(task) for task in client.smembers(f"{prefix}:g:{unit}")}
-        assert members == _members({unit}, group_size) & unfinished, f"progress of unit {unit}"
+        assert members == _members({unit}, group_size) & unfinished, f"I2: progress of unit {unit}"
     return snapshot
 
 
@@ -89,9 +89,9 @@ def _check_record(
     if place in ("claimed", "done") and client.hexists(key, "reconciled"):
         return
     if place == "dead" and client.hexists(key, "record"):
-        assert has_record, f"the record of dead letter {task} is gone"
+        assert has_record, f"I10: the record of dead letter {task} is gone"
         return
-    assert has_record == (place in ("done", "claimed")), f"record of {task} in {place}"
+    assert has_record == (place in ("done", "claimed")), f"I10: record of {task} in {place}"
 
 
 def units_in_flight(client: redis.Redis, prefix: str) -> int:

@@ -1,17 +1,24 @@
-"""Random histories against a real Redis, and mutants that they must catch."""
+"""Random histories against a real Redis, and mutants that they must catch.
+
+Other seeds: NYALA_SEED=1000 NYALA_SEEDS=500 pytest tests/buffer/test_history.py; one seed without
+pytest: python -m tests.buffer.history --seed 1000.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from buffer.scripts import LoadScript, Script, load_script, make_script
+from buffer.scripts import LoadScript, load_script
 from tests.buffer.history import History
+from tests.buffer.mutants import MUTANTS, Mutant, broken
 
-STEPS = 500
-CHECK_EVERY = 20
+FIRST_SEED = int(os.environ.get("NYALA_SEED", "0"))
+SEEDS = int(os.environ.get("NYALA_SEEDS", "1" if "NYALA_SEED" in os.environ else "16"))
+SEEDS_PER_MUTANT = 25
 
 
 @contextmanager
@@ -23,71 +30,40 @@ def _history(url: str, seed: int, scripts: LoadScript = load_script) -> Iterator
         history.close()
 
 
-def _play(history: History) -> None:
-    for step in range(STEPS):
-        history.step()
-        if step % CHECK_EVERY == 0:
-            history.check()
-    history.finish(batches=4)
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_no_history_loses_repeats_or_mixes_episodes(redis_url: str, seed: int) -> None:
     with _history(redis_url, seed) as history:
-        _play(history)
+        history.play()
 
-        assert history.learner.lineage > 1 or history.learner.step > 6
-
-
-UNSEAL = """
-for _, gid in ipairs(sealed == 1 and call('ZRANGE', claim, 0, -1) or {}) do
-  call('ZREM', claim, gid)
-  call('ZADD', BUF, call('HINCRBY', META, 'arrivals', 1), gid)
-  for _, id in ipairs(members(gid, size)) do call('SMOVE', CLAIMED, DONE, id) end
-end
-sealed = 0
-"""
-
-# What is broken: the script, the text in it, what takes its place, and what must notice.
-MUTANTS = {
-    "no fence check": ("submit", "if task[2] ~= fence then return 'STALE' end", "", "I9"),
-    "no offset check": ("beat", "tokens > 0 and offset == length", "tokens > 0", "I3"),
-    "claim not sticky": (
-        "claim",
-        "call('ZADD', CLAIMS, k, k)",
-        UNSEAL + "call('ZADD', CLAIMS, k, k)",
-        "I7",
-    ),
-    "reap forgets removal": ("reap", "call('ZREM', lease_key(id), id)", "", "I1"),
-    "admission forgets batches in training": (
-        "lease",
-        "units = units + call('ZCARD', claim_key(k))",
-        "",
-        "I14",
-    ),
-    "no learner fence": (
-        "claim",
-        "if tonumber(lineage) < tonumber(current) then",
-        "if false then",
-        "an old learner was heard",
-    ),
-    "a drop forgets the tasks": ("drop", "drop_unit(ARGV[i], size, ARGV[3])", "0", "I2"),
-    "a commit forgets the tasks": ("commit", "forget(id, COMMITTED)", "", "I2"),
-}
+        assert history.world.learner.step > 3
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_broken_script_is_caught(redis_url: str, mutant: str) -> None:
-    where, old, new, invariant = MUTANTS[mutant]
-    assert old in load_script(where).source
+def test_a_seed_repeats_its_history(redis_url: str) -> None:
+    traces = []
+    for _ in range(2):
+        with _history(redis_url, 5) as history:
+            history.play()
+            traces.append(history.trace)
 
-    def broken(name: str) -> Script:
-        return make_script(load_script(name).source.replace(old, new))
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_broken_protocol_is_caught(redis_url: str, name: str) -> None:
+    mutant = MUTANTS[name]
+    scripts = broken(mutant)
 
     def hunt() -> None:
-        for seed in range(20):
-            with _history(redis_url, seed, broken) as history:
-                _play(history)
+        for seed in range(SEEDS_PER_MUTANT):
+            with _history(redis_url, seed, scripts) as history:
+                history.play()
 
-    with pytest.raises(AssertionError, match=invariant):
+    with pytest.raises(AssertionError, match=f"^({mutant.invariant}): "):
         hunt()
+
+
+def test_a_mutant_of_a_text_that_is_gone_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="got 0 times"):
+        broken(Mutant("reap", "no such text", "", "I1"))
+    with pytest.raises(AssertionError, match=r"beat.lua must have once 'local', got \d+ times"):
+        broken(Mutant("beat", "local", "", "I1"))

@@ -1,0 +1,134 @@
+"""Broken protocols: small edits of the Lua, and the invariant by which a history must notice.
+
+A mutant shows that the checker looks at something, and that the faults reach it. Each replaces one
+text in one file of `buffer/lua`; a text that is no longer there, or is there twice, is an error.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import buffer.scripts
+from buffer.scripts import LoadScript, Script, load_script, make_script
+
+LUA = Path(buffer.scripts.__file__).parent / "lua"
+
+
+class Mutant(NamedTuple):
+    """One thing that somebody could get wrong."""
+
+    file: str
+    old: str
+    new: str
+    invariant: str
+    """Whose name must be in the message; alternatives by `|`, where either may come first."""
+
+
+_UNSEAL = """
+for _, gid in ipairs(sealed == 1 and call('ZRANGE', claim, 0, -1) or {}) do
+  call('ZREM', claim, gid)
+  call('ZADD', BUF, call('HINCRBY', META, 'arrivals', 1), gid)
+  for _, id in ipairs(members(gid, size)) do call('SMOVE', CLAIMED, DONE, id) end
+end
+sealed = 0
+"""
+
+MUTANTS = {
+    "no fence check": Mutant("tasks", "if task[2] ~= fence then return 'STALE' end", "", "I9"),
+    "no dedupe": Mutant("tasks", "if task[1] == 'D' then return 'DUP' end", "", "I1"),
+    "no offset check": Mutant("beat", "tokens > 0 and offset == length", "tokens > 0", "I3"),
+    "claim not sticky": Mutant(
+        "claim", "call('ZADD', CLAIMS, k, k)", _UNSEAL + "call('ZADD', CLAIMS, k, k)", "I7"
+    ),
+    "reap forgets to remove": Mutant(
+        "reap", "reaped[#reaped + 1] = id", "call('ZADD', leases, now, id) reaped[1] = id", "I1"
+    ),
+    "release forgets to remove": Mutant(
+        "tasks",
+        "call('ZREM', lease_key(id), id)\n  call('HSET', task_key(id), 'st', 'R')",
+        "call('HSET', task_key(id), 'st', 'R')",
+        "I1",
+    ),
+    "reap of a unit that just broke": Mutant(
+        "reap", "if call('ZSCORE', leases, id) then", "do", "I1|I2"
+    ),
+    "fence is a plain counter": Mutant(
+        "lease",
+        "math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2])",
+        "tonumber(meta[8]) + 1",
+        "I8",
+    ),
+    "no reconcile": Mutant("reconcile", "for i = 6, #ARGV do", "for i = 6, 5 do", "I5|I7"),
+    "reconcile forgets other claims": Mutant(
+        "withdrawal", "if call('ZREM', claim_key(k), gid) == 1 then", "if false then", "I1|I2"
+    ),
+    "reconcile forgets other places": Mutant("withdrawal", "call('ZREM', READY, id)", "", "I1"),
+    "what is committed is not restored": Mutant(
+        "restore_committed", "for i = 2, #ARGV do", "for i = 2, 1 do", "I5"
+    ),
+    "no grace after recovery": Mutant(
+        "reap", "or now < tonumber(meta[2] or '0') then", "then", "8.6"
+    ),
+    "leases while recovering": Mutant(
+        "lease", "if meta[1] ~= 'RUNNING' then return { 'WAIT' } end", "", "8.6"
+    ),
+    "claims while recovering": Mutant(
+        "claim", "if meta[1] ~= 'RUNNING' then return { 'CLOSED' } end", "", "8.6"
+    ),
+    "recovered under a server that is gone": Mutant(
+        "recovered", "if meta[1] ~= ARGV[2] then", "if false then", "8.6"
+    ),
+    "no learner fence": Mutant(
+        "keys", "if tonumber(lineage) < tonumber(current) then", "if false then", "I6"
+    ),
+    "admission forgets batches in training": Mutant(
+        "lease", "units = units + call('ZCARD', claim_key(k))", "", "I14"
+    ),
+    "admission forgets the actor's lag": Mutant(
+        "lease", "(tonumber(meta[6]) + 1 - policy_lag())", "(tonumber(meta[6]) + 1)", "I14"
+    ),
+    "a started unit refused for capacity": Mutant(
+        "lease",
+        "if room > 0 then pick_ready(READY) end",
+        "if room > 0 and units_in_flight() < 9 then pick_ready(READY) end",
+        "I15",
+    ),
+    "commit before training": Mutant(
+        "commit", "if tonumber(ARGV[2]) > tonumber(meta[1]) then", "if false then", "I6"
+    ),
+    "commit before seal": Mutant(
+        "commit", "'sealed') == 0 and call('EXISTS', claim_key(k)) == 1", "'sealed') == 2", "I6"
+    ),
+    "a sealed batch can shrink": Mutant("drop", "'sealed') == 1", "'sealed') == 2", "I7"),
+    "a drop forgets the tasks": Mutant("drop", "drop_unit(ARGV[i], size, ARGV[3])", "0", "I2"),
+    "a drop leaves the claim as it is": Mutant(
+        "drop", "if call('ZREM', claim_key(ARGV[2]), ARGV[i]) == 1 then", "do", "I13"
+    ),
+    "a drop has no reason": Mutant("units", "call('SADD', REASONS, reason)", "", "I2"),
+    "a commit forgets the tasks": Mutant("commit", "forget(id, COMMITTED)", "", "I2"),
+    "create is not idempotent": Mutant(
+        "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3"
+    ),
+    "a revived lease stays ready": Mutant("beat", "call('ZREM', ready_key(id), id)", "", "I1|I3"),
+    "a submitted record is not stored": Mutant(
+        "submit", "call('SET', record_key(id), ARGV[i + 2])", "", "I10"
+    ),
+}
+
+
+def broken(mutant: Mutant) -> LoadScript:
+    """Scripts of a store with this mistake in it.
+
+    Raises:
+        AssertionError: the file has the text not exactly once: the mutant must follow the Lua.
+    """
+    body = (LUA / f"{mutant.file}.lua").read_text(encoding="utf-8")
+    count = body.count(mutant.old)
+    assert count == 1, f"{mutant.file}.lua must have once {mutant.old!r}, got {count} times"
+    wrong = body.replace(mutant.old, mutant.new)
+
+    def load(name: str) -> Script:
+        return make_script(load_script(name).source.replace(body, wrong))
+
+    return load
