@@ -239,7 +239,7 @@ def _reason(error: redis.RedisError, text: str) -> str:
         return "Redis is a read-only replica; point the URL to the primary"
     if "MISCONF" in text:
         return "Redis cannot save its data and takes no writes; look at its disk and its log"
-    if "NOPERM" in text or "lacks the" in text:
+    if any(words in text for words in ("NOPERM", "user executing the script", "ACL failure")):
         return f"Redis' access rules refuse this user ({text}); see configs/deploy/redis-users.acl"
     if "OOM" in text:
         return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"

@@ -15,7 +15,7 @@ import redis
 from buffer import operations
 from buffer.address import without_password
 from buffer.store import AsyncStore, Store, explain
-from configs.errors import StoreError
+from configs.errors import StoreError, StoreUnreachable
 from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
 
 
@@ -24,6 +24,28 @@ def test_scripts_are_loaded_again_after_redis_forgot_them(run: RunInStore) -> No
     run.redis.script_flush()
 
     assert run.lease_status() == "OK"
+
+
+def test_the_asyncio_client_loads_them_again_too(run: RunInStore, redis_url: str) -> None:
+    async def ask_twice() -> None:
+        store = AsyncStore(redis_url, "run")
+        for _ in range(2):
+            run.redis.script_flush()
+            assert (await store.run(operations.stats())).state == "RUNNING"
+        await store.close()
+
+    asyncio.run(ask_twice())
+
+
+def test_a_replica_takes_no_writes_and_is_worth_another_try(run: RunInStore) -> None:
+    run.create(1)
+    run.redis.replicaof("127.0.0.1", 1)
+    try:
+        with pytest.raises(StoreUnreachable, match="read-only replica"):
+            run.lease()
+    finally:
+        run.redis.replicaof("NO", "ONE")
+    assert len(run.lease()) == GROUP_SIZE
 
 
 def test_the_asyncio_client_runs_the_same_operations(run: RunInStore, redis_url: str) -> None:

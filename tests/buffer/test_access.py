@@ -1,0 +1,193 @@
+"""The access rules that are shipped: each role can do its work, and nothing that rules a server."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from buffer import operations
+from buffer.answers import BeatLine, NewTask
+from buffer.forget import forget_run
+from buffer.keys import EVAL_BASE
+from buffer.operations.brokers import broker_seen, brokers
+from buffer.store import Store
+from configs.errors import StoreError
+from tests.buffer.servers import server, wait_until
+
+RULES = Path(__file__).parents[2] / "configs" / "deploy" / "redis-users.acl"
+ROLES = ("broker", "learner", "console")
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A server under the shipped rules; a role's password is its name."""
+    rules = RULES.read_text(encoding="utf-8")
+    for role in ROLES:
+        digest = hashlib.sha256(role.encode()).hexdigest()
+        rules = rules.replace(f"{role.upper()}_PASSWORD_SHA256", digest)
+    file = tmp_path_factory.mktemp("rules") / "users.acl"
+    file.write_text(rules)
+    settings = f'save ""\naclfile "{file}"\n'
+    with server(tmp_path_factory.mktemp("server") / "redis", settings) as (_, port):
+        client = redis.Redis(port=port, username="broker", password="broker")
+        wait_until(lambda: bool(client.ping()))
+        client.close()
+        yield port
+
+
+@pytest.fixture
+def stores(port: int) -> Iterator[dict[str, Store]]:
+    """A client of the run for each role."""
+    stores = {role: Store(_url(role, port), "run") for role in ROLES}
+    yield stores
+    forget_run(_url("console", port), "run")
+    for store in stores.values():
+        store.close()
+
+
+def _url(role: str, port: int) -> str:
+    return f"redis://{role}:{role}@127.0.0.1:{port}/0"
+
+
+def _begin(learner: Store) -> int:
+    learner.run(
+        operations.begin_run(
+            "c",
+            {},
+            units_per_batch=2,
+            max_policy_lag=9,
+            margin=1.0,
+            group_size=2,
+            min_group_size=2,
+        )
+    )
+    owner = operations.new_owner()
+    lineage = learner.run(operations.begin_lineage(0, 0, owner=owner))
+    assert lineage == 1
+    learner.run(operations.restore_lineage(1, 0, owner=owner, lineages={1: 0}))
+    learner.run(operations.create(1, [NewTask(i, i // 2, b"spec") for i in range(30)]))
+    learner.run(operations.create(1, [NewTask(EVAL_BASE + i, i, b"", 0) for i in range(4)]))
+    learner.run(operations.publish(1, 0, {"digest": "d"}))
+    return lineage
+
+
+def _act(broker: Store) -> None:
+    """All that a broker does for actors, up to the death of a unit and of an evaluation."""
+    tasks = broker.run(operations.lease("a", ttl_ms=60_000, n=24, version=(1, 0))).tasks
+    lines = [BeatLine(task.task_id, task.fence, 0, 1, b"x") for task in tasks]
+    broker.run(operations.beat(ttl_ms=60_000, lines=lines * 300))
+    rows = [(task.task_id, task.fence, b"record") for task in tasks]
+    broker.run(operations.submit([*rows[:1], *rows[4:16]]))
+    broker.run(operations.release([row[:2] for row in rows[18:20]]))
+    failures = [(*row[:2], "data", "bad") for row in (rows[1], rows[2], rows[16], rows[20])]
+    broker.run(operations.fail(max_attempts=1, max_data_failures=1, failures=failures))
+    broker.run(operations.lease("a", ttl_ms=-1, n=2, version=(1, 0)))
+    broker.run(operations.reap(max_attempts=1))
+    broker.run(operations.actor_seen("a", {"x": "1"}))
+    broker.run(broker_seen("tcp://x", {"y": 1.0}))
+    for look in (operations.stats(), operations.memory(), operations.publication()):
+        broker.run(look)
+
+
+def _learn(learner: Store) -> None:
+    """All that a learner does, up to a recovery and the end."""
+    claim = learner.run(operations.claim(1, 1, 4, start=True))
+    learner.run(operations.records(claim.units[0].task_ids))
+    learner.run(operations.drop(1, 1, [claim.units[0].group_id], "stale"))
+    learner.run(operations.seal(1, 1))
+    learner.run(operations.abandon(1, 1, "poison", bury=True))
+    learner.run(operations.claim(1, 1, 1))
+    learner.run(operations.seal(1, 1))
+    learner.run(operations.confirm("f" * 40))
+    learner.run(operations.reconcile(1, 1, [3]))
+    learner.run(operations.restore_committed(1, [4]))
+    learner.run(operations.advance(1, 1))
+    learner.run(operations.commit(1, 1))
+    learner.run(operations.recovered(1, "f" * 40))
+    for look in (operations.known_tasks(), operations.committed_tasks(), operations.lineages()):
+        learner.run(look)
+    learner.run(operations.eval_round(1, 0))
+    learner.run(operations.close_eval(1, 0))
+
+
+def test_every_role_can_do_its_work_under_the_shipped_rules(stores: dict[str, Store]) -> None:
+    _begin(stores["learner"])
+    _act(stores["broker"])
+    _learn(stores["learner"])
+    console = stores["console"]
+    console.ping()
+    letters = console.run(operations.dead_letters())
+    assert len(letters) > 4
+    for letter in letters:
+        console.run(operations.dead_letter(letter.task_id))
+    console.run(operations.purge_dead([letters[0].task_id]))
+    verdicts = console.run(operations.requeue_dead([letter.task_id for letter in letters]))
+    assert {"ANEW", "GONE"} <= set(verdicts)
+    for look in (operations.peek(9), operations.actors(), brokers()):
+        console.run(look)
+    for watch in (operations.look(), operations.audit(), operations.memory()):
+        console.run(watch)
+    stats = console.run(operations.stats())
+    assert stats.accounted == stats.created
+    stores["learner"].run(operations.cancel(1))
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("CONFIG", "GET", "*"),
+        ("FLUSHALL",),
+        ("KEYS", "*"),
+        ("SHUTDOWN",),
+        ("REPLICAOF", "NO", "ONE"),
+        ("MONITOR",),
+        ("ACL", "LIST"),
+        ("HSET", "someone-elses", "a", "b"),
+        ("EVAL", "return redis.call('KEYS', '*')", "0"),
+        ("EVAL", "return redis.call('HSET', 'someone-elses', 'a', 'b')", "0"),
+    ],
+    ids=" ".join,
+)
+def test_no_role_rules_the_server_or_touches_foreign_keys(
+    port: int, role: str, command: tuple[str, ...]
+) -> None:
+    with (
+        redis.Redis(port=port, username=role, password=role) as client,
+        pytest.raises(redis.ResponseError, match=r"permission|can't (run|access)"),
+    ):
+        client.execute_command(*command)
+
+
+def test_a_broker_cannot_read_finished_episodes(port: int) -> None:
+    with (
+        redis.Redis(port=port, username="broker", password="broker") as client,
+        pytest.raises(redis.ResponseError, match="permission"),
+    ):
+        client.get("nyala:{run}:e:1")
+
+
+def test_a_refusal_by_the_rules_says_so(port: int) -> None:
+    with (
+        Store(_url("broker", port), "run") as store,
+        pytest.raises(StoreError, match="access rules refuse this user"),
+    ):
+        store.run(operations.records([1]))
+
+
+def test_nobody_gets_in_without_a_role(port: int) -> None:
+    with (
+        Store(f"redis://127.0.0.1:{port}/0", "run") as store,
+        pytest.raises(StoreError, match="refused the password"),
+    ):
+        store.ping()
+
+
+def test_the_rules_do_not_load_before_the_passwords_are_set(tmp_path: Path) -> None:
+    settings = f'aclfile "{RULES}"\n'
+    with server(tmp_path / "redis", settings) as (process, _):
+        assert process.wait(20) != 0
