@@ -71,11 +71,11 @@ class Case:
         stat = Path("/proc") / str(pid) / "stat"
         self.ring.until(lambda: stat.read_text().rpartition(")")[2].split()[0] in "TtZ", "a stop")
 
-    def follow(self, actors: Iterable[Actor] | None = None) -> None:
-        """Watch the tasks that these actors, or all, hold now."""
+    def follow(self, actors: Iterable[Actor] | None = None, *, is_orderly: bool = False) -> None:
+        """Watch what these actors, or all, hold now; orderly ones store it before they go."""
         names = None if actors is None else {actor.incarnation for actor in actors}
         held = [t for t in self._leased() if names is None or t.incarnation in names]
-        self.trail = Trail.of(held, self._observer, time.monotonic())
+        self.trail = Trail.of(held, self._observer, time.monotonic(), is_orderly=is_orderly)
 
     def inject(self, act: Callable[[], None], sign: Callable[[], bool] | None = None) -> None:
         """Begin the fault.

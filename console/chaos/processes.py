@@ -61,7 +61,7 @@ def stop_actor(case: Case) -> None:
 def drain_actor(case: Case) -> None:
     """An actor is asked to leave, as before a spot machine is taken away."""
     victim = case.choose()
-    case.follow([victim])
+    case.follow([victim], is_orderly=True)
     case.inject(_send(victim.pid, signal.SIGTERM))
     case.recover()
     case.until(lambda: victim.process.poll() is not None, "the actor has left")
@@ -91,13 +91,11 @@ def stop_broker(case: Case) -> None:
 
 def kill_learner(case: Case) -> None:
     """The learner dies between two checkpoints; sealed batches are trained again unchanged."""
-    step = case.ring.stats().committed_step
     case.ring.until(lambda: case.ring.step > case.ring.stats().committed_step, "uncommitted steps")
     case.choose()
     case.follow()
     case.inject(_kill(case.ring.pids("learner")[:1]), case.restarted("learner"))
     case.recover()
-    case.remark = f"last commit: batch {step}"
 
 
 def kill_learner_before_commit(case: Case) -> None:

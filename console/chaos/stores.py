@@ -81,13 +81,11 @@ def fill_disk_of_redis(case: Case) -> None:
     """The disk under Redis' log is full: it refuses every write until there is room."""
     case.choose()
     case.follow()
-    step = case.ring.step
     with fill(case.ring.folder.redis):
-        case.inject(lambda: None, lambda: _refuses(case))
+        case.inject(lambda: None, lambda: "writing to the AOF file" in _redis_log(case))
         case.pause(FULL_S)
     case.lift(lambda: None)
     case.recover()
-    case.remark = f"at batch {step}"
 
 
 def fill_disk_of_checkpoints(case: Case) -> None:
@@ -111,8 +109,8 @@ def _broker_log(case: Case) -> str:
     return case.ring.folder.log("broker").read_text(encoding="utf-8")
 
 
-def _refuses(case: Case) -> bool:
-    return "No space left" in case.ring.folder.log("redis").read_text(encoding="utf-8")
+def _redis_log(case: Case) -> str:
+    return case.ring.folder.log("redis").read_text(encoding="utf-8")
 
 
 def _restore(url: str, limit_bytes: int) -> None:

@@ -67,6 +67,8 @@ class Followed:
     before: TaskSeen
     made: float
     last: TaskSeen
+    is_orderly: bool = False
+    """Its holder is about to leave by itself, and stores before that what it has made."""
     kept: float | None = None
     """Tokens its next holder began with; None = never taken from its holder."""
     moved_at: float | None = None
@@ -84,8 +86,7 @@ class Followed:
         self.charged = max(self.charged, seen.attempts - self.before.attempts)
         is_taken = seen.fence != self.before.fence or seen.state == "R"
         if is_taken and self.kept is None:
-            # Stored tokens only grow, unless the store itself went back in time.
-            self.kept = float(min(self.last.length, seen.length))
+            self.kept = min(float(seen.length), self._stored_at_most)
             self.freed_at = now
         if seen.fence != self.before.fence and self.moved_at is None:
             self.moved_at = now
@@ -95,6 +96,11 @@ class Followed:
         self.settled = self.settled or is_on_its_way or seen.state in {"D", "X"}
         self.last = seen
 
+    @property
+    def _stored_at_most(self) -> float:
+        """What its holder had stored: the next one has added to it by the time that it is seen."""
+        return max(self.made, float(self.last.length)) if self.is_orderly else self.last.length
+
 
 @dataclass(slots=True)
 class Trail:
@@ -103,9 +109,11 @@ class Trail:
     tasks: dict[int, Followed] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, held: Iterable[TaskSeen], observer: Observer, now: float) -> Trail:
+    def of(
+        cls, held: Iterable[TaskSeen], observer: Observer, now: float, *, is_orderly: bool = False
+    ) -> Trail:
         """Follow tasks from their present state on."""
-        return cls({t.task_id: Followed(t, observer.made(t, now), t) for t in held})
+        return cls({t.task_id: Followed(t, observer.made(t, now), t, is_orderly) for t in held})
 
     def note_open(self, seen: Mapping[int, TaskSeen], now: float) -> None:
         """Take a look at those that are not settled; one that is not seen has ended."""

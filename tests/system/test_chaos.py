@@ -96,6 +96,17 @@ def test_kept_tokens_are_those_that_the_next_holder_began_with() -> None:
     assert trail.open_ids == []
 
 
+def test_a_holder_that_leaves_in_order_stores_what_it_has_made() -> None:
+    observer = Observer(snapshot_s=1.0)
+    for second in range(5):
+        observer.note([seen(10 * second)], float(second))
+    trail = Trail.of([seen(40)], observer, 5.0, is_orderly=True)
+
+    trail.note_open({1: seen(52, fence=8)}, 5.1)  # 50, and two by the next holder
+
+    assert trail.kept_share == 1.0
+
+
 def test_a_task_that_its_holder_keeps_loses_nothing() -> None:
     trail = Trail.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
 
