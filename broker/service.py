@@ -114,10 +114,12 @@ class Service:
 
     async def report(self) -> None:
         """Tell the store which actors were heard of since the last report."""
-        for peer in self._peers:
-            if peer.unreported:
-                peer.unreported = False
-                await self._store.run(operations.actor_seen(peer.hello.incarnation, _figures(peer)))
+        heard = [peer for peer in self._peers if peer.unreported]
+        for peer in heard:
+            peer.unreported = False
+        await self._store.run(
+            operations.actor_seen({peer.hello.incarnation: _figures(peer) for peer in heard})
+        )
 
     async def _answer(self, envelope: Envelope, key: str) -> object | None:
         if envelope.run != self._run:

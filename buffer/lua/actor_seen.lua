@@ -1,8 +1,12 @@
--- ARGV: incarnation, seconds to remember it, field, value, ...  -> 1
-local key = run .. ':a:' .. ARGV[1]
+-- ARGV: seconds to remember them, then per actor: incarnation, number of fields, field, value, ...  -> 1
+local now, i = now_ms(), 2
 draw_on_reserve()
-call('ZADD', run .. ':actors', now_ms(), ARGV[1])
-if #ARGV > 2 then call('HSET', key, unpack(ARGV, 3)) end
-call('EXPIRE', key, ARGV[2])
-call('ZREMRANGEBYSCORE', run .. ':actors', '-inf', now_ms() - ARGV[2] * 1000)
+while i < #ARGV do
+  local key, last = run .. ':a:' .. ARGV[i], i + 1 + 2 * ARGV[i + 1]
+  call('ZADD', run .. ':actors', now, ARGV[i])
+  if last > i + 1 then call('HSET', key, unpack(ARGV, i + 2, last)) end
+  call('EXPIRE', key, ARGV[1])
+  i = last + 1
+end
+call('ZREMRANGEBYSCORE', run .. ':actors', '-inf', now - ARGV[1] * 1000)
 return 1

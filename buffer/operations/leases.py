@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from buffer.answers import BeatLine, BeatVerdict, LeaseAnswer
-from buffer.operation import SLICE, Operation, nothing, single, sliced
+from buffer.operation import SLICE, Argument, Operation, nothing, single, sliced
 from buffer.replies import parse_beats, parse_lease, parse_verdicts
 
 MAX_CHUNKS = 256
@@ -89,7 +89,10 @@ def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Oper
     return single("reap", arguments, lambda ids: [int(task) for task in ids])
 
 
-def actor_seen(incarnation: str, fields: Mapping[str, str]) -> Operation[None]:
-    """Note a sign of life and what came with it."""
-    pairs = (x for field in fields.items() for x in field)
-    return single("actor_seen", (incarnation, ACTOR_MEMORY_S, *pairs), nothing)
+def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:
+    """Note signs of life, and what came with them, by incarnation."""
+    rows: list[tuple[Argument, ...]] = [
+        (incarnation, len(fields), *(x for field in fields.items() for x in field))
+        for incarnation, fields in seen.items()
+    ]
+    return sliced("actor_seen", (ACTOR_MEMORY_S,), rows, nothing)

@@ -87,7 +87,7 @@ def _act(broker: Store) -> None:
     broker.run(operations.fail(max_attempts=1, max_data_failures=1, failures=failures))
     broker.run(operations.lease("a", ttl_ms=-1, n=2, version=(1, 0)))
     broker.run(operations.reap(max_attempts=1))
-    broker.run(operations.actor_seen("a", {"x": "1"}))
+    broker.run(operations.actor_seen({"a": {"x": "1"}}))
     broker.run(broker_seen("tcp://x", {"y": 1.0}))
     for look in (operations.stats(), operations.memory(), operations.publication()):
         broker.run(look)
@@ -106,6 +106,7 @@ def _learn(learner: Store) -> None:
     learner.run(operations.reconcile(1, 1, [3]))
     learner.run(operations.restore_committed(1, [4]))
     learner.run(operations.advance(1, 1))
+    assert learner.run(operations.claim_bytes(1))
     learner.run(operations.commit(1, 1))
     learner.run(operations.recovered(1, "f" * 40))
     for look in (operations.known_tasks(), operations.committed_tasks(), operations.lineages()):

@@ -333,8 +333,10 @@ def test_one_call_handles_more_lines_than_one_slice(run: RunInStore) -> None:
 
 
 def test_actors_are_listed_with_what_they_said(run: RunInStore) -> None:
-    run.store.run(operations.actor_seen("host-1", {"tokens_per_s": "12.5"}))
+    seen = {"host-1": {"tokens_per_s": "12.5", "lost": "0"}, "host-2": {}, "host-3": {"pid": "7"}}
 
-    (actor,) = run.store.run(operations.actors())
-    assert (actor.incarnation, actor.fields) == ("host-1", {"tokens_per_s": "12.5"})
-    assert 0 <= actor.silent_s < 5
+    run.store.run(operations.actor_seen(seen))
+
+    actors = run.store.run(operations.actors())
+    assert {actor.incarnation: actor.fields for actor in actors} == seen
+    assert all(0 <= actor.silent_s < 5 for actor in actors)

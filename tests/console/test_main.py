@@ -154,7 +154,9 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
         tasks = [NewTask(task_id, 0, b"spec") for task_id in range(2)]
         store.run(operations.create(lineage, tasks))
         store.run(
-            operations.actor_seen("host-1a2b", {"host": "h", "tokens_per_s": "123", "lost": "0.0"})
+            operations.actor_seen(
+                {"host-1a2b": {"host": "h", "tokens_per_s": "123", "lost": "0.0"}}
+            )
         )
         figures = {"at": time.time(), "actors": 1, "refused_role": 3, "refused_busy": 2}
         store.run(broker_seen("tcp://127.0.0.1:5757", figures))
