@@ -12,6 +12,7 @@ import socket
 
 import structlog
 
+from broker.checks import MAX_LINES
 from broker.client import BrokerClient
 from broker.keys import ACTOR, load_pair, load_public
 from broker.messages import Hello
@@ -93,7 +94,7 @@ def greeting(settings: Settings, incarnation: str) -> Hello:
         host=socket.gethostname(),
         pid=os.getpid(),
         hashes=run_hashes(settings),
-        capacity=settings.actors.max_concurrent_episodes,
+        capacity=_leases_at_once(settings.actors.max_concurrent_episodes),
     )
 
 
@@ -157,6 +158,11 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             seed=_engine_seed(),
         )
     ), device
+
+
+def _leases_at_once(max_concurrent_episodes: int) -> int:
+    # A few wait for a place in the engine: one that becomes free is taken in the very next step.
+    return min(MAX_LINES, max_concurrent_episodes + max_concurrent_episodes // 16)
 
 
 def _engine_seed() -> int:

@@ -109,7 +109,7 @@ class ActorLoop:
         """
         self.phase = Phase.JOIN
         self._group_size = settings.run.group_size
-        self._capacity = settings.actors.max_concurrent_episodes
+        self._capacity = hello.capacity
         self._drain_s = settings.actors.drain_s
         self._hello = hello
         self._broker = broker

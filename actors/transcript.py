@@ -78,9 +78,10 @@ class Transcript:
     def completion(self, start: int = 0) -> Completion:
         """Copy the tokens from `start` on into a completion of their own."""
         return Completion(
-            token_ids=np.array(self._token_ids[start:], dtype=np.int32),
-            behaviour_logprobs=np.array(self._logprobs[start:], dtype=np.float32),
-            loss_mask=np.frombuffer(bytes(self._mask[start:]), dtype=np.uint8),
+            # Each slice is a copy of its own, which the array then shares.
+            token_ids=np.frombuffer(self._token_ids[start:], dtype=np.int32),
+            behaviour_logprobs=np.frombuffer(self._logprobs[start:], dtype=np.float32),
+            loss_mask=np.frombuffer(self._mask[start:], dtype=np.uint8),
             versions=_from(self._versions, start, len(self)),
             fences=_from(self._fences, start, len(self)),
         )
@@ -94,7 +95,7 @@ def _from(spans: list[S], start: int, stop: int) -> tuple[S, ...]:
     """Spans of the tokens `start` to `stop`, counted from `start`."""
     if start >= stop:
         return ()
-    covering = spans[bisect_right(spans, start, key=lambda span: span.start) - 1 :]
     if start == 0:
-        return tuple(covering)
+        return tuple(spans)
+    covering = spans[bisect_right(spans, start, key=lambda span: span.start) - 1 :]
     return tuple(replace(span, start=max(0, span.start - start)) for span in covering)

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
+STREAM_INTERVAL = 8
+"""Tokens of a request that vLLM returns together, the first and the last ones apart: to hand one
+over costs Python as much time as several of them cost a small model."""
+
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
@@ -136,6 +140,7 @@ class VllmStepper:
             # The answer to the call above came behind all outputs, and through the same socket.
             while not self._engine.engine_core.outputs_queue.empty():
                 yield from self.step()
+        yield from self._held_back()
 
     def load(self, staged: StagedWeights) -> None:
         """Swap the weights through vLLM's weight-transfer interface."""
@@ -160,6 +165,15 @@ class VllmStepper:
         if hasattr(self, "_engine"):
             self._engine.engine_core.shutdown()
             del self._engine
+
+    def _held_back(self) -> Iterable[Sampled]:
+        """Take what vLLM has made under these weights and would return with later tokens."""
+        for state in self._engine.output_processor.request_states.values():
+            made = state.detokenizer.output_token_ids[state.sent_tokens_offset :]
+            if made:
+                state.sent_tokens_offset += len(made)
+                logprobs = state.logprobs_processor.logprobs[-len(made) :].logprobs
+                yield Sampled(int(state.external_req_id), made, logprobs, None)
 
     def _begin_waiting_again(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -207,6 +221,7 @@ def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "seed": options.seed,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_concurrent,
+        "stream_interval": STREAM_INTERVAL,
         "tensor_parallel_size": options.tensor_parallel_size,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # no sampling defaults out of the model's folder
