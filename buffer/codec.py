@@ -88,7 +88,10 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
         RecordError: whatever is wrong with the bytes.
     """
     _check_size(record, max_bytes)
-    fields = _fields(_unpack_one(record), _EPISODE_FIELDS)
+    maps = _unpack(record)
+    if len(maps) != 1:
+        raise RecordError(f"a record must be one msgpack map, got {len(maps)}; it is refused")
+    fields = _fields(maps[0], _EPISODE_FIELDS)
     episode = Episode(
         task_id=fields["task_id"],  # type: ignore[arg-type]  # check_episode looks at every type
         group_id=fields["group_id"],  # type: ignore[arg-type]
@@ -215,21 +218,12 @@ def _pack(fields: _Map) -> bytes:
     return packed
 
 
-def _unpack_one(record: bytes) -> object:
-    """Read the one value of a record; the quick reader first, which does not say what is wrong."""
-    try:
-        value: object = msgpack.unpackb(record, raw=False, strict_map_key=True)
-    except (msgpack.UnpackException, ValueError, OverflowError):
-        values = _unpack(record)
-        if len(values) == 1:
-            return values[0]
-        text = f"a record must be one msgpack map, got {len(values)}; it is refused"
-        raise RecordError(text) from None
-    return value
-
-
 def _unpack(record: bytes) -> list[object]:
     """Read all msgpack values; what does not parse to the last byte is refused."""
+    try:
+        return [msgpack.unpackb(record, raw=False, strict_map_key=True)]
+    except (msgpack.UnpackException, ValueError, OverflowError):
+        pass  # several values, or none: the slower reader finds out which
     unpacker = msgpack.Unpacker(
         max_buffer_size=len(record), raw=False, strict_map_key=True, use_list=True
     )
