@@ -154,7 +154,7 @@ def _chunk() -> bytes:
 CHUNK = _chunk()
 
 
-async def measure(settings: Settings, *, actors: int, seconds: float) -> dict[str, object]:
+async def measure(settings: Settings, *, actors: int, seconds: float) -> dict[str, Any]:
     """Let the fleet work; the first cycle, in which they join, does not count."""
     times, records = Times(), Records()
     context = zmq.asyncio.Context()
