@@ -100,7 +100,7 @@ class Proxy:
             act(link)
 
     async def _listen(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _end(self) -> None:
@@ -110,10 +110,13 @@ class Proxy:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _serve(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _begin(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        # A task of our own: asyncio complains aloud when one of its own is cancelled.
+        task = asyncio.create_task(self._serve(reader, near))
         self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         try:
             back, far = await asyncio.open_connection(*self._target)
         except OSError:  # no broker at this moment: as if nobody listened here either
@@ -127,7 +130,6 @@ class Proxy:
             )
         finally:
             self._links.discard(link)
-            self._tasks.discard(task)
             _abort_both(link)
 
     async def _pump(
