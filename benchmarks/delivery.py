@@ -89,7 +89,9 @@ def main() -> None:
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
 
 
-def carry(names: list[str] | tuple[str, ...], size: Size, say: Callable[[str], None]) -> dict[str, Any]:
+def carry(
+    names: list[str] | tuple[str, ...], size: Size, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Measure the arms that are ours to start, in turns; returns the median pass of each."""
     found: dict[str, list[dict[str, object]]] = {name: [] for name in ARMS if name in names}
     for _ in range(size.passes):
