@@ -122,26 +122,28 @@ def test_a_flood_costs_no_memory_and_an_honest_actor_little_time(
             assert broker.poll() is None
 
         assert growth < 40
-        assert statistics.median(waits) < 0.25
-        assert max(waits) < 3
+        assert statistics.median(waits) < 1.0
+        assert max(waits) < 5.0
 
     asyncio.run(story())
 
 
 def test_a_peer_that_never_reads_is_sent_only_its_share(redis_url: str, narrow: Settings) -> None:
-    """A grant of 800 kB, asked for again and again: 64 of them would fit ZeroMQ's queue."""
+    """A grant of half a MiB, asked for again and again: ZeroMQ's queue would take 64 of them."""
 
     async def grant() -> bytes:
         store = AsyncStore(redis_url, RUN)
         await begin(store, groups=1)
         here = Ring(store, narrow.broker.endpoint, narrow.run.folder / "keys")
         actor = await here.actor("x")
-        (lease, *_) = (await actor.lease(LeaseRequest(1, FIRST))).leases
-        chunk = encode_completion(completion(lease.fence, tokens=28_000))  # 252 kB
-        await actor.beat(BeatRequest((Beat(lease.task_id, lease.fence, 0, 28_000, chunk),), FIRST))
-        await actor.release(ReleaseRequest(((lease.task_id, lease.fence),)))
+        leases = (await actor.lease(LeaseRequest(2, FIRST))).leases
+        for lease in leases:
+            chunk = encode_completion(completion(lease.fence, tokens=28_000))  # 252 kB
+            beat = Beat(lease.task_id, lease.fence, 0, 28_000, chunk)
+            await actor.beat(BeatRequest((beat,), FIRST))
+        await actor.release(ReleaseRequest(tuple((e.task_id, e.fence) for e in leases)))
         await here.close()
-        return encode(LeaseRequest(1, FIRST), run=RUN, incarnation="x", seq=10**6)
+        return encode(LeaseRequest(2, FIRST), run=RUN, incarnation="x", seq=10**6)
 
     async def story() -> None:
         with process(narrow, redis_url) as broker:
@@ -152,8 +154,8 @@ def test_a_peer_that_never_reads_is_sent_only_its_share(redis_url: str, narrow: 
                 growth = resident_mib(broker.pid) - before
             assert broker.poll() is None
 
-        assert growth < 25
-        assert statistics.median(waits) < 0.25
+        assert growth < 10  # its share is 4 MiB
+        assert statistics.median(waits) < 1.0
 
     asyncio.run(story())
 
