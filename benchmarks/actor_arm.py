@@ -64,12 +64,30 @@ class Window:
         return self.tokens / self.cpu_s
 
 
-def compare(folder: Path, *, passes: int, window_s: float, say: Callable[[str], None]) -> dict:
-    """Measure both in turns; returns medians and every window."""
-    workload = Workload("sink", "demo.yaml", folder, (*THROUGHPUT, *PATIENT))
+def compare(
+    folder: Path,
+    *,
+    passes: int,
+    window_s: float,
+    say: Callable[[str], None],
+    suffix: str = "",
+    overrides: Sequence[str] = (),
+) -> dict[str, dict[str, object]]:
+    """Measure both in turns; returns medians and every window.
+
+    Args:
+        folder: Where the run and its model are kept.
+        passes: Windows of each.
+        window_s: How long one is.
+        say: Told of progress.
+        suffix: Of the names of both arms.
+        overrides: Settings over those of all throughput arms.
+    """
+    workload = Workload(f"sink{suffix}", "demo.yaml", folder, (*THROUGHPUT, *PATIENT, *overrides))
     say("making the model")
     workload = replace(workload, model=make_model(workload))
-    windows: dict[str, list[Window]] = {"bare_engine": [], "actor": []}
+    bare_windows: list[Window] = []
+    actor_windows: list[Window] = []
     with ExitStack() as stack:
         settings = workload.settings()
         say("starting broker, actor, sink and the bare engine")
@@ -79,11 +97,14 @@ def compare(folder: Path, *, passes: int, window_s: float, say: Callable[[str], 
         _until_episodes(sink)
         for number in range(passes):
             with _stopped(actor) as pause:
-                windows["bare_engine"].append(_measure_bare(bare, window_s))
-            windows["actor"].append(_measure_actor(actor, sink, pause, window_s))
-            rates = [round(w[-1].tokens_per_s) for w in windows.values()]
+                bare_windows.append(_measure_bare(bare, window_s))
+            actor_windows.append(_measure_actor(actor, sink, pause, window_s))
+            rates = [round(w[-1].tokens_per_s) for w in (bare_windows, actor_windows)]
             say(f"pass {number + 1}: bare engine {rates[0]} tokens/s, actor {rates[1]}")
-    return {name: _summary(found) for name, found in windows.items()}
+    return {
+        f"bare_engine{suffix}": _summary(bare_windows),
+        f"actor{suffix}": _summary(actor_windows),
+    }
 
 
 def tokens_within(

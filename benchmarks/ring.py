@@ -3,6 +3,7 @@
 Arms, each with both sides in this one run:
 
     actor  a real actor with real broker and Redis, and a sink for a learner, over the bare engine
+    longer the same with completions of 70 tokens on average, not 27; only if asked for, or --full
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward
 
@@ -25,8 +26,9 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 from benchmarks.ring_arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
+from benchmarks.workload import LONGER
 
-ARMS = ("actor", "async", "trl")
+ARMS = ("actor", "longer", "async", "trl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
     parser.add_argument("--folder", type=Path, help="keep runs and logs here")
     chosen = parser.parse_args()
-    names = chosen.only or ARMS
+    names = chosen.only or (ARMS if chosen.full else [arm for arm in ARMS if arm != "longer"])
     machine = describe_machine()
     with tempfile.TemporaryDirectory(prefix="nyala-ring-") as scratch:
         folder = (chosen.folder or Path(scratch)).resolve()
@@ -70,10 +72,18 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
     """Run arms one after the other."""
     say = _say_since(time.monotonic())
     arms: dict[str, Any] = {}
-    if "actor" in names:
-        from benchmarks.actor_arm import compare  # imports torch
+    for name, suffix, overrides in (("actor", "", ()), ("longer", "_longer", LONGER)):
+        if name in names:
+            from benchmarks.actor_arm import compare  # imports torch
 
-        arms |= compare(folder, passes=size.passes, window_s=size.window_s, say=say)
+            arms |= compare(
+                folder,
+                passes=size.passes,
+                window_s=size.window_s,
+                say=say,
+                suffix=suffix,
+                overrides=overrides,
+            )
     if "async" in names:
         arms |= race(folder, size.race, say=say)
     if "trl" in names:
@@ -92,6 +102,12 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     return {
         "actor_over_bare_engine": ratio("actor", "bare_engine", "tokens_per_s"),
         "actor_over_bare_engine_per_cpu_s": ratio("actor", "bare_engine", "tokens_per_cpu_s"),
+        "actor_over_bare_engine_longer": ratio(
+            "actor_longer", "bare_engine_longer", "tokens_per_s"
+        ),
+        "actor_over_bare_engine_longer_per_cpu_s": ratio(
+            "actor_longer", "bare_engine_longer", "tokens_per_cpu_s"
+        ),
         # The time of the other arm on top: how many times sooner the asynchronous one is there.
         "async_over_sync_time": ratio("sync", "async", "time_s"),
         "async_over_sync_tokens_per_cpu_s": ratio("async", "sync", "tokens_per_cpu_s"),
