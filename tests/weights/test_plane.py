@@ -136,8 +136,8 @@ def test_only_actors_on_the_list_are_served_weights(plane, actors):
     add(plane.keys, "spot", Role.ACTOR)
     watcher = plane.actor("watcher", key="watcher", timeout_s=1.0)
     spot = plane.actor("spot", key="spot")
-    assert watcher.wait("failed")["kind"] == "DeadlineError"
-    spot.wait("synced")
+    assert watcher.wait("failed", timeout_s=60.0)["kind"] == "DeadlineError"
+    spot.wait("synced", timeout_s=60.0)
 
     revoke(plane.keys, "spot")
     time.sleep(1.5)  # the publisher looks at its list every second
