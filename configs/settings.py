@@ -88,6 +88,9 @@ class BufferSettings(Table):
     """Memory limit of a server that `nyala up` starts, MiB."""
     pause_at_memory: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """Share of Redis' maxmemory above which no lease is granted."""
+    max_uncommitted_bytes: Positive = 512 * 2**20
+    """Records of trained batches that Redis may hold until a checkpoint contains them, bytes; the
+    learner checkpoints at once when there are more, or when Redis is 60 % full."""
     max_episode_bytes: Annotated[int, Field(ge=1024, le=16 * 2**20)] = 16 * 2**20
     """Largest episode record, bytes."""
     min_group_size: Positive = 2

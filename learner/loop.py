@@ -26,6 +26,7 @@ from configs.settings import Settings
 from .batch import BatchPlan, Microbatch, pack, plan_batch
 from .checkpoint import Checkpoints, LearnerState
 from .claims import ClaimedBatch
+from .crowding import Crowding
 from .evaluation import is_due
 from .finish import save_model, summarise
 from .front import Front
@@ -90,6 +91,7 @@ class Loop:
                 ledger=parts.ledger,
                 vocabulary=parts.policy.vocabulary,
             )
+        self._crowding = Crowding(parts.store, parts.settings.buffer)
         self._counted_from: float | None = None
         self._began = time.monotonic()
 
@@ -141,7 +143,7 @@ class Loop:
                 publish_s=round(time.monotonic() - stepped, 4),
             )
             self._write_down(batch, trained, times, claimed_at=claimed)
-        if self._step % parts.settings.learner.checkpoint_every == 0 or self._was_rewound():
+        if self._step % parts.settings.learner.checkpoint_every == 0 or self._is_urgent():
             self._checkpoint()
         if self._front is not None:
             self._front.after_step(self._step)
@@ -157,14 +159,18 @@ class Loop:
         if self._step % every == 0 or is_due(self._run, self._step):
             self._publish()
 
-    def _was_rewound(self) -> bool:
-        """Whether the store lost writes since the last checkpoint; every rank calls it.
+    def _is_urgent(self) -> bool:
+        """Whether to checkpoint before it is due; every rank calls it.
 
-        It was told of batches whose records it may not have: a new life could not train them again.
+        Either Redis is crowded with records of trained batches, or it lost writes since the last
+        checkpoint: it was told of batches whose records it may not have, so a new life could not
+        train them again.
         """
         answer = None
         if self._front is not None:
-            answer = b"yes" if self._parts.store.recoveries != self._recoveries else b"no"
+            is_crowded = self._crowding.is_crowded(self._step)
+            was_rewound = self._parts.store.recoveries != self._recoveries
+            answer = b"yes" if is_crowded or was_rewound else b"no"
         return self._parts.ranks.broadcast(answer) == b"yes"
 
     def _next_batch(self, step: int) -> tuple[ClaimedBatch | None, BatchPlan | None]:
@@ -290,6 +296,7 @@ class Loop:
             with parts.store.calm():
                 front.ledger.checkpoint(self._step)
             committed = parts.store.run(operations.commit(self._lineage, self._step))
+            self._crowding.committed(self._step)
             took_s = round(time.monotonic() - began, 3)
             log.info("checkpoint", step=self._step, committed_tasks=committed, took_s=took_s)
 

@@ -8,8 +8,8 @@ Who uses which (the table of keys is in `keys.py`):
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
-|         | records, eval_round, close_eval; after a rewind restore_lineage, known_tasks, |
-|         | committed_tasks |
+|         | records, claim_bytes, eval_round, close_eval; after a rewind restore_lineage, |
+|         | known_tasks, committed_tasks, reconcile, restore_committed, recovered |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -21,6 +21,7 @@ from .batches import (
     advance,
     begin_lineage,
     claim,
+    claim_bytes,
     commit,
     drop,
     new_owner,
@@ -47,6 +48,7 @@ __all__ = [
     "begin_run",
     "cancel",
     "claim",
+    "claim_bytes",
     "close_eval",
     "commit",
     "committed_tasks",

@@ -138,6 +138,11 @@ def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
     return sliced("records", (), rows, _joined, size=RECORDS_PER_CALL)
 
 
+def claim_bytes(k: int) -> Operation[int]:
+    """Sum up the records of batch k, which stay in the store until it is committed."""
+    return single("claim_bytes", (k,), int)
+
+
 def _check_reason(reason: str) -> None:
     if not _REASON.fullmatch(reason):
         raise RecordError(f"reason must be lower-case letters, digits and _, got {reason!r:.60}")

@@ -100,6 +100,21 @@ def test_a_killed_learner_resumes_replays_and_ends_well(
     assert (summary["episodes"], summary["learner_lives"]) == (6 * 16, 2)
 
 
+def test_batches_that_crowd_redis_are_committed_before_a_checkpoint_is_due(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = tiny_settings(
+        tmp_path, learner={"checkpoint_every": 100}, buffer={"max_uncommitted_bytes": 1}
+    )
+    committed: list[int] = []
+    ring = RingInProcess(settings, redis_url, ranks)
+    ring.shelf.on_publish = lambda _: committed.append(_stats(redis_url).committed_step)
+
+    assert ring.live()
+
+    assert committed == [0, 0, 1, 2, 3]  # at the publication of steps 0 to 4
+
+
 def test_a_learner_killed_before_its_first_checkpoint_begins_again(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:

@@ -1,0 +1,49 @@
+"""When trained batches take so much of Redis' memory that they must be committed now.
+
+Records stay in the store until a checkpoint contains their batch: else a learner that dies could
+not train them again. With long episodes that is more than Redis has, long before a checkpoint is
+due.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from buffer import operations
+from configs.settings import BufferSettings
+
+from .patience import PatientStore
+
+log = structlog.get_logger()
+
+COMMIT_AT_MEMORY = 0.6  # of maxmemory; at buffer.pause_at_memory (0.8) actors would have to wait
+WORTH_COMMITTING = 0.05  # of maxmemory: committing less would not help whatever else fills it
+
+
+class Crowding:
+    """Follows what batches hold that are trained and not committed. Rank 0 only."""
+
+    def __init__(self, store: PatientStore, buffer: BufferSettings) -> None:
+        self._store = store
+        self._limit_bytes = buffer.max_uncommitted_bytes
+        self._bytes: dict[int, int] = {}
+
+    def is_crowded(self, k: int) -> bool:
+        """Look what batch k, which was just trained, adds; say whether to checkpoint at once."""
+        self._bytes[k] = self._store.run(operations.claim_bytes(k))
+        uncommitted = sum(self._bytes.values())
+        memory = self._store.run(operations.memory())
+        is_full = memory.share >= COMMIT_AT_MEMORY
+        is_worth_it = uncommitted >= WORTH_COMMITTING * memory.limit_bytes
+        if uncommitted < self._limit_bytes and not (is_full and is_worth_it):
+            return False
+        log.info(
+            "checkpoint before its time: Redis is crowded",
+            uncommitted_bytes=uncommitted,
+            memory=round(memory.share, 3),
+        )
+        return True
+
+    def committed(self, k: int) -> None:
+        """Forget the batches up to k: their records are deleted."""
+        self._bytes = {step: size for step, size in self._bytes.items() if step > k}

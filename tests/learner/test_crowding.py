@@ -1,0 +1,67 @@
+"""When trained batches crowd Redis, on a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from buffer import operations
+from buffer.store import Store
+from configs.settings import BufferSettings
+from learner.crowding import Crowding
+from learner.patience import PatientStore
+from tests.buffer.run_in_store import GROUP_SIZE, RunInStore
+
+RECORD = b"x" * 100_000
+
+
+@pytest.fixture
+def run(redis_url: str) -> Iterator[RunInStore]:
+    """A run with two trained batches of 4 records each."""
+    with Store(redis_url, "run") as store, RunInStore(store, redis_url) as run:
+        run.create(2)
+        rows = [(task.task_id, task.fence, RECORD) for task in run.lease()]
+        store.run(operations.submit(rows))
+        run.train(1, 1)
+        run.train(2, 1)
+        yield run
+
+
+def _crowding(run: RunInStore, limit_bytes: int) -> Crowding:
+    return Crowding(PatientStore(run.store), BufferSettings(max_uncommitted_bytes=limit_bytes))
+
+
+def test_batches_add_up_until_they_are_committed(run: RunInStore) -> None:
+    crowding = _crowding(run, 5 * len(RECORD))
+
+    assert run.store.run(operations.claim_bytes(1)) == GROUP_SIZE * len(RECORD)
+    assert not crowding.is_crowded(1)
+    assert crowding.is_crowded(2)
+    crowding.committed(1)
+    assert not crowding.is_crowded(2)
+
+
+def test_a_redis_that_is_getting_full_is_relieved_when_that_helps(run: RunInStore) -> None:
+    crowding = _crowding(run, 2**40)
+    run.redis.set("something-else", b"y" * 20 * len(RECORD))
+    used = run.store.run(operations.memory()).used_bytes
+    limit = run.redis.config_get("maxmemory")["maxmemory"] or 0
+    assert not crowding.is_crowded(1)
+
+    try:
+        run.redis.config_set("maxmemory", int(used * 1.25))
+        assert crowding.is_crowded(1)
+        run.store.run(operations.commit(run.lineage, 2))
+        crowding.committed(2)
+        assert run.store.run(operations.memory()).share > 0.6
+        assert not crowding.is_crowded(2)
+    finally:
+        run.redis.config_set("maxmemory", limit)
+
+
+def test_a_batch_that_is_gone_weighs_nothing(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as client, Store(redis_url, "run") as store:
+        assert client.dbsize() == 0
+        assert store.run(operations.claim_bytes(1)) == 0
