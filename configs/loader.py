@@ -52,7 +52,7 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Settings:
     settings: Settings | None = None
     try:
         # JSON mode is strict about types (no "3" for 3, no true for 1) yet takes a text as a path.
-        settings = Settings.model_validate_json(json.dumps(tree, default=str), strict=True)
+        settings = Settings.model_validate_json(_as_json(tree, path), strict=True)
     except ValidationError as error:
         problems += describe_all(error)
     if settings is None or problems:
@@ -108,6 +108,9 @@ def _read(path: Path) -> Tree:
         tree = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, see below
     except yaml.YAMLError as error:
         raise SettingsError(f"{path} must be a YAML file, got: {_one_line(error)}") from None
+    except _UNREADABLE as error:
+        text = f"{type(error).__name__}: {error}"
+        raise SettingsError(f"{path} must be a YAML file, got a value with {text:.200}") from None
     if tree is None:
         raise SettingsError(f"{path} must have a `run:` table with a `model`, got an empty file")
     if not isinstance(tree, dict):
@@ -115,6 +118,14 @@ def _read(path: Path) -> Tree:
             f"{path} must have tables such as `run:`, got {type(tree).__name__} {str(tree)[:60]!r}"
         )
     return {str(table): {} if keys is None else keys for table, keys in tree.items()}
+
+
+def _as_json(tree: Tree, path: Path) -> str:
+    """Write the tree as JSON, which has no dates as keys and no aliases to what is around them."""
+    try:
+        return json.dumps(tree, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingsError(f"{path} must have plain tables and values, got: {error}") from None
 
 
 def _override(tree: Tree, text: str) -> str | None:
@@ -146,6 +157,10 @@ def _one_line(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"{error.problem} (line {error.problem_mark.line + 1})"
     return " ".join(str(error).split())
+
+
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What PyYAML lets through from its constructors: the 45th of a month, a tag that does not fit."""
 
 
 class _Loader(yaml.SafeLoader):

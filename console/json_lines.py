@@ -71,6 +71,6 @@ def number(row: Row, *keys: str, default: float = 0.0) -> float:
 def _parse(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
-    except ValueError:
-        return None  # a line that a killed process began
+    except (ValueError, RecursionError):
+        return None  # a line that a killed process began, or that nobody here wrote
     return row if isinstance(row, dict) else None

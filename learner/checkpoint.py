@@ -42,6 +42,8 @@ SCHEMA = 2
 MANIFEST, STATE = "manifest.json", "state.json"
 UNFINISHED, REFUSED = ".unfinished-", "refused-"
 HASH_CHUNK_BYTES = 2**20
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What JSON of another shape raises when it is taken apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class LearnerState:
             totals = Totals.from_json(fields.pop("totals"))
             trained = tuple((int(start), int(end)) for start, end in fields.pop("trained"))
             return cls(**fields, trained=trained, totals=totals)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except MALFORMED as error:
             raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
 
 
@@ -200,16 +202,14 @@ def verify(path: Path) -> LearnerState:
     """
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        expected: dict[str, str] = manifest["sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        expected = {str(name): str(digest) for name, digest in manifest["sha256"].items()}
+    except (OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
     for name, digest in expected.items():
         try:
             found = _sha256(path / name)
-        except OSError as error:
-            raise CheckpointError(
-                f"{path / name} must be readable, got: {error.strerror}"
-            ) from error
+        except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+            raise CheckpointError(f"{path / name} must be readable, got: {error}") from error
         if found != digest:
             raise CheckpointError(
                 f"{path / name} must have the SHA-256 {digest[:12]}..., got {found[:12]}...; "

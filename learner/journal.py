@@ -30,16 +30,18 @@ class Journal:
             file.write(json.dumps(finite(figures), default=str) + "\n")
 
     def lines(self, name: str) -> list[dict[str, Figure]]:
-        """Read `<name>.jsonl`; a line cut short by a crash is left out."""
+        """Read `<name>.jsonl`; a line that a crash or the disk damaged is left out."""
         path = self._folder / f"{name}.jsonl"
         if not path.exists():
             return []
         parsed = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                parsed.append(json.loads(line))
-            except ValueError:
-                continue  # only the last line of a killed process can be like this
+                figures = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # the last line of a killed process, or of a machine that lost its power
+            if isinstance(figures, dict) and isinstance(figures.get("step"), int | float):
+                parsed.append(figures)
         return parsed
 
     def rewind(self, step: int) -> None:

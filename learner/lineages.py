@@ -32,7 +32,7 @@ class LineageFile:
             return {int(lineage): int(fork) for lineage, fork in parsed.items()}
         except FileNotFoundError:
             return {}
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"{self._path} must map lineages to steps, got: {error}; restore it from a copy, "
                 "or begin again with --fresh"
