@@ -83,11 +83,13 @@ def compare(arms: dict[Harm, Arm]) -> dict[str, object]:
         if calm is None or name == Harm.NONE.value:
             continue
         for key in ("trained_over_generated", "tokens_per_s", "tokens_per_s_outside_startup"):
-            values[f"{key}_ratio"] = round(float(values[key]) / float(calm[key]), 3)
+            mine, theirs = values[key], calm[key]
+            assert mine is not None and theirs, "every run trains"
+            values[f"{key}_ratio"] = round(mine / theirs, 3)
     return {"arms": figures}
 
 
-def _figures(arm: Arm) -> dict[str, float]:
+def _figures(arm: Arm) -> dict[str, float | None]:
     summary = arm.summary
     created = float(summary["tasks_created"] - summary["tasks_cancelled"])
     # The start of an engine takes cores away from the others: that time is measured as CPU time.
@@ -116,8 +118,8 @@ def _figures(arm: Arm) -> dict[str, float]:
     }
 
 
-def _quantile(values: Sequence[float], share: float) -> float:
-    return round(float(np.quantile(values, share)), 3) if values else float("nan")
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return round(float(np.quantile(values, share)), 3) if values else None
 
 
 def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int, int], None]) -> Arm:
