@@ -166,6 +166,11 @@ class Claims:
         log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
         self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
         self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
+        # What an earlier life sealed for later batches may be all that admission allows in flight:
+        # then nothing new would ever fill this one.
+        for later in self._store.run(operations.stats()).claims:
+            if later.k > step:
+                self._store.run(operations.reconcile(self._lineage, later.k, ()))
 
     def _judge(self, step: int, units: Iterable[ClaimedUnit]) -> dict[str, list[int]]:
         """Read the units that came since the last look; returns those to drop, by reason."""

@@ -75,6 +75,8 @@ class PatientStore:
             try:
                 return attempt()
             except StoreUnreachable as error:
+                if isinstance(error, StoreRestarted) and self._recover is None:
+                    raise  # waiting would not help: this life has to begin again
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
                 jittered_s = random.uniform(0.5, 1.0) * pause_s
                 if time.monotonic() + jittered_s > deadline:

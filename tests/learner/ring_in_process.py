@@ -19,7 +19,7 @@ from broker.messages import TaskSpec
 from buffer import operations
 from buffer.episode import Episode, PolicyVersion
 from buffer.store import Store
-from configs.errors import StoreError
+from configs.errors import StoreUnreachable
 from configs.settings import Settings
 from learner.checkpoint import Checkpoints
 from learner.life import load_policy, recovers_from, schedule
@@ -120,7 +120,7 @@ class ActorThread:
         try:
             self._store.run(operations.reap(max_attempts=1000, batch=256))
             return answer_leases(self._store, version, answer, ttl_ms=SHORT_LEASE_MS)
-        except StoreError:  # away, or without the run until the learner has entered it again
+        except StoreUnreachable:
             return 0
 
     def _answer(self, task_id: int, spec: TaskSpec, *, version: PolicyVersion) -> Episode:

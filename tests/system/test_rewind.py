@@ -6,9 +6,11 @@ that a run takes seconds. Whole processes under the same faults: `nyala chaos`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from buffer import operations
 from buffer.answers import Stats
 from buffer.episode import PolicyVersion
 from buffer.store import Store
+from configs.errors import StoreRestarted
 from configs.settings import Settings
 from learner.ranks import Ranks, join
 from tests.learner.rewinding_redis import RewindingRedis, rewinding_redis
@@ -170,3 +173,56 @@ def test_a_store_that_lost_writes_while_no_learner_lived_is_put_right_by_the_nex
     assert stats.lineage == 2, "not the first one again, which actors have seen"
     after = {line["step"]: line["group_ids"] for line in lines(ring.settings, "batches")}
     assert all(after[step] == trained[step] for step in range(1, 6)), "the checkpoint's batches"
+
+
+@pytest.mark.parametrize("seed", [3])
+def test_deaths_of_the_learner_and_losses_of_the_store_may_come_together(
+    server: RewindingRedis, tmp_path: Path, ranks: Ranks, seed: int
+) -> None:
+    ring, chance = ring_of(server, tmp_path, ranks), random.Random(seed)
+    pasts: list[Path] = []
+    losses: list[threading.Timer] = []
+
+    def nemesis(step: int) -> None:
+        pasts.append(server.remember())
+        fate = chance.random()
+        if len(losses) < 6 and fate < 0.4:
+            past = pasts[-chance.randint(1, min(6, len(pasts)))]
+            losses.append(threading.Timer(0.04 * chance.random(), server.restart, (past,)))
+            losses[-1].start()
+        elif fate < 0.45:
+            server.wipe()
+        elif fate < 0.65 and step:
+            raise LifeEnded
+
+    ring.shelf.on_publish = nemesis
+    for _ in range(40):
+        with contextlib.suppress(LifeEnded, StoreRestarted):  # whose learner is started again
+            if ring.live():
+                break
+
+    for loss in losses:
+        loss.join()
+    assert_one_history(ring)
+
+
+def test_batches_whose_records_a_wiped_store_forgot_are_replaced_after_a_death(
+    server: RewindingRedis, tmp_path: Path, ranks: Ranks
+) -> None:
+    ring = ring_of(server, tmp_path, ranks)
+
+    def wipe_then_die(step: int) -> None:
+        if step == 8:
+            server.wipe()
+            time.sleep(1.0)  # the feeder notices
+            raise LifeEnded
+
+    ring.shelf.on_publish = wipe_then_die
+    with contextlib.suppress(LifeEnded):
+        ring.live()
+    ring.shelf.on_publish = lambda _: None
+
+    assert ring.live()
+
+    dropped = assert_one_history(ring).dropped
+    assert dropped["forgotten"] + dropped["unreadable"] == 3 * BATCH
