@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-import atheris  # type: ignore[import-not-found]  # installed by hand
+import atheris
 
 with atheris.instrument_imports(include=["broker", "buffer", "configs", "learner", "console"]):
     from tests.fuzz.decoders import DECODERS
