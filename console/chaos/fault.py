@@ -85,7 +85,11 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
     """Write the rows for a program."""
-    return [asdict(row) | {"holds": row.holds} for row in rows]
+    return [_object(row) for row in rows]
+
+
+def _object(row: Row) -> dict[str, object]:
+    return {**asdict(row), "holds": row.holds}
 
 
 def _seconds(value: float | None) -> str:
