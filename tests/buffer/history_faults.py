@@ -9,7 +9,14 @@ from buffer import operations
 from configs.errors import StoreError
 from tests.buffer import invariants
 from tests.buffer.history_learner import create
-from tests.buffer.history_world import MAX_ATTEMPTS, Actor, Promises, World, units_of
+from tests.buffer.history_world import (
+    GROUP_SIZE,
+    MAX_ATTEMPTS,
+    Actor,
+    Promises,
+    World,
+    units_of,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,19 @@ def arrive_late(world: World) -> None:
     """A request of long ago arrives once more."""
     if world.late:
         world.store.run(world.late.pop(world.rng.randrange(len(world.late))))
+
+
+def requeue(world: World) -> None:
+    """An operator tries a dead letter again; a unit that had ended begins anew, whole."""
+    dead = sorted(invariants.zset(world.client, f"{world.prefix}:dead"))
+    if not dead or world.recovering:
+        return
+    task = world.rng.choice(dead)
+    (verdict,) = world.store.run(operations.requeue_dead([task]))
+    if verdict == "ANEW":
+        unit = task // GROUP_SIZE
+        world.promises.acked -= set(range(unit * GROUP_SIZE, (unit + 1) * GROUP_SIZE))
+        world.begun_anew += 1
 
 
 def end_grace(world: World) -> None:

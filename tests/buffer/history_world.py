@@ -125,7 +125,7 @@ class World:
         self.dropped: Counter[str] = Counter()
         self.created = 0
         """Units."""
-        self.rewinds = 0
+        self.rewinds = self.begun_anew = 0
         self.recovering = self.in_grace = False
         self.faults = 1.0
 
