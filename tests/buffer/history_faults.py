@@ -29,7 +29,8 @@ class Saved:
     @classmethod
     def take(cls, world: World) -> Saved:
         """Save the store."""
-        names = sorted(world.client.keys(f"{world.prefix}:*"))
+        found = world.client.keys(f"{world.prefix}:*")
+        names = sorted(name for name in found if isinstance(name, bytes))
         with world.client.pipeline() as pipe:
             for name in names:
                 pipe.dump(name)

@@ -129,12 +129,12 @@ class StoreMachine(RuleBasedStateMachine):
         granted = {task.task_id for task in answer.tasks}
 
         assert len(granted & waiting) == min(n, len(waiting))
-        for task in answer.tasks:
-            known = model.tasks[task.task_id]
-            assert known.place in ("new", "ready") and task.fence > known.fence
-            assert task.length == known.length
-            known.place, known.fence = "lease", task.fence
-            self.grants.append((task.task_id, task.fence))
+        for leased in answer.tasks:
+            known = model.tasks[leased.task_id]
+            assert known.place in ("new", "ready") and leased.fence > known.fence
+            assert leased.length == known.length
+            known.place, known.fence = "lease", leased.fence
+            self.grants.append((leased.task_id, leased.fence))
         begun = {model.tasks[task].unit for task in granted - waiting}
         for task in model.tasks.values():
             if task.unit in begun and task.place == "new":
