@@ -1,0 +1,56 @@
+"""Simulate by hand: `python -m tests.simulation --seed 7 --actors 256 --hours 1`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from .simulation import Scenario, simulate
+
+
+def main() -> None:
+    """Run one simulation and print what happened as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--actors", type=int, default=16)
+    parser.add_argument("--hours", type=float, default=1.0, help="simulated hours with faults")
+    options = parser.parse_args()
+    seconds = options.hours * 3600
+    scenario = Scenario(seed=options.seed, actors=options.actors, faulty_s=seconds)
+    if options.actors > 32:
+        scenario = replace(
+            scenario,
+            groups_per_batch=options.actors // 4,
+            train_s=5.0,
+            snapshot_s=2.0,
+            check_every_s=30.0,
+            capacity=4,
+        )
+    began, clock = time.monotonic(), time.monotonic
+
+    def show(now: float) -> None:
+        share = min(1.0, now / seconds)
+        bar = ("#" * int(40 * share)).ljust(40, ".")
+        print(f"\r[{bar}] {now:7.0f} s  wall {clock() - began:5.0f} s", end="", file=sys.stderr)
+
+    with tempfile.TemporaryDirectory() as folder:
+        result = simulate(scenario, Path(folder), show)
+    print(file=sys.stderr)
+    summary = {
+        "seed": scenario.seed,
+        "actors": scenario.actors,
+        "virtual_s": round(result.virtual_s, 1),
+        "wall_s": round(clock() - began, 1),
+        **result.figures,
+        "trace_hash": result.trace_hash,
+    }
+    print(json.dumps(summary, indent=2))
+
+
+if __name__ == "__main__":
+    main()

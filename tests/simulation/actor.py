@@ -1,0 +1,227 @@
+"""A simulated actor: the real loop, client and outbox around an engine made of a table."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from actors.engine import Delta, Request, StagedWeights
+from actors.episodes import EpisodeMaker
+from actors.gate import SwapGate
+from actors.loop import ActorLoop, Crew
+from actors.workbench import Workbench
+from broker.client import BrokerClient
+from broker.keys import KeyPair
+from broker.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
+from buffer.episode import PolicyVersion, VersionSpan
+from configs.identity import run_hashes
+from configs.settings import Settings
+from tests.actors.fake_engine import CharacterTokenizer
+
+from .made_up import PROMPT_TOKENS, Talks, expected, logprob
+
+TOKENS_PER_S = 20.0
+STEP_S = 0.5  # tokens are handed over this often
+TRANSFER_S = 1.0
+BROKEN_OFF = 0.0005  # share of hand-overs of a request in which the engine gives it up
+KEY = KeyPair(b"p" * 40, b"s" * 40)
+
+
+class TableEngine:
+    """Looks every token up; the request's name says whose task it is."""
+
+    def __init__(self, rng: random.Random, group_size: int) -> None:
+        self._rng, self._group_size = rng, group_size
+        self._speed = rng.uniform(0.5, 1.5) * TOKENS_PER_S * STEP_S
+        self._running: dict[str, Request] = {}
+        self._work = asyncio.Event()
+        self.version = PolicyVersion(0, 0)
+
+    async def start(self) -> None:
+        await asyncio.sleep(self._rng.uniform(0.5, 2.0))
+
+    def submit(self, requests: list[Request]) -> None:
+        self._running |= {request.request_id: request for request in requests}
+        self._work.set()
+
+    def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._running.pop(request_id, None)
+
+    async def halt(self) -> list[Delta]:
+        """Every hand-over had all that was made."""
+        self._running.clear()
+        return []
+
+    async def deltas(self) -> list[Delta]:
+        while not self._running:
+            self._work.clear()
+            await self._work.wait()
+        await asyncio.sleep(STEP_S)
+        return [self._advance(request) for request in list(self._running.values())]
+
+    async def apply(self, staged: StagedWeights) -> float:
+        raise NotImplementedError("the simulated weights set the version themselves")
+
+    async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        raise NotImplementedError("the simulated weights need no probe")
+
+    async def close(self) -> None:
+        self._running.clear()
+
+    def _advance(self, request: Request) -> Delta:
+        del self._running[request.request_id]
+        if self._rng.random() < BROKEN_OFF:
+            return Delta(request.request_id, (), (), (), "abort")
+        task_id = int(request.request_id.partition(".")[0])
+        at = len(request.token_ids) - PROMPT_TOKENS
+        tokens, _ = expected(task_id, self._group_size)
+        some = tokens[at : at + max(1, int(self._rng.uniform(0.5, 1.5) * self._speed))]
+        reason = None
+        for i, token in enumerate(some):
+            if token in request.stop_token_ids:
+                some, reason = some[: i + 1], "stop"
+                break
+        if reason is None:
+            self._running[request.request_id] = Request(
+                request.request_id,
+                request.token_ids + some,
+                request.max_tokens - len(some),
+                request.temperature,
+                request.stop_token_ids,
+            )
+        spans = (VersionSpan(self.version, 0),) if some else ()
+        return Delta(request.request_id, some, (logprob(self.version),) * len(some), spans, reason)
+
+
+class MovingWeights:
+    """Has every published version after the time of a transfer; never goes back a lineage."""
+
+    def __init__(self, engine: TableEngine, gate: SwapGate, rng: random.Random) -> None:
+        self._engine, self._gate, self._rng = engine, gate, rng
+        self._newest: Publication | None = None
+        self._offered, self._swapped = asyncio.Event(), asyncio.Event()
+        self.is_dirty = False
+
+    def offer(self, publication: Publication | None) -> None:
+        if publication is None or publication.version <= self._engine.version:
+            return
+        if self._newest is None or publication.version > self._newest.version:
+            self._newest = publication
+            self._offered.set()
+
+    async def first_sync(self, publication: Publication) -> PolicyVersion:
+        await asyncio.sleep(TRANSFER_S * self._rng.uniform(0.5, 1.5))
+        self._engine.version = max(self._engine.version, publication.version)
+        return self._engine.version
+
+    async def newer_than(self, version: PolicyVersion) -> None:
+        while self._engine.version <= version:
+            self._swapped.clear()
+            await self._swapped.wait()
+
+    async def run(self) -> None:
+        while True:
+            await self._offered.wait()
+            self._offered.clear()
+            assert self._newest is not None
+            version = self._newest.version
+            await asyncio.sleep(TRANSFER_S * self._rng.uniform(0.5, 1.5))
+            await self._gate.passed()
+            if version > self._engine.version:
+                self._engine.version = version
+                self._swapped.set()
+
+
+class InlineBench(Workbench):
+    """The environment's work without its thread, which would run in real time."""
+
+    async def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+        await asyncio.sleep(0.005)
+        return [_outcome(function, item) for item in items]
+
+
+class WatchedClient(BrokerClient):
+    """The real client; the checker hears what was acknowledged to the actor."""
+
+    on_ack: Callable[[int, int], None]
+
+    async def submit(self, request: SubmitRequest, *, deadline_s: float = 60.0) -> Verdicts:
+        verdicts = await super().submit(request, deadline_s=deadline_s)
+        for submission, verdict in zip(request.submissions, verdicts.verdicts, strict=True):
+            if verdict.verdict in (Verdict.OK, Verdict.DUP):
+                self.on_ack(submission.task_id, submission.fence)
+        return verdicts
+
+
+class KilledLoop(ActorLoop):
+    """A process that is killed says no last words."""
+
+    is_killed: Callable[[], bool] = staticmethod(lambda: False)
+
+    async def _leave(self, crew: Crew | None) -> None:
+        if not self.is_killed():
+            await super()._leave(crew)
+
+
+class Actor:
+    """One incarnation; make it inside its process."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        endpoints: Sequence[str],
+        rng: random.Random,
+        *,
+        is_killed: Callable[[], bool],
+        on_ack: Callable[[int, int], None],
+    ) -> None:
+        self._settings, self._name = settings, name
+        self.client = WatchedClient(
+            endpoints[0],
+            server_key=b"b" * 40,
+            keys=KEY,
+            run=settings.run.name,
+            incarnation=name,
+            other_endpoints=endpoints[1:],
+        )
+        self.client.on_ack = on_ack
+        engine = TableEngine(rng, settings.run.group_size)
+        gate = SwapGate(hold_s=settings.actors.eval_hold_s)
+        self.loop = KilledLoop(
+            settings,
+            Hello(
+                name,
+                host="simulated",
+                pid=1,
+                hashes=run_hashes(settings),
+                capacity=settings.actors.max_concurrent_episodes,
+            ),
+            broker=self.client,
+            engine=engine,
+            weights=MovingWeights(engine, gate, rng),
+            gate=gate,
+            prepare=self._prepare,
+        )
+        self.loop.is_killed = is_killed
+
+    async def live(self) -> None:
+        """Sample until the run has ended, or until asked to stop."""
+        try:
+            await self.loop.run()
+        finally:
+            await self.client.close()
+
+    async def _prepare(self) -> Crew:
+        maker = EpisodeMaker(Talks(), CharacterTokenizer(), self._settings.run, self._name)
+        return Crew(maker, None)
+
+
+def _outcome(function: Callable[[Any], Any], item: Any) -> Any:
+    try:
+        return function(item)
+    except Exception as error:  # noqa: BLE001 - as the real one: the caller judges
+        return error

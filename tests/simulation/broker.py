@@ -1,0 +1,42 @@
+"""A simulated broker: the real server's inside, between a socket and a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from broker.allow_list import AllowList, Member, Role
+from broker.server import Broker
+from configs.settings import Settings
+
+from .event_loop import current_process
+from .network import Network
+from .store import BrokersStore, Server
+
+
+class Everybody(AllowList):
+    """CURVE is not simulated: whoever speaks is an actor of this run."""
+
+    def member(self, public_key: bytes) -> Member | None:
+        return Member("actor", Role.ACTOR)
+
+    def refresh(self) -> None:
+        """There are no files to look at."""
+
+
+async def serve(
+    settings: Settings,
+    server: Server,
+    network: Network,
+    endpoint: str,
+    keys: Path,
+) -> None:
+    """Serve until the process is killed."""
+    owner = current_process()
+    assert owner is not None
+    broker = Broker(settings, BrokersStore(server, settings.run.name), keys=keys)
+    socket: Any = network.bind(endpoint, owner)
+    door: Any = SimpleNamespace(allowed=Everybody(keys))
+    await broker._serve(socket, door, asyncio.Event())

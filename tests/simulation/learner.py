@@ -1,0 +1,169 @@
+"""A simulated learner: the real opening, claims, feeder and recovery around a step that takes time.
+
+Between any two operations it may die. Its disk (checkpoints) outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from broker.messages import Publication
+from buffer import operations
+from buffer.episode import PolicyVersion
+from buffer.operation import Operation
+from configs.errors import LostLineage, StoreUnreachable
+from configs.loader import settings_hash
+from configs.settings import Settings
+from learner.checkpoint import LearnerState
+from learner.claims import ClaimedBatch, Claims
+from learner.curriculum import Feeder
+from learner.ledger import Ledger, as_ranges
+from learner.metrics import Totals
+from learner.patience import PatientStore
+from learner.policy_lag import oldest_lag
+from learner.recovery import point, recover
+from learner.resume import Opening, open_life
+from tests.actors.fake_engine import ALPHABET
+
+from .history import History
+from .made_up import check_episode
+from .store import LearnersStore, Server
+
+T = TypeVar("T")
+LOOK_S = 0.1
+
+
+@dataclass
+class Disk:
+    """The checkpoints, as far as `open_life` asks for them."""
+
+    saved: LearnerState | None = None
+    trained: dict[int, list[int]] = field(default_factory=dict)
+    """Tasks of every batch inside the checkpoint."""
+
+    def newest(self) -> tuple[Path, LearnerState] | None:
+        return None if self.saved is None else (Path("checkpoint"), self.saved)
+
+
+class Learner:
+    """One life of the learner."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        server: Server,
+        disk: Disk,
+        history: History,
+        rng: random.Random,
+        *,
+        train_s: float,
+    ) -> None:
+        self._settings, self._disk, self._history, self._rng = settings, disk, history, rng
+        self._train_s = train_s
+        # Patience would sleep in real time: here an unreachable store is asked again by `_until`.
+        self._store = PatientStore(LearnersStore(server, settings.run.name), patience_s=0.0)
+        self._trained: dict[int, list[int]] = {}
+        self.is_ending = False
+        """Asked to finish the run after the batch at hand."""
+
+    async def live(self) -> None:
+        """Take the run over and train until it is asked to end, or another learner takes over."""
+        try:
+            opening = await self._until(
+                lambda: open_life(self._settings, self._store, self._disk)  # type: ignore[arg-type]
+            )
+            ledger = opening.ledger()
+            self._store.on_rewind(
+                lambda fresh, run_id: recover(fresh, run_id, settings=self._settings, ledger=ledger)
+            )
+            self._trained = dict(self._disk.trained)
+            self._history.life_begins(opening.lineage, opening.state.step)
+            await self._train(opening, ledger)
+        except LostLineage:
+            self._history.note("learner lost its lineage")
+
+    async def _train(self, opening: Opening, ledger: Ledger) -> None:
+        run = self._settings.run
+        claims = Claims(self._store, self._settings, ledger=ledger, vocabulary=len(ALPHABET))
+        feeder = Feeder(
+            self._store, run, self._settings.buffer, ledger=ledger, cursor=opening.state.cursor
+        )
+        recoveries = self._store.recoveries
+        await self._publish(ledger)
+        while not self.is_ending:
+            await self._until(feeder.feed)
+            batch = await self._until(lambda: claims.look(ledger.step + 1))
+            if batch is None:
+                await asyncio.sleep(self._rng.uniform(0.5, 1.5) * LOOK_S)
+                continue
+            self._judge(batch, ledger)
+            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * self._train_s)
+            self._trained[batch.step] = [episode.task_id for episode in batch.episodes]
+            ledger.step = batch.step
+            await self._ask(lambda: operations.advance(ledger.lineage, ledger.step))
+            self._history.trained(batch, self._trained)
+            await self._publish(ledger)
+            due = ledger.step % self._settings.learner.checkpoint_every == 0
+            if due or recoveries != self._store.recoveries:
+                recoveries = self._store.recoveries
+                await self._checkpoint(ledger, feeder)
+            assert set(claims.dropped.units) <= {"stale", "poison", "forgotten"}, claims.dropped
+        await self._finish(ledger, feeder)
+
+    def _judge(self, batch: ClaimedBatch, ledger: Ledger) -> None:
+        """Assert that the batch is what actors made, and not too old (I3, I4, I7, I11, I13)."""
+        self._history.sealed(batch)
+        size = self._settings.run.group_size
+        for episode in batch.episodes:
+            check_episode(episode, size)
+            self._history.check_makers(episode)
+            if not batch.is_replay:
+                lag = oldest_lag(episode, batch.step, ledger.lineage, ledger.lineages)
+                assert lag <= self._settings.run.max_policy_lag, f"I13: lag {lag} in {batch.step}"
+
+    async def _publish(self, ledger: Ledger) -> None:
+        version = PolicyVersion(ledger.lineage, ledger.step)
+        digest = f"weights of {version.lineage}.{version.step}"
+        ledger.publication = Publication(version, digest, "tcp://publisher", "key")
+        await self._until(lambda: point(self._store, ledger))
+
+    async def _checkpoint(self, ledger: Ledger, feeder: Feeder) -> None:
+        """Save, then COMMIT; the life may end between the two."""
+        run = self._settings.run
+        await asyncio.sleep(self._rng.uniform(0.1, 0.5))
+        self._disk.saved = LearnerState(
+            run=run.name,
+            settings_hash=settings_hash(self._settings),
+            step=ledger.step,
+            lineage=ledger.lineage,
+            cursor=feeder.cursor,
+            trained=tuple(as_ranges(ledger.groups_up_to(ledger.step))),
+            totals=Totals(),
+        )
+        self._disk.trained = dict(self._trained)
+        ledger.checkpoint(ledger.step)
+        await asyncio.sleep(self._rng.uniform(0.0, 0.5))
+        await self._ask(lambda: operations.commit(ledger.lineage, ledger.step))
+
+    async def _finish(self, ledger: Ledger, feeder: Feeder) -> None:
+        await self._checkpoint(ledger, feeder)
+        await self._ask(lambda: operations.cancel(ledger.lineage))
+        self._history.finished(self._trained)
+
+    async def _ask(self, make: Callable[[], Operation[T]]) -> T:
+        operation = make()
+        return await self._until(lambda: self._store.run(operation))
+
+    async def _until(self, attempt: Callable[[], T]) -> T:
+        """Try until the store answers; time passes before and after, so that faults can strike."""
+        while True:
+            await asyncio.sleep(self._rng.uniform(0.001, 0.02))
+            try:
+                return attempt()
+            except StoreUnreachable:
+                await asyncio.sleep(self._rng.uniform(0.1, 0.5))

@@ -1,0 +1,144 @@
+"""Faults: what goes wrong, when, and for how long. All drawn from one generator.
+
+Rates are per simulated hour and actor (or process); a scenario scales them. Every fault ends by
+itself, so that when the nemesis rests the system has to find its way back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .network import Weather
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
+
+STORM = Weather(lost=0.01, doubled=0.01, late=0.02)
+LOST_REPLIES = 0.001  # of the store's
+REWIND_S = 2.0  # `appendfsync everysec` loses at most this much
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Faults an hour."""
+
+    crash: float = 12.0
+    """Kills of each actor, half of them with the whole machine."""
+    drain: float = 4.0
+    """SIGTERMs of each actor."""
+    pause: float = 8.0
+    """Times that each actor is stopped, some for longer than a lease lasts."""
+    partition: float = 8.0
+    """Times that each actor is cut off."""
+    broker_crash: float = 30.0
+    broker_pause: float = 20.0
+    store_away: float = 30.0
+    store_rewind: float = 20.0
+    learner_crash: float = 40.0
+    learner_twin: float = 10.0
+    """Times that a learner is stopped, another takes over, and the first one wakes up."""
+
+
+class Nemesis:
+    """Strikes at random moments until told to rest."""
+
+    def __init__(self, simulation: Simulation, rng: random.Random, rates: Rates) -> None:
+        self._world, self._rng = simulation, rng
+        actors, brokers = len(simulation.actors), len(simulation.brokers)
+        self._faults = {
+            self.crash: rates.crash * actors,
+            self.drain: rates.drain * actors,
+            self.pause: rates.pause * actors,
+            self.partition: rates.partition * actors,
+            self.broker_crash: rates.broker_crash * brokers,
+            self.broker_pause: rates.broker_pause * brokers,
+            self.store_away: rates.store_away,
+            self.store_rewind: rates.store_rewind,
+            self.learner_crash: rates.learner_crash,
+            self.learner_twin: rates.learner_twin,
+        }
+
+    async def rage(self, seconds: float) -> None:
+        """Strike for so long, then leave only what heals by itself."""
+        world = self._world
+        world.network.weather, world.server.lost_replies = STORM, LOST_REPLIES
+        ends_at = world.loop.time() + seconds
+        total = sum(self._faults.values())
+        while total:
+            pause_s = self._rng.expovariate(total / 3600)
+            if world.loop.time() + pause_s > ends_at:
+                break
+            await asyncio.sleep(pause_s)
+            [fault] = self._rng.choices(list(self._faults), list(self._faults.values()))
+            world.history.note(fault.__name__)
+            world.trace.note(fault.__name__)
+            fault()
+        await asyncio.sleep(max(0.0, ends_at - world.loop.time()))
+        world.network.weather, world.server.lost_replies = Weather(), 0.0
+
+    def crash(self) -> None:
+        """SIGKILL, or the machine is gone and its connections stay open."""
+        slot = self._rng.choice(self._world.actors)
+        self._world.kill_actor(slot, vanished=self._rng.random() < 0.5)
+
+    def drain(self) -> None:
+        slot = self._rng.choice(self._world.actors)
+        if slot.actor is not None:
+            slot.actor.loop.stop()
+
+    def pause(self) -> None:
+        """SIGSTOP, and SIGCONT after up to two lease timeouts."""
+        self._freeze(self._rng.choice(self._world.actors), self._rng.uniform(0.5, 35.0))
+
+    def partition(self) -> None:
+        process = self._rng.choice(self._world.actors).process
+        if process is not None:
+            self._world.network.cut[process] = self._world.loop.time() + self._rng.uniform(1, 30)
+
+    def broker_crash(self) -> None:
+        self._world.kill_broker(self._rng.choice(self._world.brokers))
+
+    def broker_pause(self) -> None:
+        self._freeze(self._rng.choice(self._world.brokers), self._rng.uniform(0.5, 25.0))
+
+    def store_away(self) -> None:
+        """The server cannot be reached, and has lost nothing when it is back."""
+        server = self._world.server
+        server.is_away = True
+        self._world.after(self._rng.uniform(*self._world.scenario.outage_s), self._back)
+
+    def store_rewind(self) -> None:
+        """Power loss: the server comes back as it was a moment ago."""
+        world = self._world
+        database, memory = world.server.database.copy(), world.history.now.copy()
+
+        def strike() -> None:
+            world.server.is_away = True
+            world.server.begin_life(database)
+            world.history.now = memory
+            world.after(self._rng.uniform(0.1, 3.0), self._back)
+
+        world.after(self._rng.uniform(0.0, REWIND_S), strike)
+
+    def learner_crash(self) -> None:
+        self._world.kill_learner()
+
+    def learner_twin(self) -> None:
+        """Its host hangs, the supervisor starts another one, and the old one comes back."""
+        self._world.replace_learner(wakes_after_s=self._rng.uniform(1.0, 20.0))
+
+    def _freeze(self, slot: object, seconds: float) -> None:
+        process = getattr(slot, "process", None)
+        if process is not None and process.is_alive and not process.is_stopped:
+            self._world.loop.stop_process(process)
+            self._world.after(seconds, self._thaw, process)
+
+    def _thaw(self, process: object) -> None:
+        if getattr(process, "is_stopped", False):
+            self._world.loop.continue_process(process)  # type: ignore[arg-type]
+
+    def _back(self) -> None:
+        self._world.server.is_away = False

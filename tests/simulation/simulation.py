@@ -1,0 +1,376 @@
+"""One simulated run: actors, brokers, learner and store in virtual time, faults and checker.
+
+    faults for a while -> calm until all has recovered -> a death in the calm -> the run ends
+
+Everything is drawn from one seed; the trace hash names what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import statistics
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker.keys import make_keys
+from buffer.scripts import LoadScript, load_script
+from configs.settings import (
+    ActorSettings,
+    BrokerSettings,
+    BufferSettings,
+    LearnerSettings,
+    RunSettings,
+    Settings,
+)
+
+from . import broker as simulated_broker
+from .actor import Actor
+from .event_loop import OUTSIDE, Process, VirtualLoop
+from .history import History
+from .learner import Disk, Learner
+from .nemesis import Nemesis, Rates
+from .network import Network, Trace
+from .stand_in_time import EPOCH_S, stand_in
+from .store import Server
+
+CALM_BATCHES = 5
+CALM_LIMIT_S = 600.0
+END_LIMIT_S = 60.0
+HEALED_S = 40.0  # the longest pause, and the grace after it, are over
+RESTART_S = 2.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What to simulate."""
+
+    seed: int = 0
+    actors: int = 10
+    brokers: int = 2
+    faulty_s: float = 30.0
+    group_size: int = 4
+    groups_per_batch: int = 4
+    capacity: int = 6
+    margin: float = 3.0
+    """Room for all actors: those that wait ask ten times a second, which costs most here."""
+    train_s: float = 1.0
+    snapshot_s: float = 1.0
+    check_every_s: float = 5.0
+    rates: Rates = field(default_factory=Rates)
+    outage_s: tuple[float, float] = (0.1, 10.0)
+    """How long the store is away."""
+    scripts: LoadScript = load_script
+
+    def settings(self, folder: Path) -> Settings:
+        """The settings of the run."""
+        return Settings(
+            run=RunSettings(
+                name="simulated",
+                directory=folder,
+                model="init",
+                environment="talks",
+                steps=10**6,
+                group_size=self.group_size,
+                groups_per_batch=self.groups_per_batch,
+                eval_episodes=0,
+            ),
+            buffer=BufferSettings(margin=self.margin),
+            broker=BrokerSettings(),
+            actors=ActorSettings(max_concurrent_episodes=self.capacity, snapshot_s=self.snapshot_s),
+            learner=LearnerSettings(checkpoint_every=4),
+        )
+
+
+@dataclass(eq=False)
+class Slot:
+    """A place where one process after the other lives."""
+
+    name: str
+    process: Process | None = None
+    actor: Actor | None = None
+    learner: Learner | None = None
+
+
+@dataclass
+class Result:
+    """What happened in a simulation in which nothing was wrong."""
+
+    trace_hash: str
+    virtual_s: float
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+class Simulation:
+    """A world of its own; `run` it once."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        self.scenario = scenario
+        self.loop = VirtualLoop()
+        self.rng = random.Random(f"{scenario.seed}")
+        self.trace = Trace(self.loop.time)
+        self.network = Network(self.loop, self._generator("network"), self.trace)
+        self.server = Server(
+            self.loop,
+            self._generator("store"),
+            self.trace,
+            clock=lambda: EPOCH_S + self.loop.time(),
+            scripts=scenario.scripts,
+        )
+        self.settings = scenario.settings(folder)
+        self.history = History("simulated", scenario.group_size, self.loop.time)
+        self.server.watch = self.history.watch
+        self.disk = Disk()
+        self.keys = make_keys(folder / "keys")
+        self.actors = [Slot(f"actor-{i}") for i in range(scenario.actors)]
+        self.brokers = [Slot(f"tcp://broker:{i + 1}") for i in range(scenario.brokers)]
+        self.learner = Slot("learner")
+        self.on_progress: Callable[[float], None] = lambda _now: None
+        self._lives = itertools.count(1)
+        self._is_ending = False
+
+    def run(self) -> Result:
+        """Play the whole story.
+
+        Raises:
+            AssertionError: An invariant does not hold.
+        """
+        asyncio.set_event_loop(self.loop)
+        try:
+            story = self.loop.create_task(self._story(), context=OUTSIDE.copy())
+            self.loop.run_until_complete(story)
+            self._raise_failures()
+            return self._result()
+        finally:
+            self._bury_all()
+            asyncio.set_event_loop(None)
+            self.loop.close()
+
+    def after(self, delay_s: float, action: Callable[..., object], *arguments: object) -> None:
+        """Do something later, whatever becomes of the processes."""
+        self.loop.call_later(delay_s, action, *arguments, context=OUTSIDE)
+
+    def kill_actor(self, slot: Slot, *, vanished: bool) -> None:
+        """Kill an actor; another one takes its place after a while."""
+        if slot.process is None:
+            return
+        process, slot.process, slot.actor = slot.process, None, None
+        self.history.died(process.name, self.server.database)
+        self.network.bury(process, vanished=vanished)
+        self.loop.kill(process)
+        self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_actor, slot)
+
+    def kill_broker(self, slot: Slot) -> None:
+        """Kill a broker; it is started again soon."""
+        if slot.process is None:
+            return
+        process, slot.process = slot.process, None
+        self.network.unbind(slot.name)
+        self.loop.kill(process)
+        self.after(self.rng.uniform(0.2, 2.0) * RESTART_S, self._start_broker, slot)
+
+    def kill_learner(self) -> None:
+        """Kill the learner; its supervisor starts the next one."""
+        if self.learner.process is None:
+            return
+        process, self.learner.process = self.learner.process, None
+        self.loop.kill(process)
+        self.after(self.rng.uniform(0.2, 2.0) * RESTART_S, self._start_learner)
+
+    def replace_learner(self, *, wakes_after_s: float) -> None:
+        """Stop the learner, start another, and let the first go on as if nothing had happened."""
+        old = self.learner.process
+        if old is None or old.is_stopped:
+            return
+        self.learner.process = None
+        self.loop.stop_process(old)
+        self.after(0.5, self._start_learner)
+        self.after(wakes_after_s, self.loop.continue_process, old)
+
+    async def _story(self) -> None:
+        for broker in self.brokers:
+            self._start_broker(broker)
+        self._start_learner()
+        for actor in self.actors:
+            self.after(self.rng.uniform(0, 3), self._start_actor, actor)
+        checker = self.loop.create_task(self._check_regularly())
+        nemesis = Nemesis(self, self._generator("nemesis"), self.scenario.rates)
+        await nemesis.rage(self.scenario.faulty_s)
+        await self._recover()
+        await self._lose_one_in_the_calm()
+        await self._end()
+        checker.cancel()
+
+    async def _recover(self) -> None:
+        """After the last fault the run goes on: batches are trained again (I15)."""
+        self.history.forget_orphans()
+        goal = self.history.steps_in_all + CALM_BATCHES
+        await self._until(
+            lambda: self.history.steps_in_all >= goal, CALM_LIMIT_S, "the run stands still"
+        )
+
+    async def _lose_one_in_the_calm(self) -> None:
+        """A dead actor's tasks are another's within ttl + tick + 1 s (I15)."""
+        self.history.forget_orphans()
+        await asyncio.sleep(HEALED_S)
+        self.history.count["reaped before the calm"] = self.history.count["reaped"]
+        self.history.forget_orphans()
+        for slot in self.actors:
+            self.kill_actor(slot, vanished=True)
+            if self.history.orphans:
+                break
+        settings = self.settings.broker
+        limit_s = settings.lease_timeout_s + 1.2 * settings.reap_every_s + 1.0
+        await self._until(
+            lambda: not self.history.orphans_left(self.server.database),
+            limit_s,
+            "a dead actor's tasks are nobody's",
+        )
+
+    async def _end(self) -> None:
+        """The learner ends the run and everybody goes home."""
+        self._is_ending = True
+        learner = self.learner.learner
+        assert learner is not None
+        learner.is_ending = True
+        await self._until(lambda: self.history.result is not None, END_LIMIT_S, "no end")
+        await self._until(
+            lambda: all(slot.process is None for slot in self.actors), END_LIMIT_S, "actors stay"
+        )
+        self.history.check_end(self.server.database)
+
+    async def _until(self, holds: Callable[[], bool], limit_s: float, what: str) -> None:
+        ends_at = self.loop.time() + limit_s
+        while not holds():
+            assert self.loop.time() < ends_at, f"I15: {what} after {limit_s:.1f} s"
+            await asyncio.sleep(0.1)
+
+    async def _check_regularly(self) -> None:
+        while True:
+            await asyncio.sleep(self.scenario.check_every_s)
+            self._raise_failures()
+            self.history.check(self.server.database)
+            self.on_progress(self.loop.time())
+
+    def _raise_failures(self) -> None:
+        if self.loop.failures:
+            raise self.loop.failures[0]
+
+    def _start_actor(self, slot: Slot) -> None:
+        if self._is_ending or slot.process is not None:
+            return
+        name = f"{slot.name}.{next(self._lives)}"
+        self.history.note("lives of actors")
+
+        async def live() -> None:
+            endpoints = [broker.name for broker in self.brokers]
+            rng = self._generator(name)
+            slot.actor = Actor(
+                name,
+                self.settings,
+                endpoints,
+                rng,
+                is_killed=lambda: not process.is_alive,
+                on_ack=self.history.acknowledged,
+            )
+            await slot.actor.live()
+
+        process = slot.process = Process(name)
+        self._start(slot, process, live(), lambda: self._start_actor(slot))
+
+    def _start_broker(self, slot: Slot) -> None:
+        process = slot.process = Process(slot.name)
+        serving = simulated_broker.serve(
+            self.settings,
+            self.server,
+            self.network,
+            slot.name,
+            self.keys,
+        )
+        self._start(slot, process, serving, lambda: self._start_broker(slot))
+
+    def _start_learner(self) -> None:
+        slot = self.learner
+        if slot.process is not None:
+            return
+        name = f"learner.{next(self._lives)}"
+        rng = self._generator(name)
+        slot.learner = Learner(
+            self.settings,
+            self.server,
+            self.disk,
+            self.history,
+            rng,
+            train_s=self.scenario.train_s,
+        )
+        process = slot.process = Process(name)
+        self._start(slot, process, slot.learner.live(), self._start_learner)
+
+    def _start(
+        self,
+        slot: Slot,
+        process: Process,
+        work: Coroutine[Any, Any, None],
+        again: Callable[[], None],
+    ) -> None:
+        """Begin a life; a process that ends by itself is started again, unless the run is over."""
+        task = self.loop.start(process, work)
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            if process.is_alive and not done.cancelled() and done.exception() is not None:
+                self.loop.failures.append(done.exception() or RuntimeError())
+            if slot.process is process:
+                slot.process = None
+                if not self._is_ending:
+                    self.after(RESTART_S, again)
+
+        task.add_done_callback(ended, context=OUTSIDE.copy())
+
+    def _bury_all(self) -> None:
+        """Let no task outlive its world."""
+        tasks = asyncio.all_tasks(self.loop)
+        for task in tasks:
+            task.cancel()
+        for slot in (*self.actors, *self.brokers, self.learner):
+            if slot.process is not None:
+                self.loop.kill(slot.process)
+        if tasks:
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=END_LIMIT_S))
+
+    def _generator(self, name: str) -> random.Random:
+        return random.Random(f"{self.scenario.seed} {name}")
+
+    def _result(self) -> Result:
+        history, waits = self.history, sorted(self.history.reassigned_s)
+        percent = statistics.quantiles(waits, n=100) if len(waits) > 1 else [0.0] * 99
+        figures = {
+            "events": self.trace.length,
+            "store_calls": dict(self.server.calls.most_common()),
+            "network": self.network.count,
+            "counts": dict(sorted(history.count.items())),
+            "checks": history.checks,
+            "steps": history.step,
+            "trained_tokens": history.tokens,
+            "reassigned": len(waits),
+            "reassigned_p50_s": round(percent[49], 2),
+            "reassigned_p99_s": round(percent[98], 2),
+        }
+        return Result(self.trace.digest(), self.loop.time(), figures)
+
+
+def simulate(
+    scenario: Scenario, folder: Path, on_progress: Callable[[float], None] | None = None
+) -> Result:
+    """Run a scenario in a world of its own.
+
+    Raises:
+        AssertionError: An invariant does not hold.
+    """
+    simulation = Simulation(scenario, folder)
+    if on_progress is not None:
+        simulation.on_progress = on_progress
+    with stand_in(simulation.loop, simulation.network, scenario.seed):
+        return simulation.run()

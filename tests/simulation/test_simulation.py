@@ -1,0 +1,106 @@
+"""Whole runs in virtual time, under every fault at once; and broken code that they must notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from broker.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
+from broker.service import Service
+from tests.simulation.nemesis import Rates
+from tests.simulation.simulation import Scenario, simulate
+
+ROOT = Path(__file__).parents[2]
+NO_FAULTS = Rates(
+    crash=0,
+    drain=0,
+    pause=0,
+    partition=0,
+    broker_crash=0,
+    broker_pause=0,
+    store_away=0,
+    store_rewind=0,
+    learner_crash=0,
+    learner_twin=0,
+)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_is_lost_repeated_or_mixed_whatever_goes_wrong(tmp_path: Path, seed: int) -> None:
+    result = simulate(Scenario(seed=seed), tmp_path)
+
+    assert result.figures["steps"] > 0
+    assert result.figures["network"]["lost"] > 0
+
+
+def test_without_faults_nothing_expires_and_nothing_is_made_twice(tmp_path: Path) -> None:
+    result = simulate(Scenario(seed=3, faulty_s=1, rates=NO_FAULTS), tmp_path)
+
+    counts = result.figures["counts"]
+    assert "beat STALE" not in counts
+    assert counts["lives of the learner"] == 1
+
+
+def test_an_outage_of_the_store_costs_no_lease(tmp_path: Path) -> None:
+    assert _reaped_in_outages(tmp_path) == 0
+
+
+def test_the_same_seed_is_the_same_story_in_another_process() -> None:
+    hashes = [_trace_hash(seed=5, hash_seed=hash_seed) for hash_seed in ("1", "2")]
+
+    assert hashes[0] == hashes[1]
+
+
+def test_a_broker_that_acknowledges_before_it_writes_is_caught(tmp_path: Path) -> None:
+    write = Service._write
+
+    async def hasty(self: Service, message: object, peer: Any) -> Any:
+        if not isinstance(message, SubmitRequest):
+            return await write(self, message, peer)
+        return Verdicts(tuple(TaskVerdict(s.task_id, Verdict.OK) for s in message.submissions))
+
+    with mock.patch.object(Service, "_write", hasty):
+        _must_fail("I10", tmp_path)
+
+
+def _must_fail(invariant: str, folder: Path, *, rewinds: bool = False) -> None:
+    """Assert that some seed notices."""
+    rates = replace(NO_FAULTS, store_rewind=240.0) if rewinds else Rates()
+
+    def hunt() -> None:
+        for seed in range(4):
+            simulate(Scenario(seed=seed, actors=6, rates=rates), folder / str(seed))
+
+    with pytest.raises(AssertionError, match=invariant):
+        hunt()
+
+
+def _reaped_in_outages(folder: Path) -> int:
+    """Take the store away for longer than a lease lasts, while all actors live."""
+    rates = replace(NO_FAULTS, store_away=240.0)
+    scenario = Scenario(seed=2, actors=4, outage_s=(20.0, 25.0), rates=rates)
+    counts = simulate(scenario, folder).figures["counts"]
+    assert counts["store_away"] > 0
+    return int(counts.get("reaped before the calm", 0))
+
+
+def _trace_hash(*, seed: int, hash_seed: str) -> str:
+    command = [sys.executable, "-m", "tests.simulation", "--actors", "5", "--hours", "0.004"]
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, "--seed", str(seed)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=200,
+    )
+    return str(json.loads(done.stdout)["trace_hash"])
