@@ -74,6 +74,16 @@ class Engine(Protocol):
         """Stop these requests; unknown ids are ignored, and no further delta of theirs arrives."""
         ...
 
+    async def halt(self) -> list[Delta]:
+        """Stop all requests, and return the tokens of theirs that `deltas` has not returned yet.
+
+        A delta has no finish reason where its request was still running.
+
+        Raises:
+            EngineError: the engine died.
+        """
+        ...
+
     async def deltas(self) -> list[Delta]:
         """Wait for tokens; return all that came since the last call, one delta for each request.
 

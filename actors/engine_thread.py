@@ -132,6 +132,20 @@ class ThreadedEngine:
         if keys:
             self._commands.put(partial(self._cancel, keys))
 
+    async def halt(self) -> list[Delta]:
+        """Stop all requests and return the tokens that are not handed over yet.
+
+        Raises:
+            EngineError: the engine died.
+        """
+        self._check_alive()
+        last: Future[list[tuple[int, Delta]]] = Future()
+        self._commands.put(partial(self._halt, last))
+        self._inbox.put(await self._within(last, self._command_timeout_s, "halt"))
+        deltas = self._inbox.take()
+        self._inbox.drop_all()
+        return deltas
+
     async def deltas(self) -> list[Delta]:
         """Wait for tokens and return all that came.
 
@@ -271,6 +285,12 @@ class ThreadedEngine:
         for key in running:
             self._table.forget(key)
         self._stepper.cancel(running)
+
+    def _halt(self, last: Future[list[tuple[int, Delta]]]) -> None:
+        self._record(self._stepper.pause())
+        self._stepper.resume()
+        self._stepper.cancel(self._table.keys())
+        last.set_result(self._table.close())
 
     def _apply(self, staged: StagedWeights, pause: Future[float]) -> None:
         begun = time.monotonic()

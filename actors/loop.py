@@ -243,9 +243,9 @@ class ActorLoop:
         """Finish what has all its tokens, give the rest back."""
         self.phase = Phase.DRAINING
         log.info("draining", in_flight=len(self._flights), unacked=len(self._outbox))
-        self._sampling.stop()
         try:
             async with asyncio.timeout(self._drain_s / 2):
+                await self._sampling.stop()
                 await self._flights.until(lambda: len(self._flights) == 0)
                 await self._outbox.until_below(1)
         except TimeoutError:

@@ -91,6 +91,19 @@ class RequestTable:
             due += [(key, p.flush(None)) for key, p in self._pending.items() if p.token_ids]
         return due
 
+    def keys(self) -> list[int]:
+        """The keys of running requests."""
+        return list(self._pending)
+
+    def close(self) -> list[tuple[int, Delta]]:
+        """Close all books; returns whatever was not handed over."""
+        rest = self._finished + [
+            (k, p.flush(None)) for k, p in self._pending.items() if p.token_ids
+        ]
+        self._finished = []
+        self._pending.clear()
+        return rest
+
 
 class DeltaInbox:
     """Deltas that wait for the reader, and which requests it still wants."""
@@ -113,6 +126,11 @@ class DeltaInbox:
         if key is not None:
             self._waiting.pop(key, None)
         return key
+
+    def drop_all(self) -> None:
+        """Stop wanting any request."""
+        self._keys.clear()
+        self._waiting.clear()
 
     def put(self, deltas: list[tuple[int, Delta]]) -> None:
         """Take a hand-over."""

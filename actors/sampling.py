@@ -97,10 +97,17 @@ class Sampling:
         if flight is not None and flight.lease.fence == lease.fence:
             self._lose(flight)
 
-    def stop(self) -> None:
-        """Stop sampling; what has all its tokens is still judged and delivered."""
+    async def stop(self) -> None:
+        """Stop sampling; what has all its tokens is still judged and delivered.
+
+        Raises:
+            EngineError: The engine died.
+        """
         self._is_stopped = True
-        self._engine.abort([f.request_id for f in self._flights if f.request_id is not None])
+        for delta in await self._engine.halt():
+            flight = self._flights.of_request(delta.request_id)
+            if flight is not None:
+                self._take(flight, delta)
         for flight in self._flights:
             if flight.request_id is not None or flight.rollout is None:
                 self._flights.remove(flight)

@@ -188,6 +188,27 @@ async def aborts(bench: Bench) -> None:
     assert bench.log_ratio(again[0]).abs().max() < TOLERANCE
 
 
+async def halts_with_every_token(bench: Bench) -> None:
+    """A halt returns all that was made: the engine made nothing that nobody got."""
+    transcripts = bench.submit(*[bench.request(max_tokens=200) for _ in range(4)])
+    await bench.read(lambda: all(transcript.token_ids for transcript in transcripts))
+    held = [len(transcript.token_ids) for transcript in transcripts]
+    await asyncio.sleep(0.1)  # steps go on; a running request is handed over every 0.25 s
+
+    bench.note(await bench.engine.halt())
+
+    gained = [len(t.token_ids) - n for t, n in zip(transcripts, held, strict=True)]
+    assert all(gained), "tokens made since the last hand-over"
+    for transcript in transcripts:
+        assert bench.log_ratio(transcript).abs().max() < TOLERANCE
+        going_on = bench.request(
+            max_tokens=3,
+            token_ids=transcript.request.token_ids + tuple(transcript.token_ids),
+        )
+        await bench.finish(bench.submit(going_on))
+    assert await bench.engine.halt() == []
+
+
 async def keeps_the_loop_free(bench: Bench) -> None:
     """While 64 requests run, the event loop is never held for long, and running ones report."""
     transcripts = bench.submit(*[bench.request(max_tokens=60) for _ in range(64)])
@@ -256,6 +277,7 @@ BATTERY = (
     end_of_text_is_no_stop,
     greedy,
     aborts,
+    halts_with_every_token,
     keeps_the_loop_free,
     refuses_what_does_not_fit,
     refuses_a_torn_file,

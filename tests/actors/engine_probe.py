@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3ForCausalLM
 
-from actors.engine import Request, StagedWeights
+from actors.engine import Delta, Request, StagedWeights
 from actors.engine_thread import ThreadedEngine
 from buffer.episode import PolicyVersion, VersionSpan
 
@@ -73,21 +73,23 @@ class Bench:
     async def read(self, until: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not until():
-                for delta in await self.engine.deltas():
-                    transcript = self.transcripts[delta.request_id]
-                    assert transcript.finish_reason is None
-                    assert len(delta.token_ids) == len(delta.logprobs)
-                    offset = len(transcript.token_ids)
-                    transcript.versions += [
-                        VersionSpan(span.version, span.start + offset)
-                        for span in delta.versions
-                        if not transcript.versions
-                        or transcript.versions[-1].version != span.version
-                    ]
-                    transcript.token_ids += delta.token_ids
-                    transcript.logprobs += delta.logprobs
-                    transcript.finish_reason = delta.finish_reason
-                    transcript.num_deltas += 1
+                self.note(await self.engine.deltas())
+
+    def note(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            transcript = self.transcripts[delta.request_id]
+            assert transcript.finish_reason is None
+            assert len(delta.token_ids) == len(delta.logprobs)
+            offset = len(transcript.token_ids)
+            transcript.versions += [
+                VersionSpan(span.version, span.start + offset)
+                for span in delta.versions
+                if not transcript.versions or transcript.versions[-1].version != span.version
+            ]
+            transcript.token_ids += delta.token_ids
+            transcript.logprobs += delta.logprobs
+            transcript.finish_reason = delta.finish_reason
+            transcript.num_deltas += 1
 
     async def finish(self, transcripts: list[Transcript]) -> None:
         await self.read(lambda: all(t.finish_reason for t in transcripts))

@@ -88,6 +88,8 @@ class FakeEngine:
         self.submitted: list[Request] = []
         self.aborted: list[str] = []
         self.applied: list[PolicyVersion] = []
+        self.kept_back = 0
+        """Tokens of each request that are made and not handed over."""
         self.started = False
         self.closed = False
         self.flowing = asyncio.Event()
@@ -108,6 +110,14 @@ class FakeEngine:
         self.aborted += request_ids
         for request_id in request_ids:
             self._running.pop(request_id, None)
+
+    async def halt(self) -> list[Delta]:
+        """Return `kept_back` more tokens of each running request as its last."""
+        self.tokens_per_step = self.kept_back
+        running = list(self._running.values()) if self.kept_back else []
+        deltas = [self._advance(request) for request in running]
+        self._running.clear()
+        return deltas
 
     async def deltas(self) -> list[Delta]:
         while not self._running:

@@ -124,6 +124,7 @@ def hang_after(engine: FakeEngine, steps: int) -> None:
 def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redis_url, keys):
     async def story(ring):
         engine = FakeEngine(solve, tokens_per_step=2)
+        engine.kept_back = 1
         actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=5.0)
         hang_after(engine, 2)
         await until_true(lambda: actor.loop._meter.num_tokens > 0)
@@ -139,6 +140,7 @@ def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redi
         await until(ring, lambda stats: stats.buffered == 2 * GROUP)
         for episode in await episodes(ring, 2 * GROUP):
             assert [run.incarnation for run in episode.completion.fences] == ["a", "b"]
+            assert episode.completion.fences[1].start % 2 == 1, "the token that was kept back"
         taken_over.loop.stop()
         await taken_over.end()
 
