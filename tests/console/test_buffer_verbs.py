@@ -28,9 +28,18 @@ def folder(tmp_path, redis_url):
     save(settings, settings.run.folder / "config.yaml")
     write_secret(settings.run.folder / "redis.url", redis_url)
     with Store(redis_url, run="r") as store:
-        settled = {"units_per_batch": 2, "max_policy_lag": 1, "margin": 1.0}
-        store.run(operations.begin_run("h", {}, **settled, group_size=2, min_group_size=1))
+        call = operations.begin_run(
+            "h",
+            {},
+            units_per_batch=2,
+            max_policy_lag=1,
+            margin=1.0,
+            group_size=2,
+            min_group_size=1,
+        )
+        store.run(call)
         lineage = store.run(operations.begin_lineage(0, 0))
+        assert lineage is not None
         spec = encode_spec(SPEC)
         store.run(operations.create(lineage, [NewTask(i, i // 2, spec) for i in range(6)]))
         tasks = store.run(operations.lease("host-1", ttl_ms=60_000, n=6, version=(1, 0))).tasks
@@ -46,8 +55,7 @@ def folder(tmp_path, redis_url):
         line = BeatLine(tasks[4].task_id, tasks[4].fence, 0, 2, chunk)
         store.run(operations.beat(ttl_ms=60_000, lines=[line]))
         failure = (tasks[4].task_id, tasks[4].fence, "data", "reward raised [red]KeyError")
-        call = operations.fail(max_attempts=3, max_data_failures=1, failures=[failure])
-        store.run(call)
+        store.run(operations.fail(max_attempts=3, max_data_failures=1, failures=[failure]))
     return settings.run.folder
 
 

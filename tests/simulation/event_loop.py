@@ -135,7 +135,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _run_once(self) -> None:
         """Run what is ready; with nothing ready, go to the time of the next timer."""
         self._forget_cancelled()
-        timers, ready = self._scheduled, self._ready
+        timers: list[Any] = self._scheduled
+        ready: deque[Any] = self._ready
         if not ready:
             if not timers:
                 raise RuntimeError(f"everybody waits for ever at {self._now:.3f} s")
@@ -161,7 +162,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _forget_cancelled(self) -> None:
         """As asyncio's own loop: most timers are deadlines that were met."""
-        timers = self._scheduled
+        timers: list[Any] = self._scheduled
         if len(timers) > 100 and self._timer_cancelled_count * 2 > len(timers):
             for timer in timers:
                 timer._scheduled = not timer._cancelled

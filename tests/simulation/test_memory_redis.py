@@ -93,7 +93,8 @@ def _sorted(script: str, reply: Reply) -> Reply:
 def _read(client: redis.Redis, key: bytes) -> Any:
     kind = client.type(key)
     if kind == b"zset":
-        return [(score, member) for member, score in client.zrange(key, 0, -1, withscores=True)]
+        pairs: Any = client.zrange(key, 0, -1, withscores=True)
+        return [(score, member) for member, score in pairs]
     if kind == b"set":
         return sorted(client.smembers(key))
     if kind == b"hash":
