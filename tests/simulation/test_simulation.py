@@ -13,6 +13,7 @@ from unittest import mock
 
 import pytest
 
+from actors.snapshots import Snapshots
 from broker.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
 from broker.service import Service
 from tests.simulation.nemesis import Rates
@@ -69,6 +70,20 @@ def test_a_broker_that_acknowledges_before_it_writes_is_caught(tmp_path: Path) -
 
     with mock.patch.object(Service, "_write", hasty):
         _must_fail("I10|I15", tmp_path)  # found missing, or waited for in vain
+
+
+def test_an_actor_that_ignores_gaps_is_caught(tmp_path: Path) -> None:
+    settle = Snapshots.settle
+
+    def deaf(self: Snapshots, beats: Any, verdicts: Any) -> Any:
+        heard = [
+            replace(v, length=b.offset + b.num_tokens) if v.verdict is Verdict.GAP else v
+            for b, v in zip(beats, verdicts, strict=True)
+        ]
+        return settle(self, beats, heard)
+
+    with mock.patch.object(Snapshots, "settle", deaf):
+        _must_fail("GAP", tmp_path, rewinds=True)
 
 
 def _must_fail(invariant: str, folder: Path, *, rewinds: bool = False) -> None:
