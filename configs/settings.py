@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from .agreement import disagreements
+
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Endpoint = Annotated[str, Field(pattern=r"^tcp://.+:\d+$")]
@@ -277,57 +279,6 @@ class Settings(Table):
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Settings:
-        for disagreement in (
-            self._publishes_too_rarely(),
-            self._engine_is_too_short(),
-            self._beats_too_rarely(),
-            self._truncates_before_clipping(),
-        ):
-            if disagreement is not None:
-                raise ValueError(disagreement)
+        if wrong := disagreements(self):
+            raise ValueError("; ".join(wrong))
         return self
-
-    def _publishes_too_rarely(self) -> str | None:
-        longest = self.run.max_policy_lag + 1
-        if self.learner.publish_every <= longest:
-            return None
-        return (
-            f"learner.publish_every must be <= run.max_policy_lag + 1 = {longest}, "
-            f"got {self.learner.publish_every}; "
-            f"actors would only ever make episodes that are too old"
-        )
-
-    def _engine_is_too_short(self) -> str | None:
-        longest = self.run.max_prompt_tokens + self.run.max_completion_tokens
-        if self.actors.max_model_len is None or self.actors.max_model_len >= longest:
-            return None
-        return (
-            f"actors.max_model_len must be >= run.max_prompt_tokens + run.max_completion_tokens = "
-            f"{longest}, got {self.actors.max_model_len}; "
-            f"raise it, or leave it null for that sum"
-        )
-
-    def _beats_too_rarely(self) -> str | None:
-        beat_s, broker = self.actors.heartbeat_s, self.broker
-        if 2 * beat_s >= broker.lease_timeout_s:
-            return (
-                f"actors.heartbeat_s must be < broker.lease_timeout_s / 2 = "
-                f"{broker.lease_timeout_s / 2}, got {beat_s}; "
-                f"one late heartbeat would give an actor's episodes to another"
-            )
-        if beat_s >= broker.heartbeat_timeout_s:
-            return (
-                f"actors.heartbeat_s must be < broker.heartbeat_timeout_s = "
-                f"{broker.heartbeat_timeout_s}, got {beat_s}; "
-                f"actors would get no leases between two heartbeats"
-            )
-        return None
-
-    def _truncates_before_clipping(self) -> str | None:
-        learner, bound = self.learner, 1 + self.learner.clip_high
-        if learner.correction != "tis" or learner.surrogate != "clip" or learner.rho_bar > bound:
-            return None
-        return (
-            f"learner.rho_bar must be > 1 + learner.clip_high = {bound}, got {learner.rho_bar}; "
-            f"the upper clip would never act: raise it, or set learner.correction to none"
-        )

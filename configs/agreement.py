@@ -1,0 +1,68 @@
+"""What tables of settings must agree on; each check returns a text for people, or None."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+
+def disagreements(settings: Settings) -> list[str]:
+    """Say what is wrong between the tables, and what to change."""
+    checks = (
+        _publishes_too_rarely,
+        _engine_is_too_short,
+        _beats_too_rarely,
+        _truncates_before_clipping,
+    )
+    return [text for check in checks if (text := check(settings)) is not None]
+
+
+def _publishes_too_rarely(settings: Settings) -> str | None:
+    longest = settings.run.max_policy_lag + 1
+    if settings.learner.publish_every <= longest:
+        return None
+    return (
+        f"learner.publish_every must be <= run.max_policy_lag + 1 = {longest}, "
+        f"got {settings.learner.publish_every}; "
+        f"actors would only ever make episodes that are too old"
+    )
+
+
+def _engine_is_too_short(settings: Settings) -> str | None:
+    longest = settings.run.max_prompt_tokens + settings.run.max_completion_tokens
+    if settings.actors.max_model_len is None or settings.actors.max_model_len >= longest:
+        return None
+    return (
+        f"actors.max_model_len must be >= run.max_prompt_tokens + run.max_completion_tokens = "
+        f"{longest}, got {settings.actors.max_model_len}; "
+        f"raise it, or leave it null for that sum"
+    )
+
+
+def _beats_too_rarely(settings: Settings) -> str | None:
+    beat_s, broker = settings.actors.heartbeat_s, settings.broker
+    if 2 * beat_s >= broker.lease_timeout_s:
+        return (
+            f"actors.heartbeat_s must be < broker.lease_timeout_s / 2 = "
+            f"{broker.lease_timeout_s / 2}, got {beat_s}; "
+            f"one late heartbeat would give an actor's episodes to another"
+        )
+    if beat_s >= broker.heartbeat_timeout_s:
+        return (
+            f"actors.heartbeat_s must be < broker.heartbeat_timeout_s = "
+            f"{broker.heartbeat_timeout_s}, got {beat_s}; "
+            f"actors would get no leases between two heartbeats"
+        )
+    return None
+
+
+def _truncates_before_clipping(settings: Settings) -> str | None:
+    learner, bound = settings.learner, 1 + settings.learner.clip_high
+    if learner.correction != "tis" or learner.surrogate != "clip" or learner.rho_bar > bound:
+        return None
+    return (
+        f"learner.rho_bar must be > 1 + learner.clip_high = {bound}, got {learner.rho_bar}; "
+        f"the upper clip would never act: raise it, or set learner.correction to none"
+    )
