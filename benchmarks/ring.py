@@ -3,13 +3,13 @@
 Arms, each with both sides in this one run:
 
     actor  a real actor with real broker and Redis, and a sink for a learner, over the bare engine
-    longer the same with completions of 70 tokens on average, not 27; only if asked for, or --full
+    longer the same with completions of up to 128 tokens
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
-default looks at the machinery in a few minutes, most of them the start of ten processes; numbers to
-quote come from `--full`, with nothing else running.
+default runs `actor` and `async` once, in about two minutes, most of them the start of ten
+processes; numbers to quote come from `--full`, with nothing else running.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks.ring_arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_
 from benchmarks.workload import LONGER
 
 ARMS = ("actor", "longer", "async", "trl")
+DEFAULT = ("actor", "async")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Size:
     trl_threads: tuple[int, ...]
 
 
-SHORT = Size(2, 3.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
+SHORT = Size(1, 3.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
 FULL = Size(5, 10.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2))
 
 
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
     parser.add_argument("--folder", type=Path, help="keep runs and logs here")
     chosen = parser.parse_args()
-    names = chosen.only or (ARMS if chosen.full else [arm for arm in ARMS if arm != "longer"])
+    names = chosen.only or (ARMS if chosen.full else DEFAULT)
     machine = describe_machine()
     with tempfile.TemporaryDirectory(prefix="nyala-ring-") as scratch:
         folder = (chosen.folder or Path(scratch)).resolve()

@@ -31,7 +31,7 @@ THROUGHPUT = (
 """Over the demo's preset: 64 completions of at most 32 tokens per batch, a random 4x128 model."""
 
 LONGER = ("run.max_completion_tokens=128",)
-"""Over `THROUGHPUT`: the same model then writes 70 tokens on average, and not 27."""
+"""Over `THROUGHPUT`: the same model may then write four times as much."""
 
 
 @dataclass(frozen=True, slots=True)
