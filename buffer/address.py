@@ -13,8 +13,9 @@ the sentinels. No client made here ever sends a command twice.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import redis
 import redis.asyncio
@@ -42,6 +43,8 @@ ASYNC_CONNECTIONS = 16
 
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
+
+_URL = re.compile(r"([^:/?#]+)://([^/?#]*)([^?#]*)\??([^#]*)")
 
 
 class Watched(NamedTuple):
@@ -120,7 +123,7 @@ def parse_sentinel_url(url: str) -> Watched | None:
     Raises:
         SettingsError: it names no sentinel or no service.
     """
-    parts = urlsplit(url)
+    parts = _split(url)
     if parts.scheme not in SENTINEL_SCHEMES:
         return None
     user, at, hosts = parts.netloc.rpartition("@")
@@ -147,10 +150,19 @@ def parse_sentinel_url(url: str) -> Watched | None:
 
 def without_password(url: str) -> str:
     """Write a Redis URL so that it can be shown and logged."""
-    parts = urlsplit(url)
+    parts = _split(url)
     query = "..." if "password" in parts.query else parts.query
     netloc = "***@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else parts.netloc
     return parts._replace(netloc=netloc, query=query).geturl()
+
+
+def _split(url: str) -> SplitResult:
+    """Cut a URL up; `urlsplit` refuses a list of hosts with an IPv6 address in it."""
+    found = _URL.match(url)
+    if found is None:
+        return urlsplit(url)
+    scheme, netloc, path, query = found.groups()
+    return SplitResult(scheme, netloc, path, query, "")
 
 
 def _address(host: str) -> tuple[str, int] | None:
