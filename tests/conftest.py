@@ -1,4 +1,4 @@
-"""Fixtures that several roles share: a real Redis server."""
+"""Fixtures that several roles share: a real Redis server, and a process group of one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import redis
+
+if TYPE_CHECKING:
+    from learner.ranks import Ranks
 
 # Cores are shared with other processes: how long one example takes says nothing.
 hypothesis.settings.register_profile(
@@ -92,3 +96,16 @@ def _wait_until_up(url: str) -> None:
                 time.sleep(0.02)
             else:
                 return
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """The only rank of a process group on the CPU; a process has one such group in its life."""
+    from torch import distributed
+
+    from learner.ranks import join
+
+    alone = join("cpu", threads=1)
+    yield alone
+    if distributed.is_initialized():  # an engine that closes in this process ends its groups too
+        alone.leave()

@@ -23,19 +23,12 @@ from buffer.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreRestarted
 from configs.settings import Settings
-from learner.ranks import Ranks, join
+from learner.ranks import Ranks
 from tests.learner.rewinding_redis import RewindingRedis, rewinding_redis
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.tiny_run import tiny_settings
 
 STEPS, BATCH = 12, 16  # tasks
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    joined = join("cpu", threads=1)
-    yield joined
-    joined.leave()
 
 
 @pytest.fixture
