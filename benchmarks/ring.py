@@ -8,7 +8,7 @@ Arms, each with both sides in this one run:
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
-default runs `actor` and `async` once, in about two minutes, most of them the start of ten
+default runs `actor` and `async` once, in about five minutes, most of them the start of ten
 processes; numbers to quote come from `--full`, with nothing else running.
 """
 
