@@ -96,7 +96,8 @@ def test_a_redis_that_loses_its_last_seconds_again_and_again_is_put_right(
         loss.join()
     assert len(losses) == STEPS // 2
     assert_one_history(ring)
-    assert [line["step"] for line in lines(ring.settings, "eval")] == [0, 4, 8, 12]
+    evaluated = [line["step"] for line in lines(ring.settings, "eval")]
+    assert sorted(evaluated) == [0, 4, 8, 12], "once each; one created again may end after the next"
 
 
 def test_a_redis_wiped_under_the_learner_is_filled_again(
