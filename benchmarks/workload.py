@@ -25,7 +25,7 @@ THROUGHPUT = (
     "learner.warm_start_steps=0",
     "learner.lr=1e-9",  # as good as none: completions keep their length
     "learner.lr_warmup_steps=0",
-    "learner.entropy_bonus=0.0",
+    "algorithm.entropy_bonus=0.0",
     "learner.checkpoint_every=50",
 )
 """Over the demo's preset: 64 completions of at most 32 tokens per batch, a random 4x128 model."""

@@ -59,10 +59,10 @@ def _beats_too_rarely(settings: Settings) -> str | None:
 
 
 def _truncates_before_clipping(settings: Settings) -> str | None:
-    learner, bound = settings.learner, 1 + settings.learner.clip_high
-    if learner.correction != "tis" or learner.surrogate != "clip" or learner.rho_bar > bound:
+    algorithm, bound = settings.algorithm, 1 + settings.algorithm.clip_high
+    if algorithm.correction != "tis" or algorithm.surrogate != "clip" or algorithm.rho_bar > bound:
         return None
     return (
-        f"learner.rho_bar must be > 1 + learner.clip_high = {bound}, got {learner.rho_bar}; "
-        f"the upper clip would never act: raise it, or set learner.correction to none"
+        f"algorithm.rho_bar must be > 1 + algorithm.clip_high = {bound}, got {algorithm.rho_bar}; "
+        f"the upper clip would never act: raise it, or set algorithm.correction to none"
     )

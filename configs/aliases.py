@@ -164,17 +164,28 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "gradient_clipping",
         "grad_norm_clip",
     ),
-    "learner.advantage": (
+    "algorithm.advantage": (
         "adv_estimator",
         "advantage_estimator",
         "algorithm.adv_estimator",
         "adv_norm",
         "scale_rewards",
     ),
-    "learner.correction": ("rollout_is", "use_tis", "use_decoupled_loss", "off_policy_correction"),
-    "learner.surrogate": ("loss.type", "loss_type", "policy_loss_type", "policy_loss", "loss_mode"),
-    "learner.aggregation": ("loss_agg_mode", "loss_reduction", "loss_normalization"),
-    "learner.clip_low": (
+    "algorithm.correction": (
+        "rollout_is",
+        "use_tis",
+        "use_decoupled_loss",
+        "off_policy_correction",
+    ),
+    "algorithm.surrogate": (
+        "loss.type",
+        "loss_type",
+        "policy_loss_type",
+        "policy_loss",
+        "loss_mode",
+    ),
+    "algorithm.aggregation": ("loss_agg_mode", "loss_reduction", "loss_normalization"),
+    "algorithm.clip_low": (
         "epsilon",
         "eps_clip",
         "eps_clip_low",
@@ -183,14 +194,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "clip_eps",
         "ratio_clip_low",
     ),
-    "learner.clip_high": (
+    "algorithm.clip_high": (
         "epsilon_high",
         "eps_clip_high",
         "clip_ratio_high",
         "clip_eps_high",
         "ratio_clip_high",
     ),
-    "learner.rho_bar": (
+    "algorithm.rho_bar": (
         "tis_clip",
         "tis_imp_ratio_cap",
         "is_correction_threshold",
@@ -199,7 +210,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "vllm_importance_sampling_cap",
         "rho_clip",
     ),
-    "learner.entropy_bonus": ("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef"),
+    "algorithm.entropy_bonus": ("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef"),
     "learner.microbatch_tokens": (
         "micro_batch_size",
         "max_tokens_per_gpu",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from buffer.episode import Episode
 from configs.errors import RecordError
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings
 
 from .advantages import ADVANTAGES
 from .losses import AGGREGATIONS, Counts
@@ -153,7 +153,8 @@ def pack(
     plan: BatchPlan,
     episodes: Sequence[Episode],
     *,
-    settings: LearnerSettings,
+    settings: AlgorithmSettings,
+    microbatch_tokens: int,
     lineages: dict[int, int],
     lineage: int,
 ) -> list[Microbatch]:
@@ -162,7 +163,8 @@ def pack(
     Args:
         plan: The whole batch.
         episodes: This rank's share, any order.
-        settings: Names the aggregation and the token budget.
+        settings: Names the aggregation.
+        microbatch_tokens: Most tokens of one forward pass, padding included.
         lineages: lineage -> step it forked at.
         lineage: The learner's own.
 
@@ -179,7 +181,7 @@ def pack(
             )
     lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in episodes], dtype=np.int64)
     weights_E = AGGREGATIONS[settings.aggregation](lengths_E, plan.counts)
-    cuts = cut_microbatches([num_tokens(e) for e in episodes], settings.microbatch_tokens)
+    cuts = cut_microbatches([num_tokens(e) for e in episodes], microbatch_tokens)
     return [
         _pad(
             [episodes[row] for row in rows],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings
 
 from .ranks import Ranks
 
@@ -51,7 +51,7 @@ class Divergence:
 class DivergenceMeter:
     """Accumulates a `Divergence`, on the device, without waiting for it."""
 
-    def __init__(self, settings: LearnerSettings, device: torch.device) -> None:
+    def __init__(self, settings: AlgorithmSettings, device: torch.device) -> None:
         self._settings = settings
         self._sums = torch.zeros(10, dtype=torch.float64, device=device)
         self._maxima = torch.zeros(3, dtype=torch.float64, device=device)

@@ -129,7 +129,7 @@ class Loop:
             parts.optimizer,
             plan.step,
             microbatches,
-            settings=parts.settings.learner,
+            settings=parts.settings.algorithm,
             ranks=parts.ranks,
         )
         stepped = time.monotonic()
@@ -197,7 +197,7 @@ class Loop:
             batch.step,
             batch.episodes,
             ranks=self._parts.ranks.size,
-            advantage=self._parts.settings.learner.advantage,
+            advantage=self._parts.settings.algorithm.advantage,
             max_completion_tokens=self._run.max_completion_tokens,
         )
 
@@ -205,7 +205,8 @@ class Loop:
         return pack(
             plan,
             self._own_episodes(plan, batch),
-            settings=self._parts.settings.learner,
+            settings=self._parts.settings.algorithm,
+            microbatch_tokens=self._parts.settings.learner.microbatch_tokens,
             lineages=self._lineages,
             lineage=self._lineage,
         )

@@ -35,7 +35,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings
 
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
@@ -53,17 +53,17 @@ class Counts:
     """`run.max_completion_tokens`: the constant that Dr.GRPO divides by."""
 
 
-Correction = Callable[[Tensor, LearnerSettings], Tensor]
-Surrogate = Callable[[Tensor, Tensor, LearnerSettings], Tensor]
+Correction = Callable[[Tensor, AlgorithmSettings], Tensor]
+Surrogate = Callable[[Tensor, Tensor, AlgorithmSettings], Tensor]
 Aggregation = Callable[[Int64, Counts], Float32]
 
 
-def importance_ratio(log_rhos_N: Tensor, _settings: LearnerSettings) -> Tensor:
+def importance_ratio(log_rhos_N: Tensor, _settings: AlgorithmSettings) -> Tensor:
     """Use pi/mu as it is."""
     return log_rhos_N.exp()
 
 
-def truncated_ratio(log_rhos_N: Tensor, settings: LearnerSettings) -> Tensor:
+def truncated_ratio(log_rhos_N: Tensor, settings: AlgorithmSettings) -> Tensor:
     """Truncate pi/mu at `rho_bar`; a truncated token still has a gradient, of weight `rho_bar`.
 
     Source:
@@ -74,7 +74,7 @@ def truncated_ratio(log_rhos_N: Tensor, settings: LearnerSettings) -> Tensor:
     return truncated_N * (log_rhos_N - log_rhos_N.detach()).exp()
 
 
-def clip(ratios_N: Tensor, advantages_N: Tensor, settings: LearnerSettings) -> Tensor:
+def clip(ratios_N: Tensor, advantages_N: Tensor, settings: AlgorithmSettings) -> Tensor:
     """Stop the gradient of a token that has left the trust region in its advantage's direction.
 
     Source:
@@ -85,7 +85,7 @@ def clip(ratios_N: Tensor, advantages_N: Tensor, settings: LearnerSettings) -> T
     return torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N)
 
 
-def reinforce(ratios_N: Tensor, advantages_N: Tensor, _settings: LearnerSettings) -> Tensor:
+def reinforce(ratios_N: Tensor, advantages_N: Tensor, _settings: AlgorithmSettings) -> Tensor:
     """Weigh the policy gradient with the ratio, without a trust region."""
     return ratios_N * advantages_N
 
@@ -127,7 +127,7 @@ def policy_loss(
     advantages_N: Tensor,
     weights_N: Tensor,
     entropies_N: Tensor,
-    settings: LearnerSettings,
+    settings: AlgorithmSettings,
 ) -> Tensor:
     """Compute this microbatch's share of the loss of the batch.
 

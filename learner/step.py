@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings
 
 from .batch import Microbatch, empty_microbatch
 from .diagnostics import Divergence, DivergenceMeter
@@ -36,7 +36,7 @@ def train_batch(
     step: int,
     microbatches: Sequence[Microbatch],
     *,
-    settings: LearnerSettings,
+    settings: AlgorithmSettings,
     ranks: Ranks,
 ) -> TrainedBatch:
     """Train batch `step` on this rank's microbatches; every rank must call it."""
@@ -53,7 +53,7 @@ def train_batch(
 
 
 def accumulate(
-    policy: Policy, microbatch: Microbatch, meter: DivergenceMeter, settings: LearnerSettings
+    policy: Policy, microbatch: Microbatch, meter: DivergenceMeter, settings: AlgorithmSettings
 ) -> torch.Tensor:
     """Add one microbatch's gradient to the parameters' and return its share of the loss."""
     scores = policy(

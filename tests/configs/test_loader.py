@@ -64,7 +64,7 @@ def test_saved_settings_load_as_the_same_settings(write, tmp_path):
 
 def test_all_problems_are_listed_with_path_range_and_value(write):
     text = refusal(
-        write("run: {steps: true}\nactors: {count: -2}\nlearner: {correction: vtrace}"),
+        write("run: {steps: true}\nactors: {count: -2}\nalgorithm: {correction: vtrace}"),
         "learner.lr=0",
         "nonsense",
     )
@@ -73,7 +73,7 @@ def test_all_problems_are_listed_with_path_range_and_value(write):
     assert "$.run.model must be text, got nothing" in text
     assert "$.run.steps must be a whole number >= 1, got true" in text
     assert "$.actors.count must be a whole number >= 0, got -2" in text
-    assert '$.learner.correction must be one of none, tis, got "vtrace"' in text
+    assert '$.algorithm.correction must be one of none, tis, got "vtrace"' in text
     assert "$.learner.lr must be a number > 0, got 0; it is: Peak learning rate" in text
     assert "an override must be table.key=value, got 'nonsense'" in text
 
@@ -82,14 +82,14 @@ def test_all_problems_are_listed_with_path_range_and_value(write):
     ("typed", "meant"),
     [
         ("learner.learning_rate", "learner.lr"),
-        ("learner.entropy_bonsu", "learner.entropy_bonus"),
+        ("learner.entropy_bonsu", "algorithm.entropy_bonus"),
         ("run.lr", "learner.lr"),
         ("lr", "learner.lr"),
         ("run.num_generations", "run.group_size"),
         ("orchestrator.max_off_policy_steps", "run.max_policy_lag"),
         ("actor_rollout_ref.rollout.n", "run.group_size"),
         ("trainer.policy.model.path", "run.model"),
-        ("learner.eps-clip-high", "learner.clip_high"),
+        ("learner.eps-clip-high", "algorithm.clip_high"),
         ("actor.max_inflight", "actors.max_concurrent_episodes"),
         ("actor.count", "actors.count"),
         ("run.threads", "actors.threads or learner.threads"),
@@ -134,8 +134,8 @@ def test_tables_that_contradict_each_other_are_refused(write):
             "$.actors.heartbeat_s must be < broker.heartbeat_timeout_s = 6.0, got 6.0",
         ),
         (
-            ["learner.rho_bar=1.28"],
-            "$.learner.rho_bar must be > 1 + learner.clip_high = 1.28, got 1.28",
+            ["algorithm.rho_bar=1.28"],
+            "$.algorithm.rho_bar must be > 1 + algorithm.clip_high = 1.28, got 1.28",
         ),
     ],
 )
@@ -151,8 +151,8 @@ def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, 
     [
         ["run.max_prompt_tokens=100", "run.max_completion_tokens=50", "actors.max_model_len=150"],
         ["actors.heartbeat_s=1.9", "broker.lease_timeout_s=4"],
-        ["learner.rho_bar=1", "learner.correction=none"],
-        ["learner.rho_bar=1", "learner.surrogate=reinforce"],
+        ["algorithm.rho_bar=1", "algorithm.correction=none"],
+        ["algorithm.rho_bar=1", "algorithm.surrogate=reinforce"],
     ],
 )
 def test_settings_at_the_limit_of_each_other_are_taken(write, overrides):

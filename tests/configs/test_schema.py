@@ -63,4 +63,4 @@ def test_hints_lead_to_settings_that_exist_and_no_name_leads_to_two():
 def test_the_longest_known_tail_of_a_path_decides():
     assert owner_of("trainer.policy.optimizer_config.lr") is None
     assert owner_of("a.b.optim.lr") == "learner.lr"
-    assert owner_of("--eps-clip") == "learner.clip_low"
+    assert owner_of("--eps-clip") == "algorithm.clip_low"

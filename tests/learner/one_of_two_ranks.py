@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.batch import BatchPlan, pack, plan_batch
 from learner.checkpoint import Checkpoints, LearnerState
 from learner.metrics import Totals
@@ -24,8 +24,9 @@ from learner.step import TrainedBatch, train_batch
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_policy
 
-# So few tokens a microbatch that ranks have different numbers of them.
-SETTINGS = LearnerSettings(microbatch_tokens=24, entropy_bonus=0.01)
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
+# So few that ranks have different numbers of microbatches.
+MICROBATCH_TOKENS = 24
 STATE = LearnerState(
     run="tiny", settings_hash="h", step=2, lineage=1, cursor=0, trained=(), totals=Totals()
 )
@@ -35,7 +36,7 @@ PROBE = (3, 9, 4, 4, 17)
 def new_policy(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
     """Make the policy that every test of ranks trains."""
     policy = tiny_policy(ranks.mesh, seed=seed)
-    return policy, AdamWithSchedule(policy, constant_rate(1e-3), SETTINGS)
+    return policy, AdamWithSchedule(policy, constant_rate(1e-3), LearnerSettings())
 
 
 def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) -> TrainedBatch:
@@ -48,6 +49,7 @@ def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) 
         plan,
         [episode for episode in episodes if episode.task_id in own],
         settings=SETTINGS,
+        microbatch_tokens=MICROBATCH_TOKENS,
         lineages={1: 0},
         lineage=1,
     )

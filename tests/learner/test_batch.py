@@ -8,7 +8,7 @@ import torch
 
 from buffer.episode import Episode
 from configs.errors import RecordError
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings
 from learner.batch import (
     BatchPlan,
     Microbatch,
@@ -24,7 +24,7 @@ from learner.step import accumulate
 from tests.learner.made_episodes import make_episode, random_group_episodes
 from tests.learner.tiny_policy import tiny_policy
 
-SETTINGS = LearnerSettings(entropy_bonus=0.01)
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
 
 
 def _plan(episodes: list[Episode], *, ranks: int = 1) -> BatchPlan:
@@ -32,9 +32,19 @@ def _plan(episodes: list[Episode], *, ranks: int = 1) -> BatchPlan:
 
 
 def _pack(
-    plan: BatchPlan, episodes: list[Episode], settings: LearnerSettings = SETTINGS
+    plan: BatchPlan,
+    episodes: list[Episode],
+    settings: AlgorithmSettings = SETTINGS,
+    microbatch_tokens: int = 16384,
 ) -> list[Microbatch]:
-    return pack(plan, episodes, settings=settings, lineages={1: 0}, lineage=1)
+    return pack(
+        plan,
+        episodes,
+        settings=settings,
+        microbatch_tokens=microbatch_tokens,
+        lineages={1: 0},
+        lineage=1,
+    )
 
 
 def test_advantages_stay_within_their_group() -> None:
@@ -107,23 +117,25 @@ def test_an_episode_outside_the_plan_is_refused() -> None:
         _pack(_plan([make_episode(0)]), [make_episode(7)])
 
 
-def _loss_and_gradient(settings: LearnerSettings, ranks: Ranks) -> tuple[float, list[torch.Tensor]]:
+def _loss_and_gradient(
+    settings: AlgorithmSettings, microbatch_tokens: int, ranks: Ranks
+) -> tuple[float, list[torch.Tensor]]:
     episodes = random_group_episodes(6, 4)
     policy = tiny_policy()
     meter = DivergenceMeter(settings, ranks.device)
     loss = 0.0
-    for microbatch in [*_pack(_plan(episodes), episodes, settings), empty_microbatch()]:
+    microbatches = _pack(_plan(episodes), episodes, settings, microbatch_tokens)
+    for microbatch in [*microbatches, empty_microbatch()]:
         loss += float(accumulate(policy, microbatch, meter, settings))
     return loss, [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "dr_grpo"])
 def test_loss_and_gradient_do_not_depend_on_the_cut(ranks: Ranks, aggregation: str) -> None:
-    whole = LearnerSettings.model_validate({"aggregation": aggregation, "entropy_bonus": 0.01})
-    cut = whole.model_copy(update={"microbatch_tokens": 30})
+    settings = AlgorithmSettings.model_validate({"aggregation": aggregation, "entropy_bonus": 0.01})
 
-    loss, gradient = _loss_and_gradient(whole, ranks)
-    cut_loss, cut_gradient = _loss_and_gradient(cut, ranks)
+    loss, gradient = _loss_and_gradient(settings, 16384, ranks)
+    cut_loss, cut_gradient = _loss_and_gradient(settings, 30, ranks)
 
     assert cut_loss == pytest.approx(loss, abs=1e-5)
     assert max(float(g.abs().max()) for g in gradient) > 1e-3

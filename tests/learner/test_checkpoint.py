@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from configs.errors import CheckpointError
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.batch import pack, plan_batch
 from learner.checkpoint import MANIFEST, Checkpoints, LearnerState, verify
 from learner.metrics import Totals
@@ -21,7 +21,7 @@ from learner.step import train_batch
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, parameters_of, tiny_policy
 
-SETTINGS = LearnerSettings(entropy_bonus=0.01)
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
 STATE = LearnerState(
     run="tiny",
     settings_hash="h",
@@ -35,14 +35,21 @@ STATE = LearnerState(
 
 def _new(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
     policy = tiny_policy(ranks.mesh, seed=seed)
-    return policy, AdamWithSchedule(policy, constant_rate(1e-2), SETTINGS)
+    return policy, AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
 
 
 def _train(policy: Policy, optimizer: AdamWithSchedule, steps: range, ranks: Ranks) -> None:
     for step in steps:
         episodes = random_group_episodes(4, 4, seed=step)
         plan = plan_batch(step, episodes, ranks=1, advantage="grpo", max_completion_tokens=8)
-        microbatches = pack(plan, episodes, settings=SETTINGS, lineages={1: 0}, lineage=1)
+        microbatches = pack(
+            plan,
+            episodes,
+            settings=SETTINGS,
+            microbatch_tokens=16384,
+            lineages={1: 0},
+            lineage=1,
+        )
         train_batch(policy, optimizer, step, microbatches, settings=SETTINGS, ranks=ranks)
 
 

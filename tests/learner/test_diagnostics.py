@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from buffer.episode import PolicyVersion
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings
 from learner.diagnostics import DivergenceMeter
 from learner.metrics import batch_figures
 from learner.ranks import Ranks
@@ -20,7 +20,7 @@ LAGS = [0, 1, 1, 2, 0]
 
 
 def test_figures_equal_their_formulas_however_the_batch_is_cut(ranks: Ranks) -> None:
-    meter = DivergenceMeter(LearnerSettings(), ranks.device)
+    meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
     for part in (slice(0, 2), slice(2, 2), slice(2, 5)):
         meter.add(
             torch.tensor(LOG_RHOS[part], dtype=torch.float64),
@@ -52,7 +52,7 @@ def test_figures_equal_their_formulas_however_the_batch_is_cut(ranks: Ranks) -> 
 def test_the_kl_estimate_is_unbiased(ranks: Ranks) -> None:
     """Weigh every outcome with its probability under mu: the estimate is the exact KL(pi || mu)."""
     pi, mu = [0.5, 0.3, 0.2], [0.25, 0.25, 0.5]
-    meter = DivergenceMeter(LearnerSettings(), ranks.device)
+    meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
     for p, m in zip(pi, mu, strict=True):
         log_rhos = torch.full((round(m * 100),), math.log(p / m), dtype=torch.float64)
         meter.add(log_rhos, log_rhos, log_rhos, torch.ones_like(log_rhos))
@@ -62,7 +62,7 @@ def test_the_kl_estimate_is_unbiased(ranks: Ranks) -> None:
 
 
 def test_a_batch_without_a_trained_token_counts_as_on_policy(ranks: Ranks) -> None:
-    figures = DivergenceMeter(LearnerSettings(), ranks.device).merge(ranks)
+    figures = DivergenceMeter(AlgorithmSettings(), ranks.device).merge(ranks)
 
     assert (figures.ratio_mean, figures.effective_sample_size, figures.kl) == (1.0, 1.0, 0.0)
 

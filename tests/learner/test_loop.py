@@ -27,7 +27,8 @@ def _settings(folder: Path, **run: object) -> Settings:
     return tiny_settings(
         folder,
         run={"groups_per_batch": 4, "group_size": 4, "steps": 6, **run},
-        learner={"lr": 1e-2, "checkpoint_every": 2, "adam_beta2": 0.95, "entropy_bonus": 0.01},
+        learner={"lr": 1e-2, "checkpoint_every": 2, "adam_beta2": 0.95},
+        algorithm={"entropy_bonus": 0.01},
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.settings import LearnerSettings
+from configs.settings import AlgorithmSettings
 from learner.losses import AGGREGATIONS, CORRECTIONS, SURROGATES, Counts, policy_loss
 
 LOG_RHOS = [0.0, 0.1, 0.3, 0.9, -0.1, -0.4, 1.5, -2.0]
@@ -18,13 +18,13 @@ ADVANTAGES = [1.0, -1.0, 1.0, -2.0, 0.5, -0.5, 1.0, -1.0]
 CHOICES = list(itertools.product(CORRECTIONS, SURROGATES))
 
 
-def _settings(correction: str, surrogate: str, **others: float) -> LearnerSettings:
-    return LearnerSettings.model_validate(
+def _settings(correction: str, surrogate: str, **others: float) -> AlgorithmSettings:
+    return AlgorithmSettings.model_validate(
         {"correction": correction, "surrogate": surrogate, **others}
     )
 
 
-def _loss(log_rhos: Tensor, advantages: list[float], settings: LearnerSettings) -> Tensor:
+def _loss(log_rhos: Tensor, advantages: list[float], settings: AlgorithmSettings) -> Tensor:
     weights = torch.full_like(log_rhos, 1 / len(log_rhos))
     return policy_loss(
         log_rhos,
@@ -35,7 +35,7 @@ def _loss(log_rhos: Tensor, advantages: list[float], settings: LearnerSettings) 
     )
 
 
-def _expected(log_rho: float, advantage: float, settings: LearnerSettings) -> tuple[float, float]:
+def _expected(log_rho: float, advantage: float, settings: AlgorithmSettings) -> tuple[float, float]:
     """Objective of one token and its derivative by log pi, written out case by case."""
     rho = math.exp(log_rho)
     ratio = min(rho, settings.rho_bar) if settings.correction == "tis" else rho

@@ -25,6 +25,7 @@ def tiny_settings(
     run: Mapping[str, object] | None = None,
     learner: Mapping[str, object] | None = None,
     buffer: Mapping[str, object] | None = None,
+    algorithm: Mapping[str, object] | None = None,
 ) -> Settings:
     """Make settings of a run in `folder` that batches 2 groups of 4."""
     tables: dict[str, Any] = {
@@ -44,6 +45,7 @@ def tiny_settings(
         },
         "learner": {"lr": 1e-3, "device": "cpu", "checkpoint_every": 2, **(learner or {})},
         "buffer": buffer or {},
+        "algorithm": algorithm or {},
     }
     return Settings.model_validate(tables)
 

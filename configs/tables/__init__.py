@@ -1,0 +1,1 @@
+"""The tables of settings: names, types, defaults, ranges and what each key means."""

@@ -1,0 +1,49 @@
+"""`actors`: the processes that sample."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Positive, Seconds, Table
+
+
+class ActorSettings(Table):
+    """The processes that sample."""
+
+    count: Annotated[int, Field(ge=0)] = 1
+    """Actors that `nyala up` starts; more may join at any time."""
+    engine: Literal["vllm", "torch"] = "vllm"
+    """`vllm`, or `torch`: a small engine for macOS and quick tests."""
+    in_process: bool | None = None
+    """Run vLLM inside the actor's process; null = yes on a CPU, no (its core in processes of its
+    own) on a GPU."""
+    max_concurrent_episodes: Positive = 256
+    """Episodes one actor generates at a time."""
+    max_model_len: Positive | None = None
+    """Longest sequence of the engine, tokens; null = prompt + completion limits of `run`."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.85
+    """Share of the GPU's memory for the engine (GPU)."""
+    kv_cache_gib: Positive = 1
+    """Memory for the KV cache on a CPU, GiB."""
+    tensor_parallel_size: Positive = 1
+    """GPUs per actor."""
+    threads: Positive = 1
+    """OpenMP threads on a CPU; more than one spins when learner and actor share the cores."""
+    heartbeat_s: Seconds = 2.0
+    """Pause between heartbeats."""
+    snapshot_s: Seconds = 1.0
+    """Pause between snapshots of unfinished episodes; another actor continues from them after a
+    crash."""
+    drain_s: Seconds = 10.0
+    """Time to give leases back after SIGTERM."""
+    preemption: Literal["none", "aws", "gcp", "azure"] = "none"
+    """Cloud whose metadata service is asked for preemption notices; a notice acts as SIGTERM."""
+    eval_hold_s: Seconds = 10.0
+    """Longest time an evaluation may hold back new weights."""
+    weight_timeout_s: Seconds = 30.0
+    """Time for one weight transfer before the actor pulls instead."""
+    probe_tolerance: Annotated[float, Field(gt=0)] | None = None
+    """Largest difference in nats between the engine's log-probs and the learner's on the probe;
+    null = 1e-3 for float32, 0.1 for bfloat16."""

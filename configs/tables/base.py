@@ -1,0 +1,20 @@
+"""What every table of settings is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Endpoint = Annotated[str, Field(pattern=r"^tcp://.+:\d+$")]
+
+
+class Table(BaseModel):
+    """A settings table: immutable, and unknown keys are errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )

@@ -1,0 +1,46 @@
+"""`broker`: the server between actors and buffer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Endpoint, Positive, Seconds, Table
+
+
+class BrokerSettings(Table):
+    """The server between actors and buffer."""
+
+    endpoint: Endpoint = "tcp://127.0.0.1:5757"
+    """Where the broker listens and actors connect. Port 0 lets `nyala up` choose a free one."""
+    keys: Path | None = None
+    """Folder of CURVE keys made by `nyala keys`; null means `<run folder>/keys`."""
+    lease_timeout_s: Seconds = 15.0
+    """A lease without a heartbeat for this long goes to another actor."""
+    heartbeat_timeout_s: Seconds = 6.0
+    """An actor silent for this long gets no new leases."""
+    reap_every_s: Seconds = 1.0
+    """Pause between two looks for expired leases."""
+    max_attempts: Positive = 3
+    """Attempts without progress after which a task goes to the dead letters."""
+    max_data_failures: Positive = 3
+    """Failures of the task itself (reward, environment, prompt) after which it does, too; progress
+    does not refill this budget."""
+    progress_timeout_s: Seconds = 120.0
+    """A lease that brought no new tokens for this long is taken away, heartbeats or not."""
+    max_message_bytes: Annotated[int, Field(ge=4096)] = 32 * 2**20
+    """Largest message accepted from a peer, bytes; a longer one closes its connection."""
+    long_poll_s: Seconds = 2.0
+    """Longest time a lease call waits for work."""
+    max_actors: Positive = 1024
+    """Incarnations served at once."""
+    max_actors_per_key: Positive = 1024
+    """Of these, incarnations under one key; lower it where every actor has a key of its own."""
+    max_inflight_mb_per_actor: Positive = 64
+    """What one actor may have at the broker at once, MiB: unanswered requests, and unread replies
+    of ten seconds. It is told to send the rest later."""
+    other_endpoints: tuple[Endpoint, ...] = ()
+    """More brokers of this run, over the same Redis and with the same key; an actor begins at any
+    of them and goes to the next when one is silent."""

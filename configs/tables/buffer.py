@@ -1,0 +1,34 @@
+"""`buffer`: the Redis store and the replay buffer in it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Positive, Table
+
+
+class BufferSettings(Table):
+    """The Redis store."""
+
+    url: str | None = None
+    """`redis://[:password@]host:port/db`, `rediss://` (TLS), `unix://`, or
+    `redis+sentinel://host:port,host:port/service/db`; null = `nyala up` starts a server of its
+    own."""
+    maxmemory_mb: Annotated[int, Field(ge=16)] = 1024
+    """Memory limit of a server that `nyala up` starts, MiB."""
+    pause_at_memory: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """Share of Redis' maxmemory above which no lease is granted."""
+    max_uncommitted_bytes: Positive = 512 * 2**20
+    """Records of trained batches that Redis may hold until a checkpoint contains them, bytes; the
+    learner checkpoints at once when there are more, or when Redis is 60 % full."""
+    max_episode_bytes: Annotated[int, Field(ge=1024, le=16 * 2**20)] = 16 * 2**20
+    """Largest episode record, bytes."""
+    min_group_size: Positive = 2
+    """A group that lost members to the dead letters trains with at least this many, else it is
+    dropped."""
+    margin: Annotated[float, Field(ge=1)] = 1.0
+    """Admission margin for groups that are expected to be filtered."""
+    on_stale: Literal["drop", "train"] = "drop"
+    """What to do with a group older than `run.max_policy_lag` when it is claimed."""

@@ -1,0 +1,20 @@
+"""`console`: what `nyala up` shows and restarts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import Seconds, Table
+
+
+class ConsoleSettings(Table):
+    """What `nyala up` shows, and how it restarts what died."""
+
+    refresh_s: Seconds = 0.5
+    """Pause between two looks at the run."""
+    max_restarts: Annotated[int, Field(ge=0)] = 10
+    """Restarts of one process within ten minutes before the run stops with an error."""
+    stop_timeout_s: Seconds = 30.0
+    """Time for a process to end cleanly before it is killed."""

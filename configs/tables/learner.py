@@ -1,0 +1,69 @@
+"""`learner`: the processes that train."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Endpoint, Positive, Seconds, Table
+
+
+class LearnerSettings(Table):
+    """The process group that trains."""
+
+    ranks: Positive = 1
+    """Processes (GPUs) of the learner on this machine."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate."""
+    lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Batches of linear warm-up."""
+    lr_decay: Literal["constant", "linear", "cosine"] = "constant"
+    """Decay after warm-up, over the rest of `run.steps`."""
+    lr_min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Learning rate at the end of the decay, as a share of `lr`."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW weight decay."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradient norm above which gradients are scaled down."""
+    microbatch_tokens: Positive = 16384
+    """Tokens per forward pass."""
+    checkpoint_every: Positive = 50
+    """Batches between checkpoints."""
+    keep_checkpoints: Positive = 3
+    """Newest checkpoints to keep."""
+    threads: Positive = 1
+    """Threads per rank on a CPU."""
+    publish_every: Positive = 1
+    """Batches between two publications of weights; at most `run.max_policy_lag` + 1."""
+    publisher_endpoint: Endpoint = "tcp://127.0.0.1:0"
+    """Where the weight publisher listens; port 0 = a free one."""
+    broadcast: bool = True
+    """Send weights over a process group (gloo, NCCL); false = actors pull."""
+    broadcast_join_s: Seconds = 10.0
+    """Time for the members of a weight group to join."""
+    broadcast_send_s: Seconds = 30.0
+    """Time for one broadcast; who has not confirmed by then is left out."""
+    eval_timeout_s: Seconds = 120.0
+    """Time after which an evaluation closes with what has arrived."""
+    max_claim_attempts: Positive = 3
+    """Starts of one batch before it is given up."""
+    init_layers: Positive = 4
+    """`nyala init-model`: layers of the character model."""
+    init_width: Annotated[int, Field(ge=64, multiple_of=64)] = 128
+    """`nyala init-model`: width of the character model; heads are 32 wide and come in pairs."""
+    init_tied: bool = True
+    """`nyala init-model`: share input and output embeddings."""
+    warm_start_steps: Annotated[int, Field(ge=0)] = 0
+    """`nyala init-model`: supervised steps on the environment's own answers; 0 = random weights."""
+    warm_start_lr: Annotated[float, Field(gt=0)] = 1e-3
+    """`nyala init-model`: peak learning rate of the supervised start."""
+    warm_start_batch: Positive = 256
+    """`nyala init-model`: answers per supervised step."""
+    warm_start_echo: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """`nyala init-model`: share of supervised examples that repeat the question instead of
+    answering it. The model then knows both, and RL finds out which of the two is rewarded."""

@@ -1,0 +1,63 @@
+"""`run`: what all roles of a run share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .base import Positive, Seconds, Table
+
+
+class RunSettings(Table):
+    """What all roles share. A process with other values is refused when it says HELLO."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
+    """Name of the run: its folder under `directory` and its key prefix in Redis."""
+    directory: Path = Path("runs")
+    """Where runs are kept; this run writes to `directory/name`."""
+    seed: int = 0
+    """Seed of the curriculum. The task of an id is a pure function of (seed, id)."""
+    model: str
+    """Hugging Face model directory or hub name. `init` alone means `<run folder>/init`, which
+    `nyala init-model` makes."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the published weights and of the actors' engines."""
+    steps: Positive = 100
+    """Batches to train in all."""
+    environment: str = "reasoning_gym"
+    """`reasoning_gym`, `calculator`, or `module:Class` of your own."""
+    environment_settings: dict[str, Any] = Field(default_factory=dict)
+    """Keywords for the environment, such as `dataset: spell_backward`."""
+    reward: str | None = None
+    """`path/to/file.py:function` or `module:function`; null means the environment's own score."""
+    reward_timeout_s: Seconds = 30.0
+    """A reward call that takes longer costs its episode an attempt."""
+    group_size: Positive = 8
+    """Episodes per prompt (GRPO-style baselines)."""
+    groups_per_batch: Positive = 16
+    """Groups one optimizer step trains on."""
+    max_policy_lag: Annotated[int, Field(ge=0)] = 2
+    """Most batches by which a token's policy may be older than the one that trains it;
+    0 = synchronous."""
+    max_prompt_tokens: Positive = 1024
+    """Longest prompt, tokens."""
+    max_completion_tokens: Positive = 1024
+    """Longest completion, all turns and environment tokens together, tokens."""
+    temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
+    """Sampling temperature of training episodes; the learner applies the same."""
+    eval_every: Annotated[int, Field(ge=0)] = 25
+    """Batches between evaluations; 0 = only before the first and after the last."""
+    eval_episodes: Annotated[int, Field(ge=0)] = 128
+    """Held-out prompts per evaluation, sampled greedily; 0 = no evaluation."""
+
+    @property
+    def folder(self) -> Path:
+        """Where this run keeps its files."""
+        return self.directory / self.name
+
+    @property
+    def model_path(self) -> str:
+        """The model to start from, with `init` resolved."""
+        return str(self.folder / "init") if self.model == "init" else self.model
