@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import msgpack
 import numpy as np
@@ -74,16 +74,15 @@ class Microbatch:
     """What each token weighs in the loss of the batch. Shape [N], float32."""
     lags_N: Tensor
     """Policy lag of each token, batches. Shape [N], int64."""
+    episodes_N: Tensor
+    """Row of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
+    rewards_B: Tensor
+    """Reward of each episode. Shape [B], float32."""
 
     def to(self, device: torch.device) -> Microbatch:
         """Copy to a device."""
         return Microbatch(
-            self.token_ids_BT.to(device),
-            self.positions_N.to(device),
-            self.behaviour_logprobs_N.to(device),
-            self.advantages_N.to(device),
-            self.weights_N.to(device),
-            self.lags_N.to(device),
+            **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
         )
 
 
@@ -206,6 +205,8 @@ def empty_microbatch() -> Microbatch:
         advantages_N=nothing,
         weights_N=nothing,
         lags_N=nothing.long(),
+        episodes_N=nothing.long(),
+        rewards_B=torch.zeros(1),
     )
 
 
@@ -236,4 +237,6 @@ def _pad(
         advantages_N=torch.from_numpy(np.repeat(np.array(advantages, dtype=np.float32), repeats)),
         weights_N=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), repeats)),
         lags_N=torch.from_numpy(lags_N.astype(np.int64)),
+        episodes_N=torch.from_numpy(np.repeat(np.arange(len(episodes)), repeats)),
+        rewards_B=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
     )

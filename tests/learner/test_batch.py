@@ -112,6 +112,21 @@ def test_packed_tokens_are_those_of_the_episodes() -> None:
     assert microbatch.lags_N.tolist() == [0, 0]
 
 
+def test_tokens_know_the_row_of_their_episode_and_rows_their_reward() -> None:
+    episodes = [
+        make_episode(0, completion=[5, 6, 7], mask=[1, 0, 1], reward=0.25),
+        make_episode(1, completion=[5, 6, 7], mask=[0, 0, 0], reward=0.5),
+        make_episode(2, completion=[5, 6, 7, 8], reward=1.0),
+    ]
+
+    (microbatch,) = _pack(_plan(episodes), episodes)
+
+    width = microbatch.token_ids_BT.shape[1]
+    assert microbatch.episodes_N.tolist() == [0, 0, 2, 2, 2, 2]
+    assert microbatch.episodes_N.tolist() == (microbatch.positions_N // width).tolist()
+    assert microbatch.rewards_B.tolist() == [0.25, 0.5, 1.0]
+
+
 def test_an_episode_outside_the_plan_is_refused() -> None:
     with pytest.raises(RecordError, match="episode 7 must be in the plan of batch 1"):
         _pack(_plan([make_episode(0)]), [make_episode(7)])
