@@ -70,5 +70,5 @@ def accumulate(
         settings,
     )
     loss.backward()
-    meter.add(log_rhos_N, microbatch.advantages_N, scores.entropies_N, microbatch.lags_N)
+    meter.add(log_rhos_N, scores.entropies_N, microbatch)
     return loss.detach()

@@ -63,6 +63,9 @@ def test_two_ranks_train_as_one_does(two_ranks: Path, ranks: Ranks) -> None:
     for ours, theirs in zip(batches, _found(two_ranks)["batches"], strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
         assert theirs["outcome"] == pytest.approx(ours["outcome"], abs=1e-5)
+        # A ratio that rounds differently may fall into the next bin.
+        percentiles = (b["divergence"].pop("ratio_percentiles") for b in (ours, theirs))
+        assert next(percentiles) == pytest.approx(next(percentiles), rel=0.1)
         assert theirs["divergence"] == pytest.approx(ours["divergence"], abs=1e-4)
     gathered = torch.load(two_ranks / "parameters.pt")
     for ours_, theirs_ in zip(whole_parameters(policy), gathered, strict=True):
