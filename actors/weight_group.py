@@ -10,6 +10,9 @@ import mmap
 import os
 import socket
 import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +21,15 @@ from torch import distributed
 from torch._C._distributed_c10d import Store, TCPStore  # re-exported, but not for type checkers
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
-from broker.weights import Epoch
+from broker.weights import BUCKETS_IN_FLIGHT, Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    memory: memoryview
+    on_host: torch.Tensor
+    on_device: torch.Tensor
+    work: Any
 
 
 class ReceivingGroup:
@@ -30,28 +41,49 @@ class ReceivingGroup:
         self._is_cuda = epoch.backend == "nccl"
         self._group = _open(self._store, epoch, timeout)
 
-    def receive(self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float) -> None:
-        """Fill `memory` with the bytes that rank 0 sends.
+    def receive(
+        self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float
+    ) -> Iterator[memoryview]:
+        """Fill `memory` with the bytes that rank 0 sends; yields each bucket when it is whole.
 
         Raises:
             RuntimeError: another member died, or `send_s` passed; the bytes are then a mixture.
         """
         deadline = time.monotonic() + send_s
-        flat = torch.frombuffer(memory, dtype=torch.uint8)
-        for bucket in flat.split(bucket_bytes):
-            options = BroadcastOptions()
-            options.rootRank, options.rootTensor = 0, 0
-            options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
-            on_device = torch.empty_like(bucket, device="cuda") if self._is_cuda else bucket
-            self._group.broadcast([on_device], options).wait(options.timeout)
-            if self._is_cuda:
-                bucket.copy_(on_device)
+        whole = memoryview(memory)
+        under_way: deque[_Bucket] = deque()
+        for start in range(0, len(whole), bucket_bytes):
+            if len(under_way) == BUCKETS_IN_FLIGHT:
+                yield _arrived(under_way.popleft(), deadline)
+            under_way.append(self._begin(whole[start : start + bucket_bytes], deadline))
+        while under_way:
+            yield _arrived(under_way.popleft(), deadline)
+
+    def _begin(self, memory: memoryview, deadline: float) -> _Bucket:
+        options = BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        options.timeout = _left(deadline)
+        on_host = torch.frombuffer(memory, dtype=torch.uint8)
+        on_device = torch.empty_like(on_host, device="cuda") if self._is_cuda else on_host
+        work = self._group.broadcast([on_device], options)
+        return _Bucket(memory, on_host, on_device, work)
 
     def close(self) -> None:
         """Close all connections."""
         if self._is_cuda:
             self._group.abort()
         del self._group, self._store
+
+
+def _arrived(bucket: _Bucket, deadline: float) -> memoryview:
+    bucket.work.wait(_left(deadline))
+    if bucket.on_device is not bucket.on_host:
+        bucket.on_host.copy_(bucket.on_device)
+    return bucket.memory
+
+
+def _left(deadline: float) -> timedelta:
+    return timedelta(seconds=max(deadline - time.monotonic(), 0.001))
 
 
 def _open(store: Store, epoch: Epoch, timeout: timedelta) -> Any:
@@ -65,7 +97,7 @@ def _open(store: Store, epoch: Epoch, timeout: timedelta) -> Any:
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_local_address(epoch))]
     options._timeout = timeout
-    options._threads = 1
+    options._threads = BUCKETS_IN_FLIGHT
     return gloo(store, epoch.rank, epoch.size, options)
 
 

@@ -7,7 +7,6 @@ for the collective; a deadline or an ABORT unblocks it. Keeps the group from ver
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from broker.group_thread import GroupThread
-from broker.manifest import WeightManifest
+from broker.manifest import WeightManifest, digest_of
 from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
 from buffer.episode import PolicyVersion
 from configs.errors import WeightsError
@@ -105,8 +104,10 @@ class WeightMember:
             raise WeightsError("SEND must follow EPOCH, got it alone")
 
         def receive(joined: ReceivingGroup) -> str:
-            joined.receive(memory, bucket_bytes=epoch.bucket_bytes, send_s=epoch.send_s)
-            return hashlib.sha256(memory).hexdigest()
+            # While one bucket is digested, the next are on their way.
+            return digest_of(
+                joined.receive(memory, bucket_bytes=epoch.bucket_bytes, send_s=epoch.send_s)
+            )
 
         arriving = group.call(receive)
         interrupt = asyncio.create_task(self._inbox.get())

@@ -8,14 +8,13 @@ case. Knows nothing of engines: it stages, the receiver applies.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
-from broker.manifest import WeightManifest
+from broker.manifest import WeightManifest, digest_of
 from broker.weights import Abort, Announce, Chunk, Epoch, Moved, Send
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
@@ -199,7 +198,7 @@ class WeightTransfer:
             if self._wanted is None or newer.version > self._wanted.version:
                 self._wanted = newer
             return False
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(file.memory).hexdigest())
+        digest = await asyncio.to_thread(digest_of, [file.memory])
         if digest == manifest.digest:
             return True
         self.counters.digest_mismatches += 1

@@ -2,14 +2,32 @@
 
 Producer: the learner. Consumer: the publisher and the actors' receivers. The canonical wire form of
 a version is the concatenation of its tensors (Hugging Face names, publish dtype, order of the
-manifest, contiguous, little-endian, no padding); `digest` is the SHA-256 of these bytes.
+manifest, contiguous, little-endian, no padding); `digest` is the BLAKE3 of these bytes.
 """
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from blake3 import blake3
+
 from buffer.episode import PolicyVersion
+
+
+def digest_of(
+    parts: Iterable[mmap.mmap | memoryview | bytearray | bytes], *, threads: int = 1
+) -> str:
+    """Return the digest of wire bytes that come in parts, in order.
+
+    BLAKE3: cryptographic, because a process group authenticates nobody, and on one core several
+    times as fast as SHA-256, which would take longer than the transfer that it checks.
+    """
+    running = blake3(max_threads=threads)
+    for part in parts:
+        running.update(part)
+    return str(running.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ CHUNK_BYTES = 4 * 2**20
 """Largest chunk of a pull: beyond 1 MiB CURVE's cost for each message no longer shows."""
 PULL_CREDIT = 4
 """Chunks a puller may have outstanding: hides the round trip, bounds what one actor can queue."""
+BUCKETS_IN_FLIGHT = 2
+"""Of a broadcast: one travels while the receiver is told that it may have the next."""
 MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
 """A chunk and its header; also a manifest of 20 000 tensors."""
 

@@ -26,8 +26,8 @@ from .slots import Slot
 if TYPE_CHECKING:
     from .weight_group import SendingGroup
 
-BUCKET_BYTES = 32 * 2**20
-"""Large enough for full speed, small enough to bound what a device needs beside the model."""
+BUCKET_BYTES = 16 * 2**20
+"""Large enough for full speed; the digest of the last one is all that a receiver adds to it."""
 STUCK_AFTER_S = 1.0
 """A collective that outlives its own timeout by this much will not return."""
 STUCK_EXIT_CODE = 75

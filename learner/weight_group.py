@@ -15,6 +15,7 @@ import mmap
 import os
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,8 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import Store, TCPStore  # re-exported, but not for type checkers
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
+
+from broker.weights import BUCKETS_IN_FLIGHT
 
 BACKLOG = 128
 
@@ -77,12 +80,17 @@ class SendingGroup:
         """
         deadline = time.monotonic() + send_s
         flat = torch.frombuffer(memory, dtype=torch.uint8)
+        under_way: deque[Any] = deque()
         for bucket in flat.split(bucket_bytes):
+            if len(under_way) == BUCKETS_IN_FLIGHT:
+                under_way.popleft().wait(_left(deadline))
             options = BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
-            options.timeout = timedelta(seconds=max(deadline - time.monotonic(), 0.001))
+            options.timeout = _left(deadline)
             on_device = bucket.cuda() if self._is_cuda else bucket
-            self._group.broadcast([on_device], options).wait(options.timeout)
+            under_way.append(self._group.broadcast([on_device], options))
+        for work in under_way:
+            work.wait(_left(deadline))
         if self._is_cuda:
             torch.cuda.synchronize()
 
@@ -91,6 +99,10 @@ class SendingGroup:
         if self._is_cuda:
             self._group.abort()
         del self._group, self._store
+
+
+def _left(deadline: float) -> timedelta:
+    return timedelta(seconds=max(deadline - time.monotonic(), 0.001))
 
 
 def _open(store: Store, plan: GroupPlan, timeout: timedelta) -> Any:
@@ -104,5 +116,5 @@ def _open(store: Store, plan: GroupPlan, timeout: timedelta) -> Any:
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=plan.host)]
     options._timeout = timeout
-    options._threads = 1
+    options._threads = BUCKETS_IN_FLIGHT
     return gloo(store, 0, plan.size, options)

@@ -12,7 +12,6 @@ Example:
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import threading
 from collections import deque
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from broker.keys import load_public
-from broker.manifest import Probe, TensorSpec, WeightManifest
+from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
 from broker.messages import Publication
 from broker.shared_folder import SharedFolder
 from buffer.episode import PolicyVersion
@@ -117,6 +116,7 @@ class WeightPublisher:
         self._num_bytes = self._specs[-1].offset + self._specs[-1].num_bytes
         self._probe_ids = tuple(probe_ids)
         self._probe = probe
+        self._threads = settings.threads
         self._front = (
             _Front(run, settings, keys=keys, num_bytes=self._num_bytes, point=point)
             if rank == 0
@@ -139,7 +139,7 @@ class WeightPublisher:
             return None
         manifest = WeightManifest(
             version=version,
-            digest=hashlib.sha256(memory).hexdigest(),
+            digest=digest_of([memory], threads=self._threads),
             num_bytes=self._num_bytes,
             tensors=self._specs,
             probe=Probe(self._probe_ids, tuple(logprobs)),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engine import StagedWeights
-from broker.manifest import Probe, TensorSpec, WeightManifest
+from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
 from buffer.episode import PolicyVersion
 
 VOCABULARY = 64
@@ -60,7 +59,7 @@ def stage(
     path.write_bytes(payload)
     manifest = WeightManifest(
         version=version,
-        digest=hashlib.sha256(payload).hexdigest(),
+        digest=digest_of([payload]),
         num_bytes=len(payload),
         tensors=tuple(specs),
         probe=Probe((), ()),

@@ -41,9 +41,10 @@ def strike_in_collective(strike: int | str, nth: int) -> None:
         is_nth = next(calls) == nth
         if is_nth and isinstance(strike, int):
             os.kill(os.getpid(), strike)
-        receive(group, memory, **deadlines)
-        if is_nth and strike == "corrupt":
-            memory[0] ^= 1
+        for bucket in receive(group, memory, **deadlines):
+            if is_nth and strike == "corrupt":
+                memory[0] ^= 1
+            yield bucket
 
     weight_group.ReceivingGroup.receive = struck  # type: ignore[method-assign, assignment]
 

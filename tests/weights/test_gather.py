@@ -1,6 +1,5 @@
 """What is published: names, order, bytes and digest, by one rank and by two with FSDP2."""
 
-import hashlib
 import mmap
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from broker.manifest import digest_of
 from learner.weights import gather, layout
 from tests.weights.plane import FORKS
 from tests.weights.toy_model import PROBE_IDS, ToyModel, probe_logprobs
@@ -45,7 +45,7 @@ def one_of_two_ranks(rank: int, folder: Path) -> None:
 
 
 def digest(contents: bytes) -> str:
-    return hashlib.sha256(contents).hexdigest()
+    return digest_of([contents])
 
 
 def test_two_ranks_publish_the_bytes_and_the_probe_of_one(tmp_path):

@@ -1,7 +1,6 @@
 """Pulls and transfers against a scripted publisher: lost, repeated, wrong and corrupt slices."""
 
 import asyncio
-import hashlib
 import mmap
 
 import pytest
@@ -10,7 +9,7 @@ from actors import weight_pull
 from actors.staging_files import StagingFiles
 from actors.weight_pull import WeightPull
 from actors.weight_transfer import MAX_MISMATCHES, WeightTransfer
-from broker.manifest import Probe, TensorSpec, WeightManifest
+from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
 from broker.weights import PULL_CREDIT, Announce, Chunk, Fault, Moved, Pull
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
@@ -31,7 +30,7 @@ def contents(step: int) -> bytes:
 def manifest(step: int, lineage: int = 1) -> WeightManifest:
     return WeightManifest(
         version=PolicyVersion(lineage, step),
-        digest=hashlib.sha256(contents(step)).hexdigest(),
+        digest=digest_of([contents(step)]),
         num_bytes=NUM_BYTES,
         tensors=(TensorSpec("w", "bfloat16", (NUM_BYTES // 2,), 0, NUM_BYTES),),
         probe=Probe((1, 2), (-0.5,)),
