@@ -12,6 +12,7 @@ model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -32,12 +33,14 @@ CHUNK_LOGITS = 2**24
 
 
 class Scores(NamedTuple):
-    """What the target policy says of the scored tokens, both float32."""
+    """What the target policy says of the scored tokens."""
 
     logprobs_N: Tensor
-    """log pi of each scored token at the sampling temperature, nats. Shape [N]."""
+    """log pi of each scored token at the sampling temperature, nats. Shape [N], float32."""
     entropies_N: Tensor
-    """Entropy of the distribution that each token was drawn from, nats. Shape [N]."""
+    """Entropy of the distribution that each token was drawn from, nats. Shape [N], float32."""
+    states_ND: Tensor
+    """The last hidden state before each token, which is all that predicts it. Shape [N, D]."""
 
 
 class Policy(nn.Module):
@@ -72,14 +75,9 @@ class Policy(nn.Module):
             temperature: Of the distribution; None = that of the training episodes.
 
         Returns:
-            Log-probs and entropies of the scored tokens.
+            Log-probs, entropies and states of the scored tokens.
         """
-        assert token_ids_BT.ndim == 2 and positions_N.ndim == 1
-        hidden_BTD = self.causal_lm.base_model(
-            input_ids=token_ids_BT, use_cache=False
-        ).last_hidden_state
-        # The state before a token predicts it.
-        hidden_ND = hidden_BTD.flatten(0, 1).index_select(0, positions_N - 1)
+        states_ND = states_before(self.causal_lm.base_model, token_ids_BT, positions_N)
         targets_N = token_ids_BT.flatten().index_select(0, positions_N)
 
         score = partial(
@@ -88,25 +86,32 @@ class Policy(nn.Module):
             temperature=self.temperature if temperature is None else temperature,
         )
         if len(targets_N) <= self.chunk_tokens:
-            return Scores(*score(hidden_ND, targets_N))
+            return Scores(*score(states_ND, targets_N), states_ND)
         chunks = [
-            checkpoint(score, hidden, targets, use_reentrant=False)
-            for hidden, targets in zip(
-                hidden_ND.split(self.chunk_tokens), targets_N.split(self.chunk_tokens), strict=True
+            checkpoint(score, states, targets, use_reentrant=False)
+            for states, targets in zip(
+                states_ND.split(self.chunk_tokens), targets_N.split(self.chunk_tokens), strict=True
             )
         ]
         logprobs, entropies = zip(*chunks, strict=True)
-        return Scores(torch.cat(logprobs), torch.cat(entropies))
+        return Scores(torch.cat(logprobs), torch.cat(entropies), states_ND)
 
     def _score(
-        self, hidden_ND: Tensor, targets_N: Tensor, *, entropy_gradient: bool, temperature: float
+        self, states_ND: Tensor, targets_N: Tensor, *, entropy_gradient: bool, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        logits_NV = _output_layer(self.causal_lm)(hidden_ND).float() / temperature
+        logits_NV = _output_layer(self.causal_lm)(states_ND).float() / temperature
         log_pi_NV = logits_NV.log_softmax(-1)
         logprobs_N = -functional.nll_loss(log_pi_NV, targets_N, reduction="none")
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropies_N = -(log_pi_NV.exp() * log_pi_NV).sum(-1)
         return logprobs_N, entropies_N
+
+
+def states_before(trunk: nn.Module, token_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
+    """Run a model without its output layer; the state before a token predicts it. Shape [N, D]."""
+    assert token_ids_BT.ndim == 2 and positions_N.ndim == 1
+    hidden_BTD: Tensor = trunk(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+    return hidden_BTD.flatten(0, 1).index_select(0, positions_N - 1)
 
 
 def load_causal_lm(path: str | Path) -> PreTrainedModel:
@@ -159,21 +164,34 @@ def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype) -> Policy:
         mesh: One dimension over all ranks; its device is where parameters move.
         dtype: Of the forward and backward passes. Gradients are reduced in float32.
     """
+    shard_units(policy, policy.causal_lm.base_model.layers, mesh, dtype=dtype)
+    return policy
+
+
+def shard_units(
+    module: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, *, dtype: torch.dtype
+) -> None:
+    """Shard each of `layers` as a unit of its own, and the rest of `module` as one more."""
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
     )
-    layers = policy.causal_lm.base_model.layers
-    assert isinstance(layers, nn.ModuleList)
-    for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
-    for module in (policy, *layers):
-        unit = cast("FSDPModule", module)
+    for unit in (*layers, module):  # a unit within another is sharded before it
+        fully_shard(unit, mesh=mesh, mp_policy=precision)
+        sharded = cast("FSDPModule", unit)
         # Losses are already divided by counts over all ranks: sum gradients, do not average them.
         # Forced, because gloo has no scaled sum, not even with a factor of 1.
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)
-    return policy
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def release(module: nn.Module) -> None:
+    """Give gathered parameters back after a forward pass that no backward pass follows.
+
+    Without it the root would stay gathered, and the next optimizer step would change its shards
+    only. Nothing for a module that is not sharded.
+    """
+    if isinstance(module, FSDPModule):
+        module.reshard()
 
 
 @torch.no_grad()
@@ -183,8 +201,5 @@ def probe_logprobs(policy: Policy, token_ids: tuple[int, ...]) -> list[float]:
     token_ids_BT = torch.tensor([token_ids], device=device)
     positions_N = torch.arange(1, len(token_ids), device=device)
     logprobs: list[float] = policy(token_ids_BT, positions_N, temperature=1.0).logprobs_N.tolist()
-    if isinstance(policy, FSDPModule):
-        # Without a backward pass the root would stay gathered, and the next step would change its
-        # shards only.
-        policy.reshard()
+    release(policy)
     return logprobs
