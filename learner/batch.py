@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -35,6 +36,8 @@ class PlanRow:
     rank: int
     """Who trains it."""
     advantage: float
+    minibatch: int
+    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +46,22 @@ class BatchPlan:
 
     step: int
     rows: tuple[PlanRow, ...]
-    counts: Counts
+    counts: tuple[Counts, ...]
+    """Of each minibatch."""
 
     def encode(self) -> bytes:
         """Turn the plan into msgpack bytes."""
-        rows = [(row.task_id, row.rank, row.advantage) for row in self.rows]
-        counts = (self.counts.tokens, self.counts.episodes, self.counts.max_completion_tokens)
+        rows = [astuple(row) for row in self.rows]
+        counts = [astuple(count) for count in self.counts]
         return bytes(msgpack.packb((self.step, rows, counts)) or b"")
 
     @classmethod
     def decode(cls, encoded: bytes) -> BatchPlan:
         """Read what `encode` wrote."""
         step, rows, counts = msgpack.unpackb(encoded)
-        return cls(step, tuple(PlanRow(*row) for row in rows), Counts(*counts))
+        return cls(
+            step, tuple(PlanRow(*row) for row in rows), tuple(Counts(*count) for count in counts)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,12 +84,16 @@ class Microbatch:
     """Row of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
     rewards_B: Tensor
     """Reward of each episode. Shape [B], float32."""
+    minibatch: int
+    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
 
     def to(self, device: torch.device) -> Microbatch:
         """Copy to a device."""
-        return Microbatch(
-            **{field.name: getattr(self, field.name).to(device) for field in fields(self)}
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
 
 
 def plan_batch(
@@ -93,38 +103,53 @@ def plan_batch(
     ranks: int,
     advantage: str,
     max_completion_tokens: int,
+    num_minibatches: int = 1,
 ) -> BatchPlan:
-    """Give each episode its advantage within its group, and a rank.
+    """Give each episode its advantage within its group, a minibatch, and a rank.
 
-    Longest first, each to the rank with the fewest tokens so far: ranks end within one episode of
-    each other.
+    A minibatch gets whole groups, as many as the others give or take one.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, episode in enumerate(episodes):
         groups[episode.group_id].append(row)
     advantages = np.zeros(len(episodes))
-    for rows in groups.values():
+    minibatches: list[list[int]] = [[] for _ in range(num_minibatches)]
+    for number, rows in enumerate(groups.values()):
         rewards_G = np.array([episodes[row].reward for row in rows], dtype=np.float64)
         advantages[rows] = ADVANTAGES[advantage](rewards_G)
+        minibatches[number * num_minibatches // len(groups)] += rows
 
-    load = [0] * ranks
-    assigned = [0] * len(episodes)
-    for row in sorted(range(len(episodes)), key=lambda row: -num_tokens(episodes[row])):
-        assigned[row] = min(range(ranks), key=load.__getitem__)
-        load[assigned[row]] += num_tokens(episodes[row])
-
-    trained = [int(episode.completion.loss_mask.sum()) for episode in episodes]
+    planned: dict[int, PlanRow] = {}
+    for minibatch, rows in enumerate(minibatches):
+        for row, rank in _deal(episodes, rows, ranks).items():
+            planned[row] = PlanRow(episodes[row].task_id, rank, float(advantages[row]), minibatch)
     return BatchPlan(
         step=step,
-        rows=tuple(
-            PlanRow(episode.task_id, rank, float(value))
-            for episode, rank, value in zip(episodes, assigned, advantages, strict=True)
+        rows=tuple(planned[row] for row in range(len(episodes))),
+        counts=tuple(
+            _count([episodes[row] for row in rows], max_completion_tokens) for rows in minibatches
         ),
-        counts=Counts(
-            tokens=sum(trained),
-            episodes=sum(1 for tokens in trained if tokens),
-            max_completion_tokens=max_completion_tokens,
-        ),
+    )
+
+
+def _deal(episodes: Sequence[Episode], rows: Sequence[int], ranks: int) -> dict[int, int]:
+    """Give each of `rows` a rank: longest first, each to the rank with the fewest tokens so far.
+
+    Ranks end within one episode of each other.
+    """
+    load, rank_of = [0] * ranks, {}
+    for row in sorted(rows, key=lambda row: -num_tokens(episodes[row])):
+        rank_of[row] = min(range(ranks), key=load.__getitem__)
+        load[rank_of[row]] += num_tokens(episodes[row])
+    return rank_of
+
+
+def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> Counts:
+    trained = [int(episode.completion.loss_mask.sum()) for episode in episodes]
+    return Counts(
+        tokens=sum(trained),
+        episodes=sum(1 for tokens in trained if tokens),
+        max_completion_tokens=max_completion_tokens,
     )
 
 
@@ -170,29 +195,32 @@ def pack(
     Raises:
         RecordError: An episode is not in the plan, or has no prompt to predict its first token.
     """
-    advantages = {row.task_id: row.advantage for row in plan.rows}
-    episodes = sorted(episodes, key=lambda episode: episode.task_id)
+    planned = {row.task_id: row for row in plan.rows}
     for episode in episodes:
-        if episode.task_id not in advantages or not len(episode.prompt_ids):
+        if episode.task_id not in planned or not len(episode.prompt_ids):
             raise RecordError(
                 f"episode {episode.task_id} must be in the plan of batch {plan.step} and have a "
                 f"prompt, got {len(episode.prompt_ids)} prompt tokens"
             )
-    lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in episodes], dtype=np.int64)
-    weights_E = AGGREGATIONS[settings.aggregation](lengths_E, plan.counts)
-    cuts = cut_microbatches([num_tokens(e) for e in episodes], microbatch_tokens)
-    return [
-        _pad(
-            [episodes[row] for row in rows],
-            [advantages[episodes[row].task_id] for row in rows],
-            [float(weights_E[row]) for row in rows],
-            [token_lags(episodes[row], plan.step, lineage, lineages) for row in rows],
-        )
-        for rows in cuts
-    ]
+    microbatches = []
+    for minibatch, counts in enumerate(plan.counts):
+        own = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
+        own.sort(key=lambda episode: episode.task_id)
+        lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in own], dtype=np.int64)
+        weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
+        microbatches += [
+            _pad(
+                [own[row] for row in rows],
+                [planned[own[row].task_id] for row in rows],
+                [float(weights_E[row]) for row in rows],
+                [token_lags(own[row], plan.step, lineage, lineages) for row in rows],
+            )
+            for rows in cut_microbatches([num_tokens(e) for e in own], microbatch_tokens)
+        ]
+    return microbatches
 
 
-def empty_microbatch() -> Microbatch:
+def empty_microbatch(minibatch: int = 0) -> Microbatch:
     """Make a microbatch without a trained token.
 
     A rank that has fewer microbatches than another still takes part in every collective of FSDP2.
@@ -207,12 +235,13 @@ def empty_microbatch() -> Microbatch:
         lags_N=nothing.long(),
         episodes_N=nothing.long(),
         rewards_B=torch.zeros(1),
+        minibatch=minibatch,
     )
 
 
 def _pad(
     episodes: Sequence[Episode],
-    advantages: Sequence[float],
+    plan_rows: Sequence[PlanRow],
     weights: Sequence[float],
     lags: Sequence[np.ndarray],
 ) -> Microbatch:
@@ -229,14 +258,16 @@ def _pad(
     behaviour_logprobs_N = np.concatenate(
         [e.completion.behaviour_logprobs[mask] for e, mask in zip(episodes, masks, strict=True)]
     )
+    advantages_B = np.array([row.advantage for row in plan_rows], dtype=np.float32)
     lags_N = np.concatenate([lag[mask] for lag, mask in zip(lags, masks, strict=True)])
     return Microbatch(
         token_ids_BT=torch.from_numpy(token_ids_BT),
         positions_N=torch.from_numpy(np.flatnonzero(trained_BT)),
         behaviour_logprobs_N=torch.from_numpy(behaviour_logprobs_N.astype(np.float32)),
-        advantages_N=torch.from_numpy(np.repeat(np.array(advantages, dtype=np.float32), repeats)),
+        advantages_N=torch.from_numpy(np.repeat(advantages_B, repeats)),
         weights_N=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), repeats)),
         lags_N=torch.from_numpy(lags_N.astype(np.int64)),
         episodes_N=torch.from_numpy(np.repeat(np.arange(len(episodes)), repeats)),
         rewards_B=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
+        minibatch=plan_rows[0].minibatch,
     )

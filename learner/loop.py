@@ -199,6 +199,7 @@ class Loop:
             ranks=self._parts.ranks.size,
             advantage=self._parts.settings.algorithm.advantage,
             max_completion_tokens=self._run.max_completion_tokens,
+            num_minibatches=self._parts.settings.algorithm.num_minibatches,
         )
 
     def _pack(self, plan: BatchPlan, batch: ClaimedBatch | None) -> list[Microbatch]:
@@ -262,7 +263,7 @@ class Loop:
     ) -> None:
         """Add to the totals; the wait for a life's first batch is start-up, not idleness."""
         totals, now = self._totals, time.monotonic()
-        totals.add(figures, skipped=trained.outcome.skipped)
+        totals.add(figures, skipped=trained.outcome.skipped_steps)
         if self._counted_from is None:
             self._counted_from = claimed_at
         else:

@@ -137,7 +137,7 @@ class Totals:
     busy_span_s: float = 0.0
     """Wall time over which `idle_s` was counted."""
 
-    def add(self, figures: BatchFigures, *, skipped: bool) -> None:
+    def add(self, figures: BatchFigures, *, skipped: int) -> None:
         """Count one trained batch."""
         self.episodes += figures.episodes
         self.resumed_episodes += figures.resumed_episodes
@@ -145,7 +145,7 @@ class Totals:
         self.completion_tokens += figures.completion_tokens
         self.policy_lag_sum += figures.policy_lag_mean * figures.trained_tokens
         self.policy_lag_max = max(self.policy_lag_max, figures.policy_lag_max)
-        self.skipped_steps += int(skipped)
+        self.skipped_steps += skipped
 
     @property
     def idle_fraction(self) -> float:

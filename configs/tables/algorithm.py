@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Table
+from .base import Positive, Table
 
 
 class AlgorithmSettings(Table):
@@ -26,5 +26,14 @@ class AlgorithmSettings(Table):
     """Upper clip bound: 1 + clip_high (DAPO clip-higher)."""
     rho_bar: Annotated[float, Field(gt=0)] = 2.0
     """Truncation of the importance ratio."""
+    num_epochs: Positive = 1
+    """How often the episodes of a batch are trained on; the batch stays one policy version."""
+    num_minibatches: Positive = 1
+    """Optimizer steps of one epoch: each sees its share of the batch's groups. At most
+    `run.groups_per_batch`."""
+    proximal: Literal["behaviour", "recomputed", "interpolated"] = "behaviour"
+    """Which policy the surrogate's ratio is taken against: the actors' (ratio pi/mu), the one at
+    the beginning of the batch (decoupled: ratio pi/prox, the correction weighs prox/mu), or an
+    interpolation of mu and pi by each token's policy lag, which saves that forward pass (A-3PO)."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy in the objective."""

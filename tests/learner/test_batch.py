@@ -19,6 +19,7 @@ from learner.batch import (
     plan_batch,
 )
 from learner.diagnostics import DivergenceMeter
+from learner.preparation import Prepared
 from learner.ranks import Ranks
 from learner.step import accumulate
 from tests.learner.made_episodes import make_episode, random_group_episodes
@@ -27,8 +28,15 @@ from tests.learner.tiny_policy import tiny_policy
 SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
 
 
-def _plan(episodes: list[Episode], *, ranks: int = 1) -> BatchPlan:
-    return plan_batch(1, episodes, ranks=ranks, advantage="grpo", max_completion_tokens=8)
+def _plan(episodes: list[Episode], *, ranks: int = 1, num_minibatches: int = 1) -> BatchPlan:
+    return plan_batch(
+        1,
+        episodes,
+        ranks=ranks,
+        advantage="grpo",
+        max_completion_tokens=8,
+        num_minibatches=num_minibatches,
+    )
 
 
 def _pack(
@@ -62,7 +70,7 @@ def test_counts_are_of_trained_tokens() -> None:
         make_episode(1, completion=[8], mask=[0]),
     ]
 
-    counts = _plan(episodes).counts
+    (counts,) = _plan(episodes).counts
 
     assert (counts.tokens, counts.episodes, counts.max_completion_tokens) == (2, 1, 8)
 
@@ -78,8 +86,38 @@ def test_ranks_get_like_numbers_of_tokens() -> None:
     assert sum(loads) == sum(by_id.values())
 
 
+def test_a_minibatch_has_whole_groups_and_its_own_counts() -> None:
+    episodes = random_group_episodes(5, 4)
+    plan = _plan(episodes, ranks=2, num_minibatches=2)
+
+    by_minibatch = [
+        [e for e, row in zip(episodes, plan.rows, strict=True) if row.minibatch == m]
+        for m in (0, 1)
+    ]
+
+    assert [sorted({e.group_id for e in own}) for own in by_minibatch] == [[0, 1, 2], [3, 4]]
+    for own, counts in zip(by_minibatch, plan.counts, strict=True):
+        assert counts.episodes == len(own)
+        assert counts.tokens == sum(int(e.completion.loss_mask.sum()) for e in own)
+    for minibatch, counts in enumerate(plan.counts):
+        packed = [m for m in _pack(plan, episodes) if m.minibatch == minibatch]
+        assert sum(float(m.weights_N.sum()) for m in packed) == pytest.approx(1)
+        assert sum(len(m.weights_N) for m in packed) == counts.tokens
+
+
+def test_each_minibatch_is_dealt_evenly_over_the_ranks() -> None:
+    episodes = random_group_episodes(8, 8)
+    plan = _plan(episodes, ranks=2, num_minibatches=4)
+    by_id = {episode.task_id: num_tokens(episode) for episode in episodes}
+
+    for minibatch in range(4):
+        rows = [row for row in plan.rows if row.minibatch == minibatch]
+        loads = [sum(by_id[row.task_id] for row in rows if row.rank == r) for r in range(2)]
+        assert abs(loads[0] - loads[1]) <= max(by_id.values())
+
+
 def test_a_plan_survives_the_wire() -> None:
-    plan = _plan(random_group_episodes(3, 4), ranks=2)
+    plan = _plan(random_group_episodes(3, 4), ranks=2, num_minibatches=2)
 
     assert BatchPlan.decode(plan.encode()) == plan
 
@@ -141,7 +179,7 @@ def _loss_and_gradient(
     loss = 0.0
     microbatches = _pack(_plan(episodes), episodes, settings, microbatch_tokens)
     for microbatch in [*microbatches, empty_microbatch()]:
-        loss += float(accumulate(policy, microbatch, meter, settings))
+        loss += float(accumulate(policy, Prepared(microbatch), meter, settings))
     return loss, [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
 
 
