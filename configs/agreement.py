@@ -15,6 +15,7 @@ def disagreements(settings: Settings) -> list[str]:
         _engine_is_too_short,
         _beats_too_rarely,
         _truncates_before_clipping,
+        _best_of_more_than_there_are,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
@@ -65,4 +66,14 @@ def _truncates_before_clipping(settings: Settings) -> str | None:
     return (
         f"algorithm.rho_bar must be > 1 + algorithm.clip_high = {bound}, got {algorithm.rho_bar}; "
         f"the upper clip would never act: raise it, or set algorithm.correction to none"
+    )
+
+
+def _best_of_more_than_there_are(settings: Settings) -> str | None:
+    k, size = settings.algorithm.pass_k, settings.run.group_size
+    if settings.algorithm.advantage != "pass_at_k" or k < size:
+        return None
+    return (
+        f"algorithm.pass_k must be < run.group_size = {size}, got {k}; "
+        f"with the whole group in every set no answer stands out"
     )

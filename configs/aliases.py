@@ -171,6 +171,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "adv_norm",
         "scale_rewards",
     ),
+    "algorithm.whiten": (
+        "whiten_advantages",
+        "normalize_advantages",
+        "advantage_normalization",
+        "norm_adv_by_std_in_grpo",
+    ),
     "algorithm.correction": (
         "rollout_is",
         "use_tis",

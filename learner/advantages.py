@@ -1,56 +1,235 @@
-"""From the rewards of a group to one advantage for each of its episodes.
+"""From the rewards of a batch to one advantage for each of its episodes.
 
-Adding one = a function here and a line in `ADVANTAGES`. Sums run in float64 on the CPU: a batch has
-at most thousands of rewards.
+    advantage = whitening(estimate(rewards, lengths, groups))
 
-Shapes: G episodes of one group.
+Rank 0 decides them when it plans a batch; they are a pure function of its episodes, so a replayed
+batch gets the same bytes. Adding one = a function here and a line in `ADVANTAGES`, and a line in
+`WHITENED_BY` if its paper whitens. Sums run in float64: a batch has at most thousands of rewards.
+Advantages that differ from token to token need the policy or a critic; what is planned for them is
+the plain reward.
+
+Shapes: E episodes of a batch, G episodes of one group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 import numpy.typing as npt
 
+from configs.settings import AlgorithmSettings
+
 Float64 = npt.NDArray[np.float64]
-Advantage = Callable[[Float64], Float64]
+Int64 = npt.NDArray[np.int64]
 
 # Keeps a group whose rewards differ by rounding alone from being blown up to unit variance.
 STD_FLOOR = 1e-4
 
 
-def grpo(rewards_G: Float64) -> Float64:
-    """Centre the rewards of a group and divide by their sample standard deviation.
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcomes:
+    """What the episodes of a batch came to, in the order of the batch."""
+
+    rewards_E: Float64
+    """Shaped rewards."""
+    lengths_E: Float64
+    """Trained tokens; 0 for an episode that overlong filtering took out."""
+    groups_E: Int64
+    """Which group an episode is of: 0, 1, ..."""
+
+    @property
+    def sizes_E(self) -> Float64:
+        """Members of each episode's group."""
+        return self.group_sum(np.ones_like(self.rewards_E))
+
+    def group_sum(self, values_E: Float64) -> Float64:
+        """Sum over an episode's group, said of each of its members."""
+        sums = np.bincount(self.groups_E, values_E).astype(np.float64)
+        return sums[self.groups_E]
+
+    def group_mean(self, values_E: Float64) -> Float64:
+        """Average over an episode's group, said of each of its members."""
+        return self.group_sum(values_E) / self.sizes_E
+
+
+Advantage = Callable[[Outcomes, AlgorithmSettings], Float64]
+Whitening = Callable[[Float64, Outcomes], Float64]
+
+
+def estimate(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
+    """Compute the advantages of a batch as the settings say. Shape [E]."""
+    advantages_E = ADVANTAGES[settings.advantage](outcomes, settings)
+    scope = settings.whiten or WHITENED_BY.get(settings.advantage, "none")
+    return WHITENINGS[scope](advantages_E, outcomes)
+
+
+def grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group, (r - mean r); whitening by group divides by their std.
 
     Source:
         Shao et al. 2024, arXiv:2402.03300, section 4.1.2.
     """
-    if len(rewards_G) < 2:
-        return np.zeros_like(rewards_G)
-    centred_G = rewards_G - np.mean(rewards_G)
-    return np.asarray(centred_G / (np.std(rewards_G, ddof=1) + STD_FLOOR))
+    return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
 
 
-def dr_grpo(rewards_G: Float64) -> Float64:
-    """Centre the rewards of a group; without the division, easy and hard prompts weigh alike.
+def dr_grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group, r - mean r: easy and hard prompts weigh alike.
 
     Source:
         Liu et al. 2025, arXiv:2503.20783, section 3.2.
     """
-    return np.asarray(rewards_G - np.mean(rewards_G))
+    return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
 
 
-def rloo(rewards_G: Float64) -> Float64:
-    """Subtract from each reward the mean of the group's other rewards.
+def rloo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Subtract from each reward the mean of the group's others, (r - mean r) n / (n - 1).
 
     Source:
         Ahmadian et al. 2024, arXiv:2402.14740, section 2.3.
     """
-    num_episodes = len(rewards_G)
-    if num_episodes < 2:
-        return np.zeros_like(rewards_G)
-    return np.asarray((rewards_G - np.mean(rewards_G)) * num_episodes / (num_episodes - 1))
+    sizes_E = outcomes.sizes_E
+    centred_E = outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+    return np.asarray(centred_E * sizes_E / np.maximum(1, sizes_E - 1))
 
 
-ADVANTAGES: Mapping[str, Advantage] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+def reinforce_pp(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Take the reward itself; whitening by batch is the only baseline, so one sample is enough.
+
+    Source:
+        Hu et al. 2025, arXiv:2501.03262, REINFORCE++ (its KL term is subtracted token by token).
+    """
+    return outcomes.rewards_E
+
+
+def reinforce_pp_baseline(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group, r - mean r; whitening by batch scales them all alike.
+
+    Source:
+        Hu et al. 2025, arXiv:2501.03262, REINFORCE++-baseline.
+    """
+    return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+
+
+def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group and make up for groups that teach nothing.
+
+    (r - mean r) E / (E - M), where M of the batch's E episodes are in groups of equal rewards:
+    their zeros would make the average gradient of the batch the smaller, the more there are.
+
+    Source:
+        Chu et al. 2025, arXiv:2504.02546, section 2 (F_norm = 1, alpha = B / (B - M)).
+    """
+    centred_E = outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+    rewards_by_group = (outcomes.rewards_E[rows] for rows in rows_by_group(outcomes))
+    num_idle = sum(len(rewards_G) for rewards_G in rewards_by_group if np.ptp(rewards_G) == 0)
+    return centred_E * len(centred_E) / max(1, len(centred_E) - num_idle)
+
+
+def opo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Subtract the group's mean reward, weighted by length: r - sum(l r) / sum(l).
+
+    That is the baseline of least variance where the squared gradient of an episode grows with its
+    length.
+
+    Source:
+        Hao et al. 2025, arXiv:2505.23585, section 3.
+    """
+    weights_E = outcomes.lengths_E
+    untrained_E = outcomes.group_sum(weights_E) == 0  # any baseline does: nothing is trained
+    weights_E = np.where(untrained_E, 1.0, weights_E)
+    weighted_E = outcomes.group_sum(weights_E * outcomes.rewards_E)
+    return outcomes.rewards_E - weighted_E / outcomes.group_sum(weights_E)
+
+
+def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
+    """Reward what an episode adds to the best of k.
+
+    (E[max S | i in S] - E[max S]) / std[max S], over all sets S of `pass_k` members of the group.
+    For rewards 0 and 1 that is the paper's closed form: with c of n right, p = 1 - C(n-c, k) /
+    C(n, k) is pass@k, a right answer gets (1 - p) / sqrt(p (1 - p)) and a wrong one
+    (1 - p - C(n-c-1, k-1) / C(n-1, k-1)) / sqrt(p (1 - p)). At k = 1 it is GRPO.
+
+    Source:
+        Chen et al. 2025, arXiv:2508.10751, section 2.3 (analytical derivation); other rewards by
+        the order statistics of Walder & Karkhanis 2025, arXiv:2505.15201.
+    """
+    advantages_E = np.zeros_like(outcomes.rewards_E)
+    for rows in rows_by_group(outcomes):
+        k = min(settings.pass_k, len(rows))  # a group may have lost members
+        advantages_E[rows] = _best_of_k(outcomes.rewards_E[rows], k)
+    return advantages_E
+
+
+ADVANTAGES: Mapping[str, Advantage] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "gpg": gpg,
+    "opo": opo,
+    "pass_at_k": pass_at_k,
+}
+WHITENED_BY: Mapping[str, str] = {
+    "grpo": "group",
+    "reinforce_pp": "batch",
+    "reinforce_pp_baseline": "batch",
+}
+"""What the paper of an advantage whitens by; the others do not."""
+
+
+def leave_plain(advantages_E: Float64, _outcomes: Outcomes) -> Float64:
+    """Whiten nothing."""
+    return advantages_E
+
+
+def whiten_group(advantages_E: Float64, outcomes: Outcomes) -> Float64:
+    """Bring each group to mean 0 and sample standard deviation 1, over its episodes."""
+    centred_E = advantages_E - outcomes.group_mean(advantages_E)
+    variance_E = outcomes.group_sum(centred_E**2) / np.maximum(1, outcomes.sizes_E - 1)
+    return np.asarray(centred_E / (np.sqrt(variance_E) + STD_FLOOR))
+
+
+def whiten_batch(advantages_E: Float64, outcomes: Outcomes) -> Float64:
+    """Bring the batch to mean 0 and standard deviation 1, over its trained tokens.
+
+    Over tokens, as for advantages that differ from token to token: an episode counts as often as
+    the loss sees it.
+    """
+    shares_E = outcomes.lengths_E / max(1.0, float(outcomes.lengths_E.sum()))
+    centred_E = advantages_E - shares_E @ advantages_E
+    return np.asarray(centred_E / (np.sqrt(shares_E @ centred_E**2) + STD_FLOOR))
+
+
+WHITENINGS: Mapping[str, Whitening] = {
+    "none": leave_plain,
+    "group": whiten_group,
+    "batch": whiten_batch,
+}
+
+
+def rows_by_group(outcomes: Outcomes) -> list[Int64]:
+    """List the rows of each group."""
+    num_groups = int(outcomes.groups_E.max(initial=-1)) + 1
+    return [np.flatnonzero(outcomes.groups_E == group) for group in range(num_groups)]
+
+
+def _best_of_k(rewards_G: Float64, k: int) -> Float64:
+    """Compare the best of k with and without each member in it, from the k-subsets' maxima."""
+    n = len(rewards_G)
+    order_G = np.argsort(rewards_G, kind="stable")
+    sorted_G = rewards_G[order_G]
+    # Of all sets, those whose best is the j-th lowest: its fellows are among the j lower ones.
+    is_best_G = np.array([comb(j, k - 1) / comb(n, k) for j in range(n)])
+    mean = is_best_G @ sorted_G
+    std = np.sqrt(is_best_G @ (sorted_G - mean) ** 2)
+    # Of the sets with a given member, those whose best is the j-th lowest, above that member.
+    with_G = [comb(j - 1, k - 2) / comb(n - 1, k - 1) if j and k > 1 else 0.0 for j in range(n)]
+    above_G = np.append(np.cumsum((with_G * sorted_G)[::-1])[::-1][1:], 0.0)
+    own_G = np.array([comb(j, k - 1) / comb(n - 1, k - 1) for j in range(n)]) * sorted_G
+    advantages_G = np.empty_like(rewards_G)
+    advantages_G[order_G] = (own_G + above_G - mean) / (std + STD_FLOOR)
+    return advantages_G

@@ -23,7 +23,7 @@ from buffer.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 
-from .advantages import ADVANTAGES
+from .advantages import Outcomes, estimate
 from .losses import AGGREGATIONS, Counts
 from .policy_lag import token_lags
 
@@ -101,24 +101,22 @@ def plan_batch(
     episodes: Sequence[Episode],
     *,
     ranks: int,
-    advantage: str,
+    settings: AlgorithmSettings,
     max_completion_tokens: int,
     num_minibatches: int = 1,
 ) -> BatchPlan:
-    """Give each episode its advantage within its group, a minibatch, and a rank.
+    """Give each episode its advantage, a minibatch, and a rank.
 
     A minibatch gets whole groups, as many as the others give or take one.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, episode in enumerate(episodes):
         groups[episode.group_id].append(row)
-    advantages = np.zeros(len(episodes))
     minibatches: list[list[int]] = [[] for _ in range(num_minibatches)]
     for number, rows in enumerate(groups.values()):
-        rewards_G = np.array([episodes[row].reward for row in rows], dtype=np.float64)
-        advantages[rows] = ADVANTAGES[advantage](rewards_G)
         minibatches[number * num_minibatches // len(groups)] += rows
 
+    advantages = estimate(_outcomes(episodes), settings)
     planned: dict[int, PlanRow] = {}
     for minibatch, rows in enumerate(minibatches):
         for row, rank in _deal(episodes, rows, ranks).items():
@@ -150,6 +148,15 @@ def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> Counts:
         tokens=sum(trained),
         episodes=sum(1 for tokens in trained if tokens),
         max_completion_tokens=max_completion_tokens,
+    )
+
+
+def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
+    group_ids = [episode.group_id for episode in episodes]
+    return Outcomes(
+        rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
+        lengths_E=np.array([e.completion.loss_mask.sum() for e in episodes], dtype=np.float64),
+        groups_E=np.unique(group_ids, return_inverse=True)[1],
     )
 
 

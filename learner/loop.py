@@ -197,7 +197,7 @@ class Loop:
             batch.step,
             batch.episodes,
             ranks=self._parts.ranks.size,
-            advantage=self._parts.settings.algorithm.advantage,
+            settings=self._parts.settings.algorithm,
             max_completion_tokens=self._run.max_completion_tokens,
             num_minibatches=self._parts.settings.algorithm.num_minibatches,
         )

@@ -12,8 +12,22 @@ from .base import Positive, Table
 class AlgorithmSettings(Table):
     """How rewards become gradients: advantage x correction x surrogate x aggregation."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages."""
+    advantage: Literal[
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "reinforce_pp",
+        "reinforce_pp_baseline",
+        "gpg",
+        "opo",
+        "pass_at_k",
+    ] = "grpo"
+    """How rewards become advantages."""
+    whiten: Literal["none", "group", "batch"] | None = None
+    """Bring advantages to mean 0 and standard deviation 1: over the episodes of a group, or over
+    the trained tokens of the batch; null = as the paper of `advantage` does."""
+    pass_k: Positive = 4
+    """`pass_at_k`: answers of which only the best counts; less than `run.group_size`."""
     correction: Literal["none", "tis"] = "tis"
     """How pi/mu corrects for the gap between the actor's and the learner's policy."""
     surrogate: Literal["clip", "reinforce"] = "clip"

@@ -137,6 +137,10 @@ def test_tables_that_contradict_each_other_are_refused(write):
             ["algorithm.rho_bar=1.28"],
             "$.algorithm.rho_bar must be > 1 + algorithm.clip_high = 1.28, got 1.28",
         ),
+        (
+            ["algorithm.advantage=pass_at_k", "algorithm.pass_k=8", "run.group_size=8"],
+            "$.algorithm.pass_k must be < run.group_size = 8, got 8; with the whole group",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):

@@ -33,7 +33,7 @@ def _plan(episodes: list[Episode], *, ranks: int = 1, num_minibatches: int = 1) 
         1,
         episodes,
         ranks=ranks,
-        advantage="grpo",
+        settings=AlgorithmSettings(),
         max_completion_tokens=8,
         num_minibatches=num_minibatches,
     )

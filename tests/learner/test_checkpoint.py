@@ -41,7 +41,7 @@ def _new(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
 def _train(policy: Policy, optimizer: AdamWithSchedule, steps: range, ranks: Ranks) -> None:
     for step in steps:
         episodes = random_group_episodes(4, 4, seed=step)
-        plan = plan_batch(step, episodes, ranks=1, advantage="grpo", max_completion_tokens=8)
+        plan = plan_batch(step, episodes, ranks=1, settings=SETTINGS, max_completion_tokens=8)
         microbatches = pack(
             plan,
             episodes,
