@@ -15,6 +15,7 @@ from .tables.base import Table
 from .tables.broker import BrokerSettings
 from .tables.buffer import BufferSettings
 from .tables.console import ConsoleSettings
+from .tables.critic import CriticSettings
 from .tables.learner import LearnerSettings
 from .tables.run import RunSettings
 
@@ -24,6 +25,7 @@ __all__ = [
     "BrokerSettings",
     "BufferSettings",
     "ConsoleSettings",
+    "CriticSettings",
     "LearnerSettings",
     "RunSettings",
     "Settings",
@@ -40,6 +42,7 @@ class Settings(Table):
     actors: ActorSettings = ActorSettings()
     learner: LearnerSettings = LearnerSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
+    critic: CriticSettings = CriticSettings()
     console: ConsoleSettings = ConsoleSettings()
 
     @model_validator(mode="after")
