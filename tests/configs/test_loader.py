@@ -83,8 +83,8 @@ def test_all_problems_are_listed_with_path_range_and_value(write):
     [
         ("learner.learning_rate", "learner.lr"),
         ("learner.entropy_bonsu", "algorithm.entropy_bonus"),
-        ("run.lr", "learner.lr"),
-        ("lr", "learner.lr"),
+        ("run.lr", "learner.lr or critic.lr"),
+        ("lr", "learner.lr or critic.lr"),
         ("run.num_generations", "run.group_size"),
         ("orchestrator.max_off_policy_steps", "run.max_policy_lag"),
         ("actor_rollout_ref.rollout.n", "run.group_size"),
