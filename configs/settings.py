@@ -15,6 +15,7 @@ from .tables.base import Table
 from .tables.broker import BrokerSettings
 from .tables.buffer import BufferSettings
 from .tables.console import ConsoleSettings
+from .tables.guards import GuardSettings
 from .tables.critic import CriticSettings
 from .tables.learner import LearnerSettings
 from .tables.run import RunSettings
@@ -26,6 +27,7 @@ __all__ = [
     "BufferSettings",
     "ConsoleSettings",
     "CriticSettings",
+    "GuardSettings",
     "LearnerSettings",
     "RunSettings",
     "Settings",
@@ -42,6 +44,7 @@ class Settings(Table):
     actors: ActorSettings = ActorSettings()
     learner: LearnerSettings = LearnerSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
+    guards: GuardSettings = GuardSettings()
     critic: CriticSettings = CriticSettings()
     console: ConsoleSettings = ConsoleSettings()
 

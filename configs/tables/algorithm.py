@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Positive, Table
+from .base import NonNegative, Positive, Table
 
 
 class AlgorithmSettings(Table):
@@ -51,3 +51,20 @@ class AlgorithmSettings(Table):
     interpolation of mu and pi by each token's policy lag, which saves that forward pass (A-3PO)."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy in the objective."""
+    entropy_target: NonNegative | None = None
+    """Entropy, nats per token, that `entropy_bonus` is adapted to keep: raised by `entropy_step`
+    after each batch below, lowered after each above; null = a constant bonus."""
+    entropy_step: Annotated[float, Field(gt=0)] = 0.005
+    """What `entropy_bonus` changes by at each batch where there is an `entropy_target`."""
+    kl_coefficient: NonNegative = 0.0
+    """Weight of KL(pi || ref), the distance to a frozen reference policy; 0 = no reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the KL of a sampled token is estimated (Schulman 2020)."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL is paid: in the loss, or in each token's reward (k1, and advantages that differ
+    from token to token)."""
+    kl_target: Annotated[float, Field(gt=0)] | None = None
+    """KL(pi || ref), nats per token, that `kl_coefficient` is adapted to keep (Ziegler et al.
+    2019); null = a constant coefficient."""
+    reference_model: str | None = None
+    """Model directory or hub name of the reference; null = the model that the run began with."""

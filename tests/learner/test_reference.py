@@ -1,0 +1,92 @@
+"""The price of leaving the reference, against exact KL divergences and their gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from configs.settings import AlgorithmSettings
+from learner.reference import ESTIMATORS, kl_penalty, kl_rewards
+
+# Three policies over four tokens, none near another.
+LOGITS_PI = torch.tensor([0.3, -0.6, 1.1, 0.2], dtype=torch.float64)
+LOG_REF = torch.tensor([0.9, 0.4, -0.7, 0.1], dtype=torch.float64).log_softmax(-1)
+LOG_MU = torch.tensor([-0.2, 0.5, 0.3, 0.8], dtype=torch.float64).log_softmax(-1)
+
+
+def _settings(estimator: str, rho_bar: float = 1e6) -> AlgorithmSettings:
+    return AlgorithmSettings.model_validate(
+        {"kl_coefficient": 0.1, "kl_estimator": estimator, "rho_bar": rho_bar}
+    )
+
+
+def _exact_kl(logits: Tensor) -> Tensor:
+    log_pi = logits.log_softmax(-1)
+    return (log_pi.exp() * (log_pi - LOG_REF)).sum()
+
+
+def _expected_penalty(logits: Tensor, estimator: str) -> Tensor:
+    """Weigh each token's penalty with its probability under mu: the expectation, exactly."""
+    log_pi = logits.log_softmax(-1)
+    penalty = kl_penalty(log_pi, LOG_REF, log_pi - LOG_MU, _settings(estimator))
+    return (LOG_MU.exp() * penalty).sum()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_gradient_is_that_of_the_kl_though_tokens_come_from_mu(estimator: str) -> None:
+    logits = LOGITS_PI.clone().requires_grad_()
+
+    (found,) = torch.autograd.grad(_expected_penalty(logits, estimator), logits)
+
+    (exact,) = torch.autograd.grad(_exact_kl(logits), logits)
+    assert torch.allclose(found, exact, atol=1e-12)
+
+
+def test_k1_and_k3_are_unbiased_in_value_too() -> None:
+    exact = float(_exact_kl(LOGITS_PI))
+
+    assert float(_expected_penalty(LOGITS_PI, "k1")) == pytest.approx(exact, abs=1e-12)
+    assert float(_expected_penalty(LOGITS_PI, "k3")) == pytest.approx(exact, abs=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_the_written_gradient_is_the_one_that_autograd_finds(estimator: str) -> None:
+    """k1 and k3 with u differentiated, k2 with u held constant; finite differences of the text."""
+
+    def written(log_pi: float, at: float) -> float:
+        deltas = torch.tensor(log_pi - 0.3, dtype=torch.float64)
+        u = torch.tensor((at if estimator == "k2" else log_pi) + 1.1, dtype=torch.float64).exp()
+        return float(u * ESTIMATORS[estimator](deltas))
+
+    at, step = -0.8, 1e-6
+    log_pi = torch.tensor([at], dtype=torch.float64, requires_grad=True)
+    log_ref, log_rho = torch.full_like(log_pi, 0.3).detach(), log_pi.detach() + 1.1
+    penalty = kl_penalty(log_pi, log_ref, log_rho, _settings(estimator))
+    (gradient,) = torch.autograd.grad(penalty.sum(), log_pi)
+
+    assert float(penalty.detach()) == pytest.approx(written(at, at))
+    slope = (written(at + step, at) - written(at - step, at)) / (2 * step)
+    assert float(gradient) == pytest.approx(slope, rel=1e-6)
+
+
+def test_a_ratio_beyond_rho_bar_weighs_rho_bar() -> None:
+    log_pi, log_ref = torch.tensor([-1.0, -1.0]), torch.tensor([-1.5, -1.5])
+    penalty = kl_penalty(log_pi, log_ref, torch.tensor([5.0, 0.0]), _settings("k1", rho_bar=2.0))
+
+    assert penalty.tolist() == pytest.approx([2.0 * 0.5, 0.5])
+
+
+def test_a_token_that_only_the_reference_expects_leaves_the_gradient_finite() -> None:
+    log_pi = torch.tensor([-80.0], requires_grad=True)
+    penalty = kl_penalty(log_pi, torch.tensor([-0.1]), torch.tensor([0.0]), _settings("k3"))
+
+    (gradient,) = torch.autograd.grad(penalty.sum(), log_pi)
+
+    assert gradient.tolist() == pytest.approx([-79.9])
+
+
+def test_the_reward_loses_the_log_ratio() -> None:
+    rewards = kl_rewards(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]), _settings("k1"))
+
+    assert rewards.tolist() == pytest.approx([-0.05, 0.1])
