@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import structlog
 
 from buffer.episode import PolicyVersion
-from configs.errors import DeadlineError, EngineError, SettingsError, WeightsError
+from configs.errors import DeadlineError, EngineError, SettingsError
 
 from .engine import INITIAL_VERSION, Delta, Request, StagedWeights
 from .request_table import DeltaInbox, RequestTable
@@ -161,10 +161,14 @@ class ThreadedEngine:
     async def apply(self, staged: StagedWeights) -> float:
         """Swap the weights between two steps; return how long generation stood still, seconds.
 
+        One at a time: the next swap would be prepared over one that is not loaded yet.
+
         Raises:
             WeightsError: the file is not a version of this model; the old weights go on.
             EngineError: the swap failed half-way, or the engine died.
         """
+        self._check_alive()
+        await asyncio.to_thread(self._stepper.prepare, staged)
         self._check_alive()
         pause: Future[float] = Future()
         self._commands.put(partial(self._apply, staged, pause))
@@ -295,12 +299,7 @@ class ThreadedEngine:
     def _apply(self, staged: StagedWeights, pause: Future[float]) -> None:
         begun = time.monotonic()
         self._record(self._stepper.pause())
-        try:
-            self._stepper.load(staged)
-        except WeightsError as error:  # any other leaves a mixture of weights: the thread dies
-            self._stepper.resume()
-            pause.set_exception(error)
-            return
+        self._stepper.load(staged)  # an error leaves a mixture of weights: the thread dies of it
         self._version = staged.manifest.version
         self._stepper.resume()
         pause.set_result(time.monotonic() - begun)

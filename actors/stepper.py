@@ -3,7 +3,7 @@
 Steppers: `vllm_engine.py` and `torch_engine.py`. A stepper knows neither threads nor event loop,
 nor what a policy version is: the thread labels what a step returns.
 
-Order of a swap: `pause` -> `load` -> `resume`, between two steps.
+A swap: `prepare` while steps go on, then `pause` -> `load` -> `resume` between two of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Sampled(NamedTuple):
 
 
 class Stepper(Protocol):
-    """A model and its running requests, used from one thread only."""
+    """A model and its running requests, used from one thread only, but for `prepare`."""
 
     def start(self) -> None:
         """Load the model and run one forward pass."""
@@ -59,12 +59,16 @@ class Stepper(Protocol):
         """Go on after `pause`."""
         ...
 
-    def load(self, staged: StagedWeights) -> None:
-        """Swap the weights while paused; running requests keep their KV cache.
+    def prepare(self, staged: StagedWeights) -> None:
+        """Do all of a swap that steps need not wait for, in another thread. `load` follows, or not.
 
         Raises:
-            WeightsError: refused before anything changed; the old weights go on.
+            WeightsError: the file is not a version of this model; nothing changed.
         """
+        ...
+
+    def load(self, staged: StagedWeights) -> None:
+        """Swap to the prepared weights while paused; running requests keep their KV cache."""
         ...
 
     def close(self) -> None:

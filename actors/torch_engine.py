@@ -2,7 +2,7 @@
 
 Requests join at any step: those of one prompt length are prefilled together into free rows of the
 cache, then all rows decode together, each at its own length. Positions and mask are given for each
-row, so nothing is padded.
+row, so nothing is padded. New weights are made ready in a second copy of the model's parameters.
 
 Sampling and log-probs come from the same float32 `log_softmax(logits / temperature)`.
 
@@ -81,6 +81,8 @@ class TorchStepper:
         self._probes: list[tuple[int, tuple[int, ...]]] = []
         self._rows: list[_Row] = []
         """The requests in the cache, in the order of its rows."""
+        self._shadow: dict[str, Tensor] = {}
+        """The next weights, one tensor for each parameter; a swap exchanges the two."""
 
     def start(self) -> None:
         """Load the model and make its cache."""
@@ -142,8 +144,8 @@ class TorchStepper:
         """Nothing was stopped."""
 
     @torch.no_grad()
-    def load(self, staged: StagedWeights) -> None:
-        """Copy the new weights over the old ones in place."""
+    def prepare(self, staged: StagedWeights) -> None:
+        """Fill the shadow copy with the new weights."""
         manifest = staged.manifest
         tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
         parameters = dict(self._model.named_parameters())
@@ -159,7 +161,15 @@ class TorchStepper:
                 f"{odd[:3]} ({len(odd)} in all); it is of another model"
             )
         for name, parameter in parameters.items():
-            parameter.copy_(tensors[name])
+            if name not in self._shadow:
+                self._shadow[name] = torch.empty_like(parameter)
+            self._shadow[name].copy_(tensors[name])
+
+    def load(self, staged: StagedWeights) -> None:
+        """Exchange weights and shadow; nothing is copied, so no size of model makes it longer."""
+        assert self._shadow, staged.manifest.version
+        for name, parameter in self._model.named_parameters():
+            parameter.data, self._shadow[name] = self._shadow[name], parameter.data
 
     def close(self) -> None:
         """Nothing outlives the object."""

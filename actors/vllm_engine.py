@@ -142,13 +142,17 @@ class VllmStepper:
                 yield from self.step()
         yield from self._held_back()
 
+    def prepare(self, staged: StagedWeights) -> None:
+        """Refuse a bad file while the old weights are still whole."""
+        manifest = staged.manifest
+        for _ in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
+            pass
+
     def load(self, staged: StagedWeights) -> None:
-        """Swap the weights through vLLM's weight-transfer interface."""
+        """Swap the weights in place through vLLM's weight-transfer interface."""
         from .vllm_weights import update_payload
 
         manifest = staged.manifest
-        for _ in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
-            pass  # refuses a bad file while the old weights are still whole
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update_payload(staged))
         self._rpc("finish_weight_update")

@@ -89,12 +89,16 @@ async def queued_requests_start_fresh(bench: Bench) -> None:
     first = bench.submit(bench.request(max_tokens=3, token_ids=shared))
     await bench.finish(first)
 
-    gate = threading.Event()  # the engine obeys what follows between the same two steps
-    bench.engine._commands.put(partial(_hold, gate))
+    held, gate = threading.Event(), threading.Event()
+    bench.engine._commands.put(partial(_hold, held, gate))
+    await asyncio.to_thread(held.wait, 30)  # what follows is obeyed between the same two steps
     late = bench.submit(*[bench.request(max_tokens=5, token_ids=shared) for _ in range(3)])
     staged = bench.stage_next()
     swap = asyncio.create_task(bench.engine.apply(staged))
-    await asyncio.sleep(0)
+    for _ in range(1000):  # it is being prepared beside the steps
+        if bench.engine._commands.qsize() == len(late) + 1:
+            break
+        await asyncio.sleep(0.01)
     gate.set()
     await swap
     await bench.finish(late)
@@ -225,8 +229,9 @@ async def keeps_the_loop_free(bench: Bench) -> None:
     assert late_s[int(0.95 * len(late_s))] < 0.05
 
 
-def _hold(gate: threading.Event) -> None:
-    assert gate.wait(5)
+def _hold(held: threading.Event, gate: threading.Event) -> None:
+    held.set()
+    assert gate.wait(30)
 
 
 async def refuses_what_does_not_fit(bench: Bench) -> None:

@@ -12,10 +12,12 @@ import torch
 
 from actors.engine_thread import ThreadedEngine
 from actors.torch_engine import TorchOptions, TorchStepper, torch_engine
-from configs.errors import EngineError
+from buffer.episode import PolicyVersion
+from configs.errors import EngineError, WeightsError
 
-from .engine_battery import BATTERY, swaps_under_load
+from .engine_battery import BATTERY, probe_agrees, swaps_under_load
 from .engine_probe import Bench, tiny_folder
+from .tiny_model import make_model, stage
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,39 @@ def test_untied_embeddings_swap_as_exactly(runner, tmp_path):
     async def story() -> None:
         bench = await open_bench(tmp_path, tied=False)
         await swaps_under_load(bench)
+        await bench.engine.close()
+
+    runner.run(story())
+
+
+def test_a_swap_copies_nothing_while_generation_stands_still(tmp_path):
+    model = tiny_folder(tmp_path / "model", tied=True)
+    stepper = TorchStepper(TorchOptions(str(tmp_path / "model"), max_model_len=64))
+    stepper.start()
+    bench = Bench(ThreadedEngine(stepper, max_model_len=64), model, tmp_path)
+    parameters = dict(stepper._model.named_parameters())
+
+    for _ in range(3):
+        serving = {name: parameter.data_ptr() for name, parameter in parameters.items()}
+        staged = bench.stage_next()
+        stepper.prepare(staged)
+        assert {name: p.data_ptr() for name, p in parameters.items()} == serving
+        ready = {name: tensor.data_ptr() for name, tensor in stepper._shadow.items()}
+
+        stepper.load(staged)
+
+        assert {name: p.data_ptr() for name, p in parameters.items()} == ready
+        expected = dict(bench.models[staged.manifest.version].named_parameters())
+        assert all(torch.equal(p, expected[name]) for name, p in parameters.items())
+
+
+def test_a_version_of_another_model_is_refused_and_the_old_weights_go_on(runner, tmp_path):
+    async def story() -> None:
+        bench = await open_bench(tmp_path, tied=True)
+        other = make_model(layers=3)
+        with pytest.raises(WeightsError, match=r"got a difference in .*layers\.2"):
+            await bench.engine.apply(stage(other, tmp_path / "other", PolicyVersion(0, 9)))
+        await probe_agrees(bench)
         await bench.engine.close()
 
     runner.run(story())
