@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .settings import Settings
 
+WITHOUT_GROUPS = ("reinforce_pp", "gae", "vtrace")
+"""Advantages that do not compare the members of a group."""
+
 
 def disagreements(settings: Settings) -> list[str]:
     """Say what is wrong between the tables, and what to change."""
@@ -16,6 +19,8 @@ def disagreements(settings: Settings) -> list[str]:
         _beats_too_rarely,
         _truncates_before_clipping,
         _best_of_more_than_there_are,
+        _punishes_every_length,
+        _filters_what_teaches,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
@@ -77,3 +82,30 @@ def _best_of_more_than_there_are(settings: Settings) -> str | None:
         f"algorithm.pass_k must be < run.group_size = {size}, got {k}; "
         f"with the whole group in every set no answer stands out"
     )
+
+
+def _punishes_every_length(settings: Settings) -> str | None:
+    buffer, limit = settings.rewards.overlong_buffer_tokens, settings.run.max_completion_tokens
+    if buffer <= limit:
+        return None
+    return (
+        f"rewards.overlong_buffer_tokens must be <= run.max_completion_tokens = {limit}, "
+        f"got {buffer}; even an empty completion would be punished"
+    )
+
+
+def _filters_what_teaches(settings: Settings) -> str | None:
+    if not settings.algorithm.filter_zero_variance:
+        return None
+    if settings.algorithm.advantage in WITHOUT_GROUPS:
+        return (
+            f"algorithm.advantage must compare the members of a group, "
+            f"got {settings.algorithm.advantage}; groups of equal rewards teach it something: "
+            f"set algorithm.filter_zero_variance to false"
+        )
+    if settings.run.group_size == 1:
+        return (
+            "run.group_size must be >= 2 where algorithm.filter_zero_variance is true, got 1; "
+            "the rewards of a group of one are always equal"
+        )
+    return None

@@ -177,6 +177,18 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "advantage_normalization",
         "norm_adv_by_std_in_grpo",
     ),
+    "algorithm.filter_zero_variance": (
+        "filter_groups.enable",
+        "dynamic_sampling",
+        "use_dynamic_sampling",
+        "dynamic_filtering",
+        "remove_zero_variance",
+    ),
+    "algorithm.max_gen_batches": ("max_num_gen_batches", "dynamic_sampling_max_gen_batches"),
+    "rewards.weights": ("reward_weights", "reward_coefficients"),
+    "rewards.overlong_buffer_tokens": ("overlong_buffer.len", "overlong_buffer_len"),
+    "rewards.overlong_penalty": ("overlong_buffer.penalty_factor", "overlong_penalty_factor"),
+    "rewards.overlong_filter": ("mask_truncated_completions", "overlong_filtering"),
     "algorithm.correction": (
         "rollout_is",
         "use_tis",

@@ -15,9 +15,10 @@ from .tables.base import Table
 from .tables.broker import BrokerSettings
 from .tables.buffer import BufferSettings
 from .tables.console import ConsoleSettings
-from .tables.guards import GuardSettings
 from .tables.critic import CriticSettings
+from .tables.guards import GuardSettings
 from .tables.learner import LearnerSettings
+from .tables.rewards import RewardSettings
 from .tables.run import RunSettings
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "CriticSettings",
     "GuardSettings",
     "LearnerSettings",
+    "RewardSettings",
     "RunSettings",
     "Settings",
     "Table",
@@ -43,9 +45,10 @@ class Settings(Table):
     broker: BrokerSettings = BrokerSettings()
     actors: ActorSettings = ActorSettings()
     learner: LearnerSettings = LearnerSettings()
+    rewards: RewardSettings = RewardSettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
-    guards: GuardSettings = GuardSettings()
     critic: CriticSettings = CriticSettings()
+    guards: GuardSettings = GuardSettings()
     console: ConsoleSettings = ConsoleSettings()
 
     @model_validator(mode="after")

@@ -10,8 +10,9 @@ judged as they arrive, so that decoding is done by the time the last one is in.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import structlog
 
@@ -25,6 +26,7 @@ from configs.settings import Settings
 from .ledger import Ledger
 from .patience import PatientStore
 from .policy_lag import oldest_lag
+from .shaping import check_weights, shape
 
 log = structlog.get_logger()
 
@@ -40,9 +42,11 @@ class ClaimedBatch:
 
     step: int
     episodes: tuple[Episode, ...]
-    """In the order of the claim: oldest unit first, members by id."""
+    """In the order of the claim: oldest unit first, members by id. Rewards are shaped."""
     is_replay: bool
     """It was sealed by an earlier life of the learner."""
+    filtered_groups: int = 0
+    """Groups of equal rewards that made way for others."""
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ class Claims:
         self._vocabulary = vocabulary
         self._episodes: dict[int, list[Episode]] = {}
         """Judged units of the batch being filled, by group."""
+        self._num_filtered = 0
+        """Groups of equal rewards that the batch being filled has done without."""
         self._recoveries = store.recoveries
         self._started: int | None = None
         self._wait = _Wait(step=0, began=0.0, reported=0.0)
@@ -118,7 +124,10 @@ class Claims:
             log.info("dropping groups", step=step, reason=reason, groups=len(groups))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
             self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
-        if bad or not claim.complete or not self._hold(step, claim):
+        if bad or not claim.complete:
+            return None
+        check_weights(chain.from_iterable(self._episodes.values()), self._settings.rewards)
+        if not self._hold(step, claim):
             return None
         self._store.run(operations.seal(self._lineage, step))
         return self._hand_over(step, claim.units, is_replay=False)
@@ -151,6 +160,7 @@ class Claims:
         starts_now = self._started != step
         if starts_now:
             self._episodes.clear()
+            self._num_filtered = 0
         units = self._settings.run.groups_per_batch
         claim = self._store.run(operations.claim(self._lineage, step, units, start=starts_now))
         self._started = step
@@ -179,12 +189,26 @@ class Claims:
         for unit, episodes in self._read(new):
             if episodes is None or self._is_impossible(step, episodes):
                 bad.setdefault("unreadable", []).append(unit.group_id)
-            elif self._is_stale(step, episodes):
-                bad.setdefault("stale", []).append(unit.group_id)
+            elif reason := self._fault(step, episodes):
+                bad.setdefault(reason, []).append(unit.group_id)
                 self.dropped.tokens += sum(len(e.completion.token_ids) for e in episodes)
             else:
                 self._episodes[unit.group_id] = episodes
         return bad
+
+    def _fault(self, step: int, episodes: Sequence[Episode]) -> str | None:
+        """Why a readable group is not trained; None if it is."""
+        if self._is_stale(step, episodes):
+            return "stale"
+        algorithm = self._settings.algorithm
+        if not algorithm.filter_zero_variance or len({e.reward for e in episodes}) > 1:
+            return None
+        most = (algorithm.max_gen_batches - 1) * self._settings.run.groups_per_batch
+        if self._num_filtered < most:
+            self._num_filtered += 1
+            return "zero_variance"
+        log.warning("a group of equal rewards is trained", step=step, filtered=self._num_filtered)
+        return None
 
     def _is_impossible(self, step: int, episodes: Iterable[Episode]) -> bool:
         """Whether no policy of this run can have made them; such tokens would end the life."""
@@ -218,7 +242,8 @@ class Claims:
             return
         records = dict(zip(ids, self._store.run(operations.records(ids)), strict=True))
         for unit in units:
-            yield unit, _decode(unit, records)
+            episodes = _decode(unit, records)
+            yield unit, episodes and [shape(episode, self._settings) for episode in episodes]
 
     def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
         """Take a sealed batch as it is; an unreadable record in it ends this life.
@@ -247,7 +272,7 @@ class Claims:
     ) -> ClaimedBatch:
         episodes = tuple(episode for unit in units for episode in self._episodes[unit.group_id])
         self._episodes.clear()
-        return ClaimedBatch(step, episodes, is_replay)
+        return ClaimedBatch(step, episodes, is_replay, self._num_filtered)
 
 
 def _decode(unit: ClaimedUnit, records: Mapping[int, bytes | None]) -> list[Episode] | None:

@@ -37,6 +37,7 @@ from .optimizer import AdamWithSchedule
 from .patience import PatientStore
 from .ranks import Ranks
 from .resume import Opening
+from .shaping import shape
 from .step import TrainedBatch, train_batch
 
 log = structlog.get_logger()
@@ -222,7 +223,8 @@ class Loop:
         missing = [task_id for task_id, record in zip(own, records, strict=True) if record is None]
         if missing:
             raise RecordError(f"records of sealed batch {plan.step} are gone: tasks {missing[:5]}")
-        return [decode_episode(record) for record in records if record is not None]
+        episodes = [decode_episode(record) for record in records if record is not None]
+        return [shape(episode, self._parts.settings) for episode in episodes]
 
     def _publish(self) -> None:
         version = PolicyVersion(self._lineage, self._step)
@@ -254,6 +256,7 @@ class Loop:
                 **asdict(times),
                 "idle_fraction": self._totals.idle_fraction,
                 "wall_s": round(self._totals.wall_s, 3),
+                "filtered_groups": batch.filtered_groups,
                 "dropped_groups": dict(self._front.claims.dropped.units),
             },
         )

@@ -32,6 +32,7 @@ class BatchFigures:
     trained_tokens: int
     """Tokens with loss mask 1."""
     reward_mean: float
+    """Of shaped rewards, as everything here."""
     reward_std: float
     """Over the episodes of the batch."""
     reward_parts: dict[str, float]
@@ -43,6 +44,8 @@ class BatchFigures:
     response_length_max: int
     truncated_fraction: float
     """Share of episodes that the token limit ended."""
+    masked_episodes: int
+    """Episodes without a trained token: overlong filtering took them out."""
     policy_lag_mean: float
     """Over trained tokens, batches."""
     policy_lag_max: int
@@ -87,6 +90,7 @@ def batch_figures(
         zero_variance_groups=sum(1 for values in groups.values() if max(values) == min(values)),
         response_length_mean=float(np.mean(lengths)),
         response_length_max=max(lengths),
+        masked_episodes=sum(1 for e in episodes if not e.completion.loss_mask.any()),
         truncated_fraction=float(np.mean([e.finish_reason == "length" for e in episodes])),
         policy_lag_mean=sum(lag * n for lag, n in lags.items()) / trained if trained else 0.0,
         policy_lag_max=max(lags, default=0),

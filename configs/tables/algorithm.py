@@ -28,6 +28,12 @@ class AlgorithmSettings(Table):
     the trained tokens of the batch; null = as the paper of `advantage` does."""
     pass_k: Positive = 4
     """`pass_at_k`: answers of which only the best counts; less than `run.group_size`."""
+    filter_zero_variance: bool = False
+    """Dynamic sampling (DAPO): a group whose rewards are all equal makes way for another before
+    its batch is sealed."""
+    max_gen_batches: Positive = 10
+    """Batches' worth of groups that are made to fill one batch; after that, groups of equal rewards
+    are trained too, with a warning."""
     correction: Literal["none", "tis"] = "tis"
     """How pi/mu corrects for the gap between the actor's and the learner's policy."""
     surrogate: Literal["clip", "reinforce"] = "clip"

@@ -141,6 +141,18 @@ def test_tables_that_contradict_each_other_are_refused(write):
             ["algorithm.advantage=pass_at_k", "algorithm.pass_k=8", "run.group_size=8"],
             "$.algorithm.pass_k must be < run.group_size = 8, got 8; with the whole group",
         ),
+        (
+            ["rewards.overlong_buffer_tokens=51", "run.max_completion_tokens=50"],
+            "$.rewards.overlong_buffer_tokens must be <= run.max_completion_tokens = 50, got 51",
+        ),
+        (
+            ["algorithm.filter_zero_variance=true", "algorithm.advantage=reinforce_pp"],
+            "$.algorithm.advantage must compare the members of a group, got reinforce_pp",
+        ),
+        (
+            ["algorithm.filter_zero_variance=true", "run.group_size=1"],
+            "$.run.group_size must be >= 2 where algorithm.filter_zero_variance is true, got 1",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):

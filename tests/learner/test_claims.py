@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from buffer.answers import NewTask, Stats
 from buffer.episode import Episode, PolicyVersion
 from buffer.keys import run_prefix
 from buffer.store import Store
-from configs.errors import DeadlineError, LostLineage, RecordError
+from configs.errors import DeadlineError, LostLineage, RecordError, SettingsError
 from configs.settings import Settings
+from learner.batch import plan_batch
 from learner.claims import Claims
 from learner.patience import PatientStore
 from tests.learner.made_episodes import make_episode
@@ -61,10 +62,11 @@ class Bench:
         answered_by: tuple[int, int] | None = None,
         prompt: Sequence[int] = (5, 6, 7),
         completion: Sequence[int] = (8, 9),
+        reward: Callable[[int], float] = lambda task_id: float(task_id % 2),
     ) -> None:
         """Create `units` groups and let an actor at `version` finish them.
 
-        `answered_by` is what it says its version is.
+        `answered_by` is what it says its version is, `reward` what it gives for a task.
         """
         size = self.settings.run.group_size
         ids = range(first * size, (first + units) * size)
@@ -82,7 +84,7 @@ class Bench:
                 prompt=prompt,
                 completion=completion,
                 versions=[span],
-                reward=float(task_id % 2),
+                reward=reward(task_id),
             )
 
         assert answer_leases(self.store, version, answer) == units * size
@@ -197,6 +199,120 @@ def test_tokens_of_a_version_that_is_not_there_yet_drop_their_group(
     assert claims.look(1) is None
 
     assert claims.dropped.units == {"unreadable": 1}
+
+
+def _filter(bench: Bench, tmp_path: Path, **algorithm: object) -> None:
+    algorithm = {"filter_zero_variance": True, **algorithm}
+    bench.settings = tiny_settings(tmp_path, algorithm=algorithm)
+
+
+def test_groups_of_equal_rewards_make_way_for_others(bench: Bench, tmp_path: Path) -> None:
+    _filter(bench, tmp_path)
+    bench.fill(2, reward=lambda _: 1.0)
+    claims = bench.claims()
+
+    assert claims.look(1) is None
+    bench.fill(1, first=2)
+    bench.fill(1, first=3, reward=lambda _: 0.0)
+    assert claims.look(1) is None
+    bench.fill(1, first=4)
+    batch = claims.look(1)
+
+    assert batch is not None
+    assert _groups(batch.episodes) == [2, 4]
+    assert batch.filtered_groups == 3
+    assert claims.dropped.units == {"zero_variance": 3}
+    assert claims.dropped.tokens == 24
+    stats = bench.stats()
+    assert stats.dropped == {"zero_variance": 12}
+    assert stats.accounted == stats.created == 20
+
+
+def test_filtered_groups_give_their_room_back(bench: Bench, tmp_path: Path) -> None:
+    _filter(bench, tmp_path)
+    bench.fill(4, reward=lambda _: 1.0)  # all that admission allows: (lag 1 + 1) x 2 groups
+    assert answer_leases(bench.store, (bench.lineage, 0), _no_answer) == 0
+    claims = bench.claims()
+
+    assert claims.look(1) is None
+    assert claims.look(1) is None
+
+    bench.fill(4, first=4)
+    batch = claims.look(1)
+    assert batch is not None
+    assert _groups(batch.episodes) == [4, 5]
+
+
+def _no_answer(task_id: int, _spec: TaskSpec) -> Episode:
+    raise AssertionError(f"task {task_id} should not have been leased")
+
+
+def test_equal_rewards_are_judged_after_shaping(bench: Bench, tmp_path: Path) -> None:
+    shaping = {"weights": {"exact": 0.0, "other": 1.0}}
+    bench.settings = tiny_settings(
+        tmp_path, algorithm={"filter_zero_variance": True}, rewards=shaping
+    )
+    bench.fill(2)  # rewards differ, but only in a part that does not count
+    claims = bench.claims()
+
+    assert claims.look(1) is None
+    assert claims.dropped.units == {"zero_variance": 2}
+
+
+def test_after_so_many_groups_those_of_equal_rewards_are_trained(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _filter(bench, tmp_path, max_gen_batches=2)
+    claims = bench.claims()
+    bench.fill(4, reward=lambda _: 1.0)  # two batches' worth
+
+    assert claims.look(1) is None  # drops the first two
+    batch = claims.look(1)
+
+    assert batch is not None
+    assert _groups(batch.episodes) == [2, 3]
+    assert batch.filtered_groups == 2
+    assert "a group of equal rewards is trained" in capsys.readouterr().out
+
+    bench.store.run(operations.advance(bench.lineage, 1))
+    bench.fill(2, first=4, version=(bench.lineage, 1), reward=lambda _: 1.0)
+    assert claims.look(2) is None  # each batch has its own budget
+    assert claims.dropped.units == {"zero_variance": 4}
+
+
+def test_a_sealed_batch_replays_whatever_filter_is_set(bench: Bench, tmp_path: Path) -> None:
+    bench.fill(2, reward=lambda _: 1.0)
+    first = bench.claims().look(1)
+    assert first is not None
+    _filter(bench, tmp_path)
+
+    replay = bench.restart(0).look(1)
+
+    assert replay is not None
+    assert replay.is_replay
+    assert replay.filtered_groups == 0
+    plans = [
+        plan_batch(
+            1,
+            batch.episodes,
+            ranks=1,
+            settings=bench.settings.algorithm,
+            max_completion_tokens=8,
+        )
+        for batch in (first, replay)
+    ]
+    assert plans[0].encode() == plans[1].encode()
+
+
+def test_a_misspelt_weight_ends_the_life_before_anything_is_trained(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.settings = tiny_settings(tmp_path, rewards={"weights": {"exakt": 1.0}})
+    bench.fill(2)
+
+    with pytest.raises(SettingsError, match="got 'exakt'; episodes of this run have exact"):
+        bench.claims().look(1)
+    assert not bench.stats().claims[0].sealed  # else it would count as a batch that kills learners
 
 
 def test_a_sealed_batch_replays_unchanged_and_is_not_judged_again(bench: Bench) -> None:

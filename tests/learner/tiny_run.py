@@ -26,6 +26,7 @@ def tiny_settings(
     learner: Mapping[str, object] | None = None,
     buffer: Mapping[str, object] | None = None,
     algorithm: Mapping[str, object] | None = None,
+    rewards: Mapping[str, object] | None = None,
 ) -> Settings:
     """Make settings of a run in `folder` that batches 2 groups of 4."""
     tables: dict[str, Any] = {
@@ -46,6 +47,7 @@ def tiny_settings(
         "learner": {"lr": 1e-3, "device": "cpu", "checkpoint_every": 2, **(learner or {})},
         "buffer": buffer or {},
         "algorithm": algorithm or {},
+        "rewards": rewards or {},
     }
     return Settings.model_validate(tables)
 
