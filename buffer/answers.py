@@ -75,6 +75,27 @@ class Claim(NamedTuple):
     """Oldest first."""
 
 
+class Rating(NamedTuple):
+    """How a unit is to be kept for reuse. Producer: the learner, when it seals the batch."""
+
+    group_id: int
+    uses: int
+    """How often it may be trained again."""
+    born: int
+    """Batches that the policy of its oldest trained token had seen."""
+    rank: float
+    """Its place in the order of sampling: lower comes first."""
+
+
+class ReusedUnit(NamedTuple):
+    """A kept unit that a batch has drawn."""
+
+    group_id: int
+    uses: int
+    """How often it was trained again before."""
+    task_ids: tuple[int, ...]
+
+
 class EvalRound(NamedTuple):
     """An evaluation round so far."""
 
@@ -210,6 +231,12 @@ class Stats:
     eval: EvalCounts
     purged: int = 0
     """Of the dead, those whose letters were deleted."""
+    kept_units: int = 0
+    """Committed, kept for reuse, and in no batch."""
+    reused_units: int = 0
+    """Committed, and in a batch for one more time."""
+    kept_bytes: int = 0
+    """Records of kept units, those in a batch included."""
 
     @property
     def accounted(self) -> int:

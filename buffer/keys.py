@@ -13,15 +13,19 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
     g:<unit>        set     its members that are neither done nor dead      lease, submit
     t:<task>        hash    st, spec, fence, inc, len, att, lastlen, ...    all
     t:<task>:p      list    chunks of its unfinished completion             beat
-    e:<task>        string  its record                                      submit
+    e:<task>        string  its record; of a committed task if its unit is kept  submit
     ready           zset    task of an open unit -> -1 if resumed, else id  lease, release, reap
     lease           zset    task -> deadline, Redis ms                      lease, beat
     done            set     task submitted and not claimed                  submit, claim
     buf             zset    complete unit -> order of arrival               submit, claim
     claims          zset    batch k                                         claim, commit
     c:<k>           zset    unit of batch k -> order of arrival             claim, drop, commit
-    c:<k>:s         hash    sealed, starts                         claim, seal, advance, abandon
+    c:<k>:s         hash    sealed, starts, keep:<unit>            claim, seal, advance, abandon
     claimed         set     task of a claim                                 claim, drop, commit
+    replay          zset    kept unit -> its place in the order of sampling commit, reuse
+    replay:age      zset    the same units -> batches its policy had seen   commit, reuse
+    reused          zset    kept unit in a batch again -> k                 reuse, commit
+    x:<unit>        hash    its tasks, their bytes, uses, ...               commit
     dead            zset    dead letter -> ms; all it has stays   fail, reap, beat, abandon
     purged          bitmap  all that is left of a purged dead letter        purge_dead
     committed       bitmap  all that is left of a committed task            commit

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "lua"
-_PRELUDES = ("keys", "units", "tasks", "withdrawal")
+_PRELUDES = ("keys", "units", "tasks", "withdrawal", "replay")
 
 
 @dataclass(frozen=True, slots=True)

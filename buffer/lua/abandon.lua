@@ -1,6 +1,7 @@
 -- ARGV: lineage, k, reason, most tasks to move in one call, bury (0|1).  -> {tasks, 1 if there are more}
 -- Gives up a batch that cannot be trained, sealed or not; emptied, it may be claimed anew. Its units are
--- dropped, or buried: then its tasks are dead letters with their records.
+-- dropped, or buried: then its tasks are dead letters with their records. What it reused is kept for others,
+-- or forgotten.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local k, version = ARGV[2], call('HGET', META, 'version')
@@ -16,6 +17,9 @@ for _, gid in ipairs(call('ZRANGE', claim_key(k), 0, units_of(ARGV[4], size) - 1
   end
 end
 if call('EXISTS', claim_key(k)) == 1 then return { moved, 1 } end
+for _, gid in ipairs(call('ZRANGEBYSCORE', REUSED, k, k)) do
+  if ARGV[5] == '1' then forget_kept(gid) else give_kept_back(gid, 0) end
+end
 call('UNLINK', claim_state_key(k))
 call('ZREM', CLAIMS, k)
 return { moved, 0 }

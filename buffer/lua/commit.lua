@@ -1,5 +1,6 @@
 -- ARGV: lineage, k, most tasks to move in one call.  -> {tasks committed, 1 if there are more}
--- Every batch up to k is inside a durable checkpoint. Of a committed task one bit remains.
+-- Every batch up to k is inside a durable checkpoint. Of a committed task one bit remains,
+-- and its record where its unit is kept for reuse.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local meta = call('HMGET', META, 'version', 'committed')
@@ -17,12 +18,15 @@ for _, k in ipairs(claims) do
   local units = room > 0 and call('ZRANGE', claim_key(k), 0, room - 1) or {}
   for _, gid in ipairs(units) do
     call('ZREM', claim_key(k), gid)
+    local rating, trained = rating_of(k, gid), {}
     for _, id in ipairs(members(gid, size)) do
       if call('SREM', CLAIMED, id) == 1 then
-        forget(id, COMMITTED)
-        committed = committed + 1
+        if rating then leave_bit(id, COMMITTED) else forget(id, COMMITTED) end
+        trained[#trained + 1] = id
       end
     end
+    if rating then keep_unit(gid, trained, rating) end
+    committed = committed + #trained
   end
   room = room - #units
   if call('EXISTS', claim_key(k)) == 0 then
@@ -30,6 +34,10 @@ for _, k in ipairs(claims) do
     call('ZREM', CLAIMS, k)
   end
 end
+for _, gid in ipairs(call('ZRANGEBYSCORE', REUSED, '-inf', ARGV[2], 'LIMIT', 0, math.max(room, 0))) do
+  give_kept_back(gid, 1)
+end
 local more = #call('ZRANGEBYSCORE', CLAIMS, '-inf', ARGV[2])
+  + #call('ZRANGEBYSCORE', REUSED, '-inf', ARGV[2], 'LIMIT', 0, 1)
 if more == 0 then call('HSET', META, 'committed', math.max(tonumber(ARGV[2]), tonumber(meta[2]))) end
 return { committed, more > 0 and 1 or 0 }

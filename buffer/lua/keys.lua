@@ -8,6 +8,7 @@ local REASONS, DEAD, PURGED = run .. ':reasons', run .. ':dead', run .. ':purged
 local NEW, OPEN, BUF = run .. ':new', run .. ':open', run .. ':buf'
 local READY, DONE, CLAIMED, CLAIMS = run .. ':ready', run .. ':done', run .. ':claimed', run .. ':claims'
 local ROUNDS = run .. ':rounds'
+local REPLAY, AGES, REUSED = run .. ':replay', run .. ':replay:age', run .. ':reused'
 local EVAL_BASE = 2 ^ 48
 
 local function task_key(id) return run .. ':t:' .. id end
@@ -16,6 +17,7 @@ local function record_key(id) return run .. ':e:' .. id end
 local function unfinished_key(gid) return run .. ':g:' .. gid end
 local function claim_key(k) return run .. ':c:' .. k end
 local function claim_state_key(k) return run .. ':c:' .. k .. ':s' end
+local function kept_key(gid) return run .. ':x:' .. gid end
 local function round_key(round, part) return run .. ':v:' .. round .. (part or '') end
 local function dropped_key(reason) return run .. ':dropped:' .. reason end
 local function lease_key(id) return run .. (tonumber(id) >= EVAL_BASE and ':lease:eval' or ':lease') end

@@ -14,6 +14,8 @@ local counts = {
   'new_units', call('ZCARD', NEW),
   'open_units', call('SCARD', OPEN),
   'buffered_units', call('ZCARD', BUF),
+  'kept_units', call('ZCARD', REPLAY),
+  'reused_units', call('ZCARD', REUSED),
 }
 local reasons = {}
 for _, reason in ipairs(call('SMEMBERS', REASONS)) do

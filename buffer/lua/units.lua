@@ -8,10 +8,15 @@ local function is_dead(id)
   return call('HGET', task_key(id), 'st') == 'X' or call('GETBIT', PURGED, id) == 1
 end
 
--- A task that needs nothing more leaves one bit behind.
-local function forget(id, fate)
-  call('UNLINK', task_key(id), chunks_key(id), record_key(id))
+-- A task that needs nothing more leaves one bit behind; its record may still be wanted.
+local function leave_bit(id, fate)
+  call('UNLINK', task_key(id), chunks_key(id))
   call('SETBIT', fate, id, 1)
+end
+
+local function forget(id, fate)
+  call('UNLINK', record_key(id))
+  leave_bit(id, fate)
 end
 
 -- Ends a unit early; its dead members stay with the dead letters. Returns how many tasks met this fate.

@@ -8,8 +8,9 @@ Who uses which (the table of keys is in `keys.py`):
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
-|         | records, claim_bytes, eval_round, close_eval; after a rewind restore_lineage, |
-|         | known_tasks, committed_tasks, reconcile, restore_committed, recovered |
+|         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
+|         | clear_replay; after a rewind restore_lineage, known_tasks, committed_tasks, |
+|         | reconcile, restore_committed, check_replay, recovered |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -34,6 +35,7 @@ from .dead_letters import dead_letter, dead_letters, peek, purge_dead, requeue_d
 from .leases import actor_seen, beat, fail, lease, reap, release, submit
 from .look import audit, look
 from .recovery import confirm, reconcile, recovered, restore_committed
+from .replay import check_replay, clear_replay, forget_reused, reuse, trim_replay
 from .run import actors, begin_run, lineages, memory, publication, stats
 from .tasks import cancel, close_eval, committed_tasks, create, eval_round, known_tasks
 
@@ -47,8 +49,10 @@ __all__ = [
     "begin_lineage",
     "begin_run",
     "cancel",
+    "check_replay",
     "claim",
     "claim_bytes",
+    "clear_replay",
     "close_eval",
     "commit",
     "committed_tasks",
@@ -59,6 +63,7 @@ __all__ = [
     "drop",
     "eval_round",
     "fail",
+    "forget_reused",
     "known_tasks",
     "lease",
     "lineages",
@@ -77,7 +82,9 @@ __all__ = [
     "requeue_dead",
     "restore_committed",
     "restore_lineage",
+    "reuse",
     "seal",
     "stats",
     "submit",
+    "trim_replay",
 ]

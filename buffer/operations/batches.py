@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from buffer.answers import Claim
+from buffer.answers import Claim, Rating
 from buffer.operation import SLICE, Call, Operation, Reply, Steps, nothing, repeated, single, sliced
 from buffer.replies import parse_claim
 from configs.errors import RecordError
@@ -111,9 +111,13 @@ def abandon(lineage: int, k: int, reason: str, *, bury: bool = False) -> Operati
     return repeated("abandon", (lineage, k, reason, SLICE, int(bury)))
 
 
-def seal(lineage: int, k: int) -> Operation[int]:
-    """Freeze batch k, so that every replay of it is the same; returns its units."""
-    return single("seal", (lineage, k), int)
+def seal(lineage: int, k: int, ratings: Sequence[Rating] = ()) -> Operation[int]:
+    """Freeze batch k, so that every replay of it is the same; returns its units.
+
+    Those that are rated are kept for reuse when the batch is committed.
+    """
+    rows = ((r.group_id, f"{r.uses} {r.born} {r.rank:.17g}") for r in ratings)
+    return single("seal", (lineage, k, *(x for row in rows for x in row)), int)
 
 
 def advance(lineage: int, k: int) -> Operation[None]:

@@ -22,6 +22,7 @@ from configs.errors import StoreError
 from tests.buffer import history_actors as actors
 from tests.buffer import history_faults as faults
 from tests.buffer import history_learner as learners
+from tests.buffer import history_replay as replay
 from tests.buffer import invariants
 from tests.buffer.history_world import GROUP_SIZE, World
 from tests.conftest import running_redis
@@ -107,6 +108,7 @@ class History:
         """Assert what must hold now."""
         world, learner = self.world, self.world.learner
         snapshot = invariants.check(world.client, world.prefix, GROUP_SIZE)
+        replay.check(world, snapshot)
         for place in ("new", "ready", "lease", "dead"):
             again = world.promises.acked & snapshot.tasks[place]
             assert not again, f"I10: acknowledged tasks {again} in {place}"

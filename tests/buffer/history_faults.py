@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from buffer import operations
 from configs.errors import StoreError
+from tests.buffer import history_replay as replay
 from tests.buffer import invariants
 from tests.buffer.history_learner import create
 from tests.buffer.history_world import (
@@ -94,7 +95,9 @@ def restart_redis(world: World, saved: Saved | None) -> None:
         world.promises = copy.deepcopy(saved.promises)
         world.rewinds += 1
         step = world.learner.step
-        world.learner.sealed = {k: v for k, v in world.learner.sealed.items() if k <= step}
+        learner = world.learner
+        learner.sealed = {k: v for k, v in learner.sealed.items() if k <= step}
+        learner.drawn = {k: v for k, v in learner.drawn.items() if k <= step}
     world.server = f"{world.rng.getrandbits(160):040x}"
     state = world.store.run(operations.confirm(world.server))
     assert state == "RECOVERING", f"8.6: a new server life, and the run is {state}"
@@ -108,6 +111,7 @@ def recover(world: World) -> None:
         learner.lineage, learner.step, owner=learner.owner, lineages=world.forks
     )
     world.tell(restore)
+    replay.recover(world)
     committed = [unit for tasks in learner.checkpoint for unit in units_of(tasks)]
     world.tell(operations.restore_committed(learner.lineage, committed))
     for claim in world.store.run(operations.stats()).claims:

@@ -6,6 +6,7 @@ from buffer import operations
 from buffer.answers import Claim, NewTask
 from buffer.operation import Operation
 from configs.errors import LostLineage, StoreError, StoreRewound
+from tests.buffer import history_replay as replay
 from tests.buffer.history_world import (
     CAP,
     GROUP_SIZE,
@@ -53,17 +54,20 @@ def learn(world: World) -> None:
         return
     if not claim.sealed and world.chance(0.05):
         _forget_to_seal(world, k)
-    world.tell(operations.seal(learner.lineage, k))
+    again = replay.draw(world, k, is_sealed=claim.sealed)
+    world.tell(operations.seal(learner.lineage, k, replay.ratings(claim.units, k)))
     learner.sealed[k] = tasks
     if world.chance(0.1):
         restart(world)
         return
     learner.trained.append(tasks)
+    learner.again.append(again)
     world.tell(operations.advance(learner.lineage, k))
     if k % 2 == 0:
         learner.checkpoint = list(learner.trained)
         if not world.chance(0.2):
             world.tell(operations.commit(learner.lineage, k))
+            replay.trim(world)
     if world.chance(0.05):
         restart(world)
 
@@ -78,8 +82,11 @@ def restart(world: World) -> None:
     lineage = world.tell(take_over)
     assert lineage is not None and lineage > old.lineage, f"I12: lineage {lineage} again"
     world.forks[lineage] = step
-    sealed = old.sealed if not world.recovering else {}
-    world.learner = Learner(lineage, owner, list(old.checkpoint), old.checkpoint, sealed)
+    sealed, drawn = ({}, {}) if world.recovering else (old.sealed, old.drawn)
+    again = old.again[:step]
+    world.learner = Learner(
+        lineage, owner, list(old.checkpoint), old.checkpoint, sealed, again, drawn
+    )
     if not world.recovering:
         world.tell(operations.commit(lineage, step))
 
@@ -144,6 +151,7 @@ def _is_fit(world: World, k: int, claim: Claim, tasks: list[int]) -> bool:
         if k > world.store.run(operations.stats()).version:
             _drop(world, operations.abandon(learner.lineage, k, "lost"), "lost")
             learner.sealed.pop(k, None)
+            learner.drawn.pop(k, None)
         return False
     if claim.sealed:
         return True

@@ -71,6 +71,10 @@ class Learner:
     """Tasks of each batch, in order."""
     checkpoint: list[list[int]] = field(default_factory=list)
     sealed: dict[int, list[int]] = field(default_factory=dict)
+    again: list[list[int]] = field(default_factory=list)
+    """Units that each batch reused."""
+    drawn: dict[int, list[int]] = field(default_factory=dict)
+    """Units that each sealed batch reuses."""
 
     @property
     def step(self) -> int:

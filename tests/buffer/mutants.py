@@ -111,6 +111,26 @@ MUTANTS = {
         "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3"
     ),
     "a revived lease stays ready": Mutant("beat", "call('ZREM', ready_key(id), id)", "", "I1|I3"),
+    "a use is not counted": Mutant("replay", "'uses', uses)", "'uses', 0)", "R1"),
+    "a drawn unit can be drawn again": Mutant("reuse", "call('ZREM', REPLAY, gid)", "", "R1"),
+    "a reused unit counts as a new one": Mutant(
+        "reuse",
+        "call('ZADD', REUSED, k, gid)",
+        "call('ZADD', claim_key(k), 0, gid) call('ZADD', REUSED, k, gid)",
+        "I2|I7",
+    ),
+    "a kept unit is not committed": Mutant(
+        "commit", "if rating then leave_bit(id, COMMITTED)", "if rating then id = id", "I2"
+    ),
+    "a sealed batch reuses more": Mutant(
+        "reuse", "'sealed') == 1 then missing = 0", "'sealed') == 2 then missing = 0", "R2"
+    ),
+    "a rewound store keeps units whose uses it forgot": Mutant(
+        "replay_is_whole", "'sealed') == 0 then return 0", "'sealed') == 2 then return 0", "R1"
+    ),
+    "a unit that is forgotten leaves its records": Mutant(
+        "replay", "call('UNLINK', record_key(id)) end", "end", "I10"
+    ),
     "a submitted record is not stored": Mutant(
         "submit", "call('SET', record_key(id), ARGV[i + 2])", "", "I10"
     ),
