@@ -35,7 +35,8 @@ ACTIONS_TB = torch.tensor(list(itertools.product((BACK, FORWARD), repeat=NUM_STE
 def truncated_policy(rho_bar: float) -> Tensor:
     """pi_rho_bar(a|s), proportional to min(rho_bar mu, pi): whose values V-trace finds."""
     weights_SA = torch.minimum(rho_bar * MU, PI)
-    return weights_SA / weights_SA.sum(1, keepdim=True)
+    normalised_SA: Tensor = weights_SA / weights_SA.sum(1, keepdim=True)
+    return normalised_SA
 
 
 def values_of(policy_SA: Tensor) -> Tensor:
@@ -45,7 +46,8 @@ def values_of(policy_SA: Tensor) -> Tensor:
         steps_SS[state, NEXT[state, action]] += policy_SA[state, action]
     rewards_S = (policy_SA * REWARDS).sum(1)
     identity_SS = torch.eye(NUM_STATES, dtype=torch.float64)
-    return torch.linalg.solve(identity_SS - DISCOUNT * steps_SS, rewards_S)
+    values_S: Tensor = torch.linalg.solve(identity_SS - DISCOUNT * steps_SS, rewards_S)
+    return values_S
 
 
 def states_of(start: int, actions_TB: Tensor) -> Tensor:
@@ -71,7 +73,8 @@ def targets(
         rho_bar=rho_bar,
         c_bar=c_bar,
     )
-    return found.vs[0]
+    vs_B: Tensor = found.vs[0]
+    return vs_B
 
 
 def probabilities(start: int) -> Tensor:
