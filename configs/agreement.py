@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .store_agreement import store_disagreements
+
 if TYPE_CHECKING:
     from .settings import Settings
 
@@ -22,7 +24,8 @@ def disagreements(settings: Settings) -> list[str]:
         _punishes_every_length,
         _filters_what_teaches,
     )
-    return [text for check in checks if (text := check(settings)) is not None]
+    own = [text for check in checks if (text := check(settings)) is not None]
+    return own + store_disagreements(settings)
 
 
 def _publishes_too_rarely(settings: Settings) -> str | None:

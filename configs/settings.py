@@ -18,6 +18,7 @@ from .tables.console import ConsoleSettings
 from .tables.critic import CriticSettings
 from .tables.guards import GuardSettings
 from .tables.learner import LearnerSettings
+from .tables.replay import ReplaySettings
 from .tables.rewards import RewardSettings
 from .tables.run import RunSettings
 
@@ -30,6 +31,7 @@ __all__ = [
     "CriticSettings",
     "GuardSettings",
     "LearnerSettings",
+    "ReplaySettings",
     "RewardSettings",
     "RunSettings",
     "Settings",
@@ -46,6 +48,7 @@ class Settings(Table):
     actors: ActorSettings = ActorSettings()
     learner: LearnerSettings = LearnerSettings()
     rewards: RewardSettings = RewardSettings()
+    replay: ReplaySettings = ReplaySettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()
     critic: CriticSettings = CriticSettings()
     guards: GuardSettings = GuardSettings()

@@ -18,7 +18,6 @@ import structlog
 
 from buffer import operations
 from buffer.answers import Claim, ClaimedUnit
-from buffer.codec import decode_episode
 from buffer.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, RecordError
 from configs.settings import Settings
@@ -26,7 +25,9 @@ from configs.settings import Settings
 from .ledger import Ledger
 from .patience import PatientStore
 from .policy_lag import oldest_lag
-from .shaping import check_weights, shape
+from .records import read_units
+from .reuse import Reuse, ReusedGroup
+from .shaping import check_weights
 
 log = structlog.get_logger()
 
@@ -42,11 +43,14 @@ class ClaimedBatch:
 
     step: int
     episodes: tuple[Episode, ...]
-    """In the order of the claim: oldest unit first, members by id. Rewards are shaped."""
+    """In the order of the claim: oldest unit first, members by id; then those of groups that are
+    trained again. Rewards are shaped."""
     is_replay: bool
     """It was sealed by an earlier life of the learner."""
     filtered_groups: int = 0
     """Groups of equal rewards that made way for others."""
+    uses: Mapping[int, int] = field(default_factory=dict)
+    """Group that is trained again -> how often, this batch included."""
 
 
 @dataclass(slots=True)
@@ -89,6 +93,7 @@ class Claims:
         """Judged units of the batch being filled, by group."""
         self._num_filtered = 0
         """Groups of equal rewards that the batch being filled has done without."""
+        self._reuse = Reuse(store, settings, ledger=ledger)
         self._recoveries = store.recoveries
         self._started: int | None = None
         self._wait = _Wait(step=0, began=0.0, reported=0.0)
@@ -116,6 +121,7 @@ class Claims:
         if self._recoveries != self._store.recoveries:
             self._recoveries = self._store.recoveries
             self._episodes.clear()  # other records may have taken their place
+        self._reuse.keep_within_bounds(step)
         claim = self._claim(step)
         if claim.sealed:
             return self._replay(step, claim)
@@ -127,17 +133,19 @@ class Claims:
         if bad or not claim.complete:
             return None
         check_weights(chain.from_iterable(self._episodes.values()), self._settings.rewards)
-        if not self._hold(step, claim):
+        reused = self._reuse.draw(step)
+        if not self._hold(step, claim, reused):
             return None
-        self._store.run(operations.seal(self._lineage, step))
-        return self._hand_over(step, claim.units, is_replay=False)
+        ratings = self._reuse.rate(step, self._episodes)
+        self._store.run(operations.seal(self._lineage, step, ratings))
+        return self._hand_over(step, claim.units, reused, is_replay=False)
 
-    def _hold(self, step: int, claim: Claim) -> bool:
+    def _hold(self, step: int, claim: Claim, reused: Iterable[int]) -> bool:
         """From here on the batch is what this process has read; False if the store forgot it."""
         with self._store.calm():
             if self._recoveries != self._store.recoveries:
                 return False
-            self._ledger.hold(step, (unit.group_id for unit in claim.units))
+            self._ledger.hold(step, (unit.group_id for unit in claim.units), reused)
             return True
 
     def _check_patience(self) -> None:
@@ -186,7 +194,7 @@ class Claims:
         """Read the units that came since the last look; returns those to drop, by reason."""
         new = [unit for unit in units if unit.group_id not in self._episodes]
         bad: dict[str, list[int]] = {}
-        for unit, episodes in self._read(new):
+        for unit, episodes in read_units(self._store, new, self._settings):
             if episodes is None or self._is_impossible(step, episodes):
                 bad.setdefault("unreadable", []).append(unit.group_id)
             elif reason := self._fault(step, episodes):
@@ -236,15 +244,6 @@ class Claims:
             oldest_lag(episode, step, self._lineage, self._lineages) > most for episode in episodes
         )
 
-    def _read(self, units: list[ClaimedUnit]) -> Iterable[tuple[ClaimedUnit, list[Episode] | None]]:
-        ids = [task_id for unit in units for task_id in unit.task_ids]
-        if not ids:
-            return
-        records = dict(zip(ids, self._store.run(operations.records(ids)), strict=True))
-        for unit in units:
-            episodes = _decode(unit, records)
-            yield unit, episodes and [shape(episode, self._settings) for episode in episodes]
-
     def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
         """Take a sealed batch as it is; an unreadable record in it ends this life.
 
@@ -255,7 +254,7 @@ class Claims:
         if None in self._store.run(operations.records(ids)):
             self._give_up(step, claim, "forgotten")
             return None
-        for unit, episodes in self._read(claim.units):
+        for unit, episodes in read_units(self._store, claim.units, self._settings):
             if episodes is None:
                 raise RecordError(
                     f"sealed batch {step} must be readable, got a bad record in group "
@@ -263,31 +262,21 @@ class Claims:
                     "it is given up"
                 )
             self._episodes[unit.group_id] = episodes
-        if not self._hold(step, claim):
+        reused = self._reuse.replay(step)
+        if not self._hold(step, claim, reused):
             return None
-        return self._hand_over(step, claim.units, is_replay=True)
+        return self._hand_over(step, claim.units, reused, is_replay=True)
 
     def _hand_over(
-        self, step: int, units: Iterable[ClaimedUnit], *, is_replay: bool
+        self,
+        step: int,
+        units: Iterable[ClaimedUnit],
+        reused: Mapping[int, ReusedGroup],
+        *,
+        is_replay: bool,
     ) -> ClaimedBatch:
-        episodes = tuple(episode for unit in units for episode in self._episodes[unit.group_id])
+        episodes = [episode for unit in units for episode in self._episodes[unit.group_id]]
         self._episodes.clear()
-        return ClaimedBatch(step, episodes, is_replay, self._num_filtered)
-
-
-def _decode(unit: ClaimedUnit, records: Mapping[int, bytes | None]) -> list[Episode] | None:
-    """Decode a unit's records; None if one is missing or malformed."""
-    episodes = []
-    for task_id in sorted(unit.task_ids):
-        record = records[task_id]
-        try:
-            if record is None:
-                raise RecordError("the store has no such record")
-            episode = decode_episode(record)
-            if (episode.task_id, episode.group_id) != (task_id, unit.group_id):
-                raise RecordError(f"it is the record of task {episode.task_id}")
-        except RecordError as error:
-            log.error("unreadable record", task_id=task_id, group=unit.group_id, reason=str(error))
-            return None
-        episodes.append(episode)
-    return episodes
+        episodes += [episode for group in reused.values() for episode in group.episodes]
+        uses = {group_id: group.uses for group_id, group in reused.items()}
+        return ClaimedBatch(step, tuple(episodes), is_replay, self._num_filtered, uses)

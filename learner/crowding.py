@@ -11,12 +11,12 @@ import structlog
 
 from buffer import operations
 from configs.settings import BufferSettings
+from configs.store_agreement import COMMIT_AT_MEMORY
 
 from .patience import PatientStore
 
 log = structlog.get_logger()
 
-COMMIT_AT_MEMORY = 0.6  # of maxmemory; at buffer.pause_at_memory (0.8) actors would have to wait
 WORTH_COMMITTING = 0.05  # of maxmemory: committing less would not help whatever else fills it
 
 

@@ -59,6 +59,7 @@ def summarise(
         "held_out_accuracy_after": accuracy.get(run.steps),
         "steps": run.steps,
         "episodes": totals.episodes,
+        "reused_episodes": totals.reused_episodes,
         "resumed_episodes": totals.resumed_episodes,
         "generated_tokens": totals.completion_tokens + totals.dropped_tokens,
         "trained_tokens": totals.trained_tokens,

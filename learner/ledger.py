@@ -34,19 +34,23 @@ class Ledger:
     """Groups below it were created, or are being created now."""
     batches: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups of the batches since then: k -> trained, or k = step + 1, held."""
+    reused: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Groups that those batches train again."""
     open_rounds: set[int] = field(default_factory=set)
     """Evaluation rounds of this lineage, by step, that wait for answers."""
     publication: Publication | None = None
     """The last that this life put into the store."""
 
-    def hold(self, k: int, group_ids: Iterable[int]) -> None:
-        """Note what batch k is about to be sealed with."""
+    def hold(self, k: int, group_ids: Iterable[int], reused: Iterable[int] = ()) -> None:
+        """Note what batch k is about to be sealed with: new groups, and those trained before."""
         self.batches[k] = tuple(group_ids)
+        self.reused[k] = tuple(reused)
 
     def checkpoint(self, step: int) -> None:
         """Note that the batches up to `step` are inside a durable checkpoint."""
         for k in [k for k in self.batches if k <= step]:
             self.checkpointed.update(self.batches.pop(k))
+            self.reused.pop(k, None)
         self.checkpoint_step = step
 
     def groups_up_to(self, step: int) -> set[int]:

@@ -16,9 +16,7 @@ import structlog
 from torch import nn
 
 from buffer import operations
-from buffer.codec import decode_episode
 from buffer.episode import Episode, PolicyVersion
-from configs.errors import RecordError
 from configs.loader import settings_hash
 from configs.logging import bind_version
 from configs.settings import Settings
@@ -36,8 +34,8 @@ from .model import Policy
 from .optimizer import AdamWithSchedule
 from .patience import PatientStore
 from .ranks import Ranks
+from .records import read_episodes
 from .resume import Opening
-from .shaping import shape
 from .step import TrainedBatch, train_batch
 
 log = structlog.get_logger()
@@ -219,12 +217,7 @@ class Loop:
         if batch is not None:
             by_id = {episode.task_id: episode for episode in batch.episodes}
             return [by_id[task_id] for task_id in own]
-        records = self._parts.store.run(operations.records(own))
-        missing = [task_id for task_id, record in zip(own, records, strict=True) if record is None]
-        if missing:
-            raise RecordError(f"records of sealed batch {plan.step} are gone: tasks {missing[:5]}")
-        episodes = [decode_episode(record) for record in records if record is not None]
-        return [shape(episode, self._parts.settings) for episode in episodes]
+        return read_episodes(self._parts.store, own, self._parts.settings)
 
     def _publish(self) -> None:
         version = PolicyVersion(self._lineage, self._step)
@@ -237,12 +230,19 @@ class Loop:
         """Count the batch and append its lines to the journal."""
         assert self._front is not None
         figures = batch_figures(
-            batch.episodes, step=batch.step, lineage=self._lineage, lineages=self._lineages
+            batch.episodes,
+            step=batch.step,
+            lineage=self._lineage,
+            lineages=self._lineages,
+            uses=batch.uses,
         )
         self._count(figures, trained, times, claimed_at=claimed_at)
         version = {"step": batch.step, "lineage": self._lineage}
-        groups = sorted({episode.group_id for episode in batch.episodes})
-        self._front.journal.append("batches", {**version, "group_ids": groups})
+        groups = sorted({episode.group_id for episode in batch.episodes} - batch.uses.keys())
+        reused = sorted(batch.uses)
+        self._front.journal.append(
+            "batches", {**version, "group_ids": groups, "reused_group_ids": reused}
+        )
         self._front.journal.append(
             "metrics",
             {
@@ -317,6 +317,7 @@ class Loop:
         if self._stopping.is_set() and not front.is_evaluated(run.steps):
             return False
         cancelled = self._parts.store.run(operations.cancel(self._lineage))
+        self._parts.store.run(operations.clear_replay(self._lineage))
         stats = self._parts.store.run(operations.stats())
         self._totals.wall_s += time.monotonic() - self._began
         front.journal.summarise(summarise(run, self._totals, stats, front.journal.lines("eval")))

@@ -7,7 +7,7 @@ Owns names and meanings of figures; `journal.py` owns the files. Counts that spa
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -57,23 +57,50 @@ class BatchFigures:
     """Episodes that one actor began and another continued."""
     episodes_by_actor: dict[str, int]
     """Incarnation that finished the episode -> episodes."""
+    reused_groups: int
+    """Groups that an earlier batch trained too; every other figure here counts them as well."""
+    reused_episodes: int
+    reused_tokens: int
+    """Their completion tokens: generated for an earlier batch."""
+    reused_policy_lag_mean: float
+    """Over their trained tokens, batches."""
+    reuse_count_max: int
+    """How often one of them is now trained again."""
 
 
 def batch_figures(
-    episodes: Sequence[Episode], *, step: int, lineage: int, lineages: dict[int, int]
+    episodes: Sequence[Episode],
+    *,
+    step: int,
+    lineage: int,
+    lineages: dict[int, int],
+    uses: Mapping[int, int],
 ) -> BatchFigures:
-    """Count what batch `step` is made of."""
+    """Count what batch `step` is made of.
+
+    Args:
+        episodes: All of them.
+        step: The batch.
+        lineage: The learner's own.
+        lineages: lineage -> step it forked at.
+        uses: Group that is trained again -> how often, this batch included.
+    """
     rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
     lengths = [len(episode.completion.token_ids) for episode in episodes]
     groups: dict[int, list[float]] = defaultdict(list)
     parts: dict[str, list[float]] = defaultdict(list)
     lags: Counter[int] = Counter()
+    reused: list[Episode] = []
+    reused_lags: list[int] = []
     for episode in episodes:
         groups[episode.group_id].append(episode.reward)
         for name, value in episode.reward_parts.items():
             parts[name].append(value)
         trained_T = episode.completion.loss_mask.astype(bool)
         lags_T = token_lags(episode, step, lineage, lineages)[trained_T]
+        if episode.group_id in uses:
+            reused.append(episode)
+            reused_lags += lags_T.tolist()
         lags.update(
             dict(zip(*(x.tolist() for x in np.unique(lags_T, return_counts=True)), strict=True))
         )
@@ -102,6 +129,11 @@ def batch_figures(
             1 for e in episodes if len({run.incarnation for run in e.completion.fences}) > 1
         ),
         episodes_by_actor=dict(Counter(episode.incarnation for episode in episodes)),
+        reused_groups=len(uses),
+        reused_episodes=len(reused),
+        reused_tokens=sum(len(episode.completion.token_ids) for episode in reused),
+        reused_policy_lag_mean=float(np.mean(reused_lags)) if reused_lags else 0.0,
+        reuse_count_max=max(uses.values(), default=0),
     )
 
 
@@ -124,10 +156,12 @@ class Totals:
     """Counts over the whole run, all lives of the learner included."""
 
     episodes: int = 0
+    """Those of groups that are trained again are not counted again."""
+    reused_episodes: int = 0
     resumed_episodes: int = 0
     trained_tokens: int = 0
     completion_tokens: int = 0
-    """Of trained episodes."""
+    """Of `episodes`."""
     dropped_tokens: int = 0
     """Completion tokens of episodes that were dropped at claim time."""
     policy_lag_sum: float = 0.0
@@ -143,10 +177,11 @@ class Totals:
 
     def add(self, figures: BatchFigures, *, skipped: int) -> None:
         """Count one trained batch."""
-        self.episodes += figures.episodes
+        self.episodes += figures.episodes - figures.reused_episodes
+        self.reused_episodes += figures.reused_episodes
         self.resumed_episodes += figures.resumed_episodes
         self.trained_tokens += figures.trained_tokens
-        self.completion_tokens += figures.completion_tokens
+        self.completion_tokens += figures.completion_tokens - figures.reused_tokens
         self.policy_lag_sum += figures.policy_lag_mean * figures.trained_tokens
         self.policy_lag_max = max(self.policy_lag_max, figures.policy_lag_max)
         self.skipped_steps += skipped

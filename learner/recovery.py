@@ -58,6 +58,8 @@ def recover(store: RunsOperations, run_id: str, *, settings: Settings, ledger: L
             ledger.lineage, ledger.step, owner=ledger.owner, lineages=ledger.lineages
         )
     )
+    reused = {k: ledger.reused.get(k, ()) for k in ledger.batches}
+    unkept = store.run(operations.check_replay(ledger.lineage, ledger.checkpoint_step, reused))
     forgotten = _reassert_batches(store, settings.run, ledger)
     created = _create_again(store, settings.run, ledger)
     _reopen_rounds(store, settings.run, ledger)
@@ -68,6 +70,7 @@ def recover(store: RunsOperations, run_id: str, *, settings: Settings, ledger: L
         "recovered",
         lineage_was_lost=was_lost,
         committed_groups_forgotten=forgotten,
+        kept_groups_forgotten=unkept,
         tasks_created_again=created,
         batches_reconciled=sorted(ledger.batches),
     )

@@ -193,7 +193,7 @@ def test_batch_figures_count_trained_tokens_by_lag() -> None:
         ),
     ]
 
-    figures = batch_figures(episodes, step=3, lineage=1, lineages={1: 0})
+    figures = batch_figures(episodes, step=3, lineage=1, lineages={1: 0}, uses={})
 
     assert (figures.episodes, figures.groups, figures.trained_tokens) == (4, 2, 8)
     assert figures.policy_lag_histogram == {"0": 3, "1": 1, "2": 4}

@@ -97,7 +97,7 @@ def test_figures_of_a_batch_count_masked_episodes_and_the_punishment() -> None:
         shape(_episode({"exact": 1.0}, length=6), settings),
     ]
 
-    figures = batch_figures(episodes, step=1, lineage=1, lineages={1: 0})
+    figures = batch_figures(episodes, step=1, lineage=1, lineages={1: 0}, uses={})
 
     assert figures.masked_episodes == 1
     assert figures.trained_tokens == 6

@@ -27,6 +27,7 @@ def tiny_settings(
     buffer: Mapping[str, object] | None = None,
     algorithm: Mapping[str, object] | None = None,
     rewards: Mapping[str, object] | None = None,
+    replay: Mapping[str, object] | None = None,
 ) -> Settings:
     """Make settings of a run in `folder` that batches 2 groups of 4."""
     tables: dict[str, Any] = {
@@ -48,6 +49,7 @@ def tiny_settings(
         "buffer": buffer or {},
         "algorithm": algorithm or {},
         "rewards": rewards or {},
+        "replay": replay or {},
     }
     return Settings.model_validate(tables)
 

@@ -1,0 +1,88 @@
+"""What Redis must be able to hold; each check returns a text for people, or None."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .settings import Settings
+
+COMMIT_AT_MEMORY = 0.6  # of maxmemory: from there on the learner commits what it has trained
+KEEP_AT_MEMORY = 0.5  # of maxmemory: from there on groups kept for reuse make way
+
+BYTES_OF_A_RECORD = 2048  # besides its tokens: identity, spans, metrics, a short text
+BYTES_PER_PROMPT_TOKEN = 4  # its id
+BYTES_PER_COMPLETION_TOKEN = 9  # id, log-prob, mask
+MIB = 2**20
+
+
+def store_disagreements(settings: Settings) -> list[str]:
+    """Say what would not fit or not come about, and what to change."""
+    checks = (_keeps_no_group, _forgets_before_it_keeps, _ranks_groups_of_one, _is_too_small)
+    return [text for check in checks if (text := check(settings)) is not None]
+
+
+def too_small_for(settings: Settings, limit_bytes: int) -> str | None:
+    """Say, with the arithmetic, why actors could stop for ever under this `maxmemory`; 0 = none.
+
+    While a batch fills, Redis holds the episodes that admission allows and what is trained and not
+    committed. If both reach `buffer.pause_at_memory` first, the batch never fills.
+    """
+    run, buffer = settings.run, settings.buffer
+    units = int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin)
+    record = min(
+        buffer.max_episode_bytes,
+        BYTES_OF_A_RECORD
+        + BYTES_PER_PROMPT_TOKEN * run.max_prompt_tokens
+        + BYTES_PER_COMPLETION_TOKEN * run.max_completion_tokens,
+    )
+    under_way = units * run.group_size * record
+    uncommitted = min(buffer.max_uncommitted_bytes, COMMIT_AT_MEMORY * limit_bytes)
+    room = buffer.pause_at_memory * limit_bytes
+    if not limit_bytes or under_way + uncommitted <= room:
+        return None
+    return (
+        f"Redis' maxmemory must hold {units} groups x {run.group_size} episodes x "
+        f"{record / 1024:.0f} KiB = {under_way / MIB:.0f} MiB under way + "
+        f"{uncommitted / MIB:.0f} MiB trained and not committed within buffer.pause_at_memory = "
+        f"{buffer.pause_at_memory} of it, got {limit_bytes / MIB:.0f} MiB; "
+    )
+
+
+def _is_too_small(settings: Settings) -> str | None:
+    if settings.buffer.url is not None:
+        return None  # the learner asks that server when it starts
+    text = too_small_for(settings, settings.buffer.maxmemory_mb * MIB)
+    return text and text + "raise buffer.maxmemory_mb, or lower buffer.max_uncommitted_bytes"
+
+
+def _keeps_no_group(settings: Settings) -> str | None:
+    capacity, size = settings.replay.capacity, settings.run.group_size
+    if not 0 < capacity < size:
+        return None
+    return (
+        f"replay.capacity must be 0 or >= run.group_size = {size}, got {capacity}; "
+        f"groups are kept whole"
+    )
+
+
+def _forgets_before_it_keeps(settings: Settings) -> str | None:
+    max_lag, every = settings.replay.max_lag, settings.learner.checkpoint_every
+    if not settings.replay.capacity or max_lag >= every:
+        return None
+    return (
+        f"replay.max_lag must be >= learner.checkpoint_every = {every}, got {max_lag}; "
+        f"a group is kept from the checkpoint after its batch, when it would be too old"
+    )
+
+
+def _ranks_groups_of_one(settings: Settings) -> str | None:
+    replay = settings.replay
+    if settings.run.group_size > 1 or not replay.capacity or replay.sampling != "prioritised":
+        return None
+    if replay.priority != "advantage":
+        return None
+    return (
+        "replay.priority must be lag where run.group_size is 1, got advantage; "
+        "the rewards of a group of one never lie apart"
+    )

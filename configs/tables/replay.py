@@ -1,0 +1,31 @@
+"""`replay`: groups that are trained again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Positive, Table
+
+
+class ReplaySettings(Table):
+    """Reuse of trained groups. Off unless `capacity` is set."""
+
+    capacity: Annotated[int, Field(ge=0, le=10**7)] = 0
+    """Episodes kept for reuse once their batch is trained and committed; 0 = each group is trained
+    once. The oldest go first."""
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Share of a batch's groups that are reused ones, as soon as enough are kept. They come on top
+    of `run.groups_per_batch` new ones: 0.5 doubles the batch."""
+    sampling: Literal["uniform", "newest", "prioritised"] = "uniform"
+    """What a batch gets: any, the newest, or by `priority`: rank r with about 1 / r."""
+    priority: Literal["advantage", "lag"] = "advantage"
+    """What `prioritised` ranks by: how far the rewards of a group lie apart, or how few batches
+    behind it is."""
+    max_reuse: Positive = 1
+    """How often a group may be trained again."""
+    max_lag: Positive = 100
+    """A group whose oldest trained token is more batches behind is forgotten, batches."""
+    max_bytes: Positive = 256 * 2**20
+    """Records kept in Redis, bytes; fewer where Redis is more than half full."""
