@@ -92,7 +92,7 @@ def _pull(socket: zmq.Socket[bytes]) -> Batches:
 @contextmanager
 def redis_pipelines(folder: Path) -> Iterator[Batches]:
     """RPUSH and LPOP in pipelines: what the receiver had in hand when it died is lost."""
-    with _redis(folder) as (client, url_file), _source("redis_pipelines", str(url_file)):
+    with running_redis(folder) as (client, url_file), _source("redis_pipelines", str(url_file)):
         yield _pop(client)
 
 
@@ -108,7 +108,7 @@ def _pop(client: redis.Redis) -> Batches:
 @contextmanager
 def streams_ack(folder: Path) -> Iterator[Batches]:
     """XADD, XREADGROUP, XACK, and XDEL so that memory stays bounded: at least once, no fences."""
-    with _redis(folder) as (client, url_file):
+    with running_redis(folder) as (client, url_file):
         client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
         with _source("streams_ack", str(url_file)):
             yield _read_group(client)
@@ -134,10 +134,12 @@ def nyala(folder: Path) -> Iterator[Batches]:
 
 
 @contextmanager
-def _redis(folder: Path) -> Iterator[tuple[redis.Redis, Path]]:
+def running_redis(
+    folder: Path, *, maxmemory_mb: int = MEMORY_MB
+) -> Iterator[tuple[redis.Redis, Path]]:
     """Start a server with the configuration of a run's own."""
     url_file = folder / "redis.url"
-    server = configure(folder / "redis", url_file, maxmemory_mb=MEMORY_MB)
+    server = configure(folder / "redis", url_file, maxmemory_mb=maxmemory_mb)
     with ExitStack() as stack:
         guard = Guard(grace_s=5.0)
         stack.callback(guard.close)
