@@ -27,7 +27,7 @@ from .environments.registry import make_environment
 from .episodes import EpisodeMaker
 from .gate import SwapGate
 from .loop import ActorLoop, Crew
-from .reward_process import ENVIRONMENT_TIMEOUT_S, RewardProcess
+from .reward_pool import ENVIRONMENT_TIMEOUT_S, RewardPool
 from .tokens import ModelTokenizer
 
 log = structlog.get_logger()
@@ -77,7 +77,7 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
         engine=engine,
         weights=receiver,
         gate=gate,
-        prepare=lambda: prepare(settings.run, incarnation),
+        prepare=lambda: prepare(settings, incarnation),
     )
     stopping = asyncio.create_task(_pass_on(stop, loop))
     try:
@@ -98,19 +98,20 @@ def greeting(settings: Settings, incarnation: str) -> Hello:
     )
 
 
-async def prepare(run: RunSettings, incarnation: str) -> Crew:
-    """Make environment, tokenizer and reward function, and try them on a sample.
+async def prepare(settings: Settings, incarnation: str) -> Crew:
+    """Make environment, tokenizer and reward functions, and try them on a sample.
 
     Raises:
         SettingsError: One of them cannot be made as the settings say.
         RewardError: The reward fails on the sample.
         DeadlineError: The environment takes for ever to make an item.
     """
+    run = settings.run
     environment, tokenizer = await asyncio.to_thread(_load, run)
-    if run.reward is None:
+    if not run.reward_functions:
         log.info("reward", function=f"the score of {run.environment}")
         return Crew(EpisodeMaker(environment, tokenizer, run, incarnation), None)
-    rewards = RewardProcess(run.reward, timeout_s=run.reward_timeout_s)
+    rewards = RewardPool(settings)
     sample = environment.begin(0, run.seed, held_out=False)
     try:
         description = await rewards.try_out(sample.prompt, sample.answer or "", sample.answer)

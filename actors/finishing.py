@@ -21,7 +21,7 @@ from .environments.base import Score
 from .episodes import EpisodeMaker
 from .flights import Flight, Flights
 from .outbox import Outbox
-from .reward_process import RewardProcess
+from .reward_pool import RewardPool
 from .rewards import checked
 from .rollout import Judgement, Rollout, State
 from .workbench import Workbench
@@ -89,17 +89,20 @@ class Finishing:
                     going_on.append(flight)
             self._go_on(going_on)
 
-    async def score_episodes(self, maker: EpisodeMaker, rewards: RewardProcess | None) -> None:
+    async def score_episodes(self, maker: EpisodeMaker, rewards: RewardPool | None) -> None:
         """Give finished episodes their reward and send them off, until cancelled.
+
+        As many of these as the pool has workers share what there is.
 
         Args:
             maker: Makes the records.
-            rewards: The user's function; None = the environment's own score.
+            rewards: The user's functions; None = the environment's own score.
         """
+        most = MAX_BATCH if rewards is None else max(1, MAX_BATCH // rewards.num_workers)
         while True:
-            batch = [flight for flight in await _batch(self._judged) if not flight.is_lost]
+            batch = [flight for flight in await _batch(self._judged, most) if not flight.is_lost]
             if rewards is not None:
-                await self._apply_function(maker, rewards, batch)
+                await self._apply_functions(maker, rewards, batch)
             else:
                 for flight in batch:
                     self._send(maker, flight, _score(flight))
@@ -113,8 +116,8 @@ class Finishing:
         self._judged.put_nowait(flight)
         return False
 
-    async def _apply_function(
-        self, maker: EpisodeMaker, rewards: RewardProcess, batch: Sequence[Flight]
+    async def _apply_functions(
+        self, maker: EpisodeMaker, rewards: RewardPool, batch: Sequence[Flight]
     ) -> None:
         samples = [maker.sample(_rollout(flight)) for flight in batch]
         results = await rewards.score(samples)
@@ -125,8 +128,8 @@ class Finishing:
                 self.fail(flight, "data", str(result))
             else:
                 own = _score(flight)
-                parts = own.parts | {"environment": own.reward}
-                self._send(maker, flight, Score(result, parts, own.metrics))
+                parts = own.parts | {"environment": own.reward} | result
+                self._send(maker, flight, Score(sum(result.values()), parts, own.metrics))
 
     def _send(self, maker: EpisodeMaker, flight: Flight, score: Score) -> None:
         try:
@@ -143,10 +146,10 @@ class Finishing:
         self._outbox.put(Submission(flight.lease.task_id, flight.lease.fence, record))
 
 
-async def _batch(queue: asyncio.Queue[Flight]) -> list[Flight]:
+async def _batch(queue: asyncio.Queue[Flight], most: int = MAX_BATCH) -> list[Flight]:
     """Wait for one flight and take those that are there with it."""
     batch = [await queue.get()]
-    while len(batch) < MAX_BATCH and not queue.empty():
+    while len(batch) < most and not queue.empty():
         batch.append(queue.get_nowait())
     return batch
 

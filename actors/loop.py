@@ -41,7 +41,7 @@ from .heartbeat import Heartbeat
 from .meter import Meter
 from .outbox import Outbox
 from .ports import Broker, Weights
-from .reward_process import RewardProcess
+from .reward_pool import RewardPool
 from .sampling import Sampling
 from .workbench import Workbench
 
@@ -70,7 +70,7 @@ class Crew:
     """What the loop works with once an actor has started up."""
 
     maker: EpisodeMaker
-    rewards: RewardProcess | None
+    rewards: RewardPool | None
 
 
 class ActorLoop:
@@ -205,10 +205,14 @@ class ActorLoop:
     def _start_work(self, crew: Crew, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
         self.phase = Phase.SERVING
         finishing = self._sampling.finishing
+        scorers = range(1 if crew.rewards is None else crew.rewards.num_workers)
         return [
             tasks.create_task(self._sampling.pump()),
             tasks.create_task(finishing.judge_turns()),
-            tasks.create_task(finishing.score_episodes(crew.maker, crew.rewards)),
+            *(
+                tasks.create_task(finishing.score_episodes(crew.maker, crew.rewards))
+                for _ in scorers
+            ),
             tasks.create_task(self._sampling.deliver()),
         ]
 

@@ -1,8 +1,9 @@
-"""The actor's side of the reward worker: time limits, restarts, and who was at fault.
+"""The actor's side of one reward worker: time limits, restarts, and who was at fault.
 
-The worker may hang, crash or be killed for memory. It is then killed and started again, and costs
+The worker may hang, crash or run out of its memory. It is then killed and started again, and costs
 the sample it was called with, no other: of a batch nobody can say which one it was, so the samples
-are tried again one by one.
+are tried again one by one. What failed is tried again after a pause, on the new worker; only then
+the sample has no reward.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -20,17 +22,15 @@ from typing import Any, NamedTuple
 import structlog
 
 from configs.errors import DeadlineError, RewardError, SettingsError
-from configs.settings import Settings
 
-from .deadline import call_within
-from .environments.registry import check_environment
 from .frames import LENGTH, MAX_FRAME_BYTES, pack_frame, unpack_body
+from .reward_worker import OUT_OF_MEMORY
 from .rewards import Convention, RewardSample
 
 log = structlog.get_logger()
 
 LOAD_TIMEOUT_S = 60.0  # a reward file may import torch
-ENVIRONMENT_TIMEOUT_S = 60.0
+RETRY_PAUSE_S = 0.5  # for whatever a reward asks over the network; jittered
 PATIENCE = 4  # samples of one batch that may hang before the rest of it is given up
 
 Result = float | RewardError
@@ -44,7 +44,7 @@ class Death(NamedTuple):
 
 
 class RewardProcess:
-    """Scores samples with the user's function.
+    """Scores samples with one function of the user, one batch at a time.
 
     Example:
         rewards = RewardProcess("rewards/length.py:reward", timeout_s=30)
@@ -53,12 +53,18 @@ class RewardProcess:
         await rewards.close()
     """
 
-    def __init__(self, reward: str, *, timeout_s: float) -> None:
+    def __init__(
+        self, reward: str, *, timeout_s: float, memory_mb: int | None = None, retries: int = 0
+    ) -> None:
         self._reward = reward
         self._timeout_s = timeout_s
+        self._memory_mb = memory_mb
+        self._retries = retries
         self._process: Process | None = None
         self._convention = Convention.SAMPLE
         self._one_at_a_time = asyncio.Lock()
+        self._gave_up = False
+        self._has_started = False
         self.num_restarts = 0
 
     async def start(self) -> Convention:
@@ -73,6 +79,7 @@ class RewardProcess:
             "-m",
             "actors.reward_worker",
             self._reward,
+            str(self._memory_mb or 0),
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,  # Ctrl-C is for the actor, which then ends this one
@@ -89,29 +96,22 @@ class RewardProcess:
             await self._kill()
             raise SettingsError(str(greeting["refusal"]))
         self._convention = Convention(greeting["convention"])
+        self._has_started = True
         return self._convention
 
     async def score(self, samples: Sequence[RewardSample]) -> list[Result]:
         """Return a reward for each sample, or why there is none."""
         async with self._one_at_a_time:
-            return await self._score(samples)
-
-    async def try_out(self, prompt: str, completion: str, answer: str | None) -> str:
-        """Start, score two copies of a sample, and describe how the function is called.
-
-        Raises:
-            SettingsError: The function cannot be loaded or has unknown parameters.
-            RewardError: It fails on the sample.
-        """
-        convention = await self.start()
-        sample = RewardSample(prompt, completion, (), answer, 0, "train", 0.0)
-        for result in await self.score([sample, sample]):
-            if isinstance(result, RewardError):
-                raise RewardError(
-                    f"run.reward must score the sample {prompt!r:.80} -> {completion!r:.80}, "
-                    f"got: {result}; try {self._reward!r} on it by hand"
-                )
-        return f"{self._reward}, called with a {convention}"
+            results = await self._score(samples)
+            for _ in range(self._retries):
+                failed = [i for i, result in enumerate(results) if isinstance(result, RewardError)]
+                if not failed or self._gave_up:
+                    break
+                await asyncio.sleep(RETRY_PAUSE_S * random.uniform(0.5, 1.5))
+                again = await self._score([samples[i] for i in failed])
+                for i, result in zip(failed, again, strict=True):
+                    results[i] = result
+            return results
 
     async def close(self) -> None:
         """End the worker."""
@@ -119,9 +119,10 @@ class RewardProcess:
 
     async def _score(self, samples: Sequence[RewardSample]) -> list[Result]:
         results: list[Result] = []
-        batch, num_hangs = len(samples), 0
+        batch, num_hangs, self._gave_up = len(samples), 0, False
         while len(results) < len(samples):
             if num_hangs >= PATIENCE:
+                self._gave_up = True
                 error = RewardError(f"reward was given up: it hung {num_hangs} times in one batch")
                 return results + [error] * (len(samples) - len(results))
             part = samples[len(results) : len(results) + batch]
@@ -138,8 +139,10 @@ class RewardProcess:
     async def _call(self, samples: Sequence[RewardSample]) -> tuple[list[Result], Death | None]:
         """Return the outcomes that came, and what became of the worker if some did not."""
         if self._process is None:
-            self.num_restarts += 1
-            await self.start()
+            try:
+                await self._restart()
+            except (RewardError, SettingsError) as error:  # it loaded before: the sample's loss
+                return [], Death(str(error), hung=True)
         answers: list[Result] = []
         try:
             await self._send([asdict(sample) for sample in samples])
@@ -154,6 +157,10 @@ class RewardProcess:
                 for value, reason in reply["outcomes"]
             ]
         return answers, None
+
+    async def _restart(self) -> None:
+        self.num_restarts += self._has_started
+        await self.start()
 
     async def _send(self, rows: list[dict[str, object]]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -185,6 +192,8 @@ class RewardProcess:
         await self._kill()
         if status is None:
             reason = f"reward must return within run.reward_timeout_s = {self._timeout_s:g} s"
+        elif status == OUT_OF_MEMORY:
+            reason = f"reward must fit into actors.reward_memory_mb = {self._memory_mb} MiB"
         else:
             reason = f"reward ended its process with status {status}"
         log.warning("reward worker restarts", reason=reason)
@@ -197,40 +206,3 @@ class RewardProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-
-
-def check_reward(settings: Settings) -> str:
-    """Try the reward of a run on one sample and describe it; for a look before anything starts.
-
-    Raises:
-        SettingsError: The environment or the reward cannot be loaded.
-        RewardError: The reward fails on the sample.
-    """
-    return asyncio.run(_check(settings))
-
-
-async def _check(settings: Settings) -> str:
-    run = settings.run
-    sample = await asyncio.to_thread(
-        call_within, ENVIRONMENT_TIMEOUT_S, lambda: check_environment(run), what="run.environment"
-    )
-    if run.reward is None:
-        return f"the score of {run.environment}"
-    text = sample.answer or ""
-    return await try_reward(run.reward, run.reward_timeout_s, sample.prompt, text, sample.answer)
-
-
-async def try_reward(
-    reward: str, timeout_s: float, prompt: str, completion: str, answer: str | None
-) -> str:
-    """Start a reward's process, try it on a sample, and describe the function.
-
-    Raises:
-        SettingsError: It cannot be loaded.
-        RewardError: It fails on the sample.
-    """
-    process = RewardProcess(reward, timeout_s=timeout_s)
-    try:
-        return await process.try_out(prompt, completion, answer)
-    finally:
-        await process.close()

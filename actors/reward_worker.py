@@ -1,10 +1,11 @@
-"""The process of a user's reward function: `python -m actors.reward_worker path.py:function`.
+"""The process of a user's reward function: `python -m actors.reward_worker path.py:function MiB`.
 
     READY --samples--> CALLING --an outcome for each sample, in order--> READY
     end of input -> exit
 
 Outcomes are `[reward, null]` or `[null, reason]`. A batched function that raises is called again
-with one sample at a time, so that only the sample at fault fails. What the function prints goes to
+with one sample at a time, so that only the sample at fault fails. One that runs out of memory ends
+the process: what it keeps alive would fail every later call. What the function prints goes to
 stderr. Dies with its parent.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -32,6 +34,8 @@ from .rewards import (
 )
 
 PR_SET_PDEATHSIG = 1
+OUT_OF_MEMORY = 77
+"""Exit status of a worker whose function needed more memory than it may have."""
 Outcome = tuple[float | None, str | None]
 
 
@@ -63,6 +67,8 @@ def judge(
         except RewardError as error:  # not a list of n values: no sample is at fault
             yield [(None, str(error))] * len(samples)
             return
+        except MemoryError:
+            raise
         except Exception:  # noqa: BLE001, S110 - foreign code; asked again below, one by one
             pass
     for sample in samples:
@@ -76,6 +82,8 @@ def _judge_one(function: RewardFunction, convention: Convention, sample: RewardS
         return _outcome(call_sample(function, sample))
     except RewardError as error:
         return None, str(error)
+    except MemoryError:
+        raise
     except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
         return None, f"reward raised {type(error).__name__}: {error}"
 
@@ -98,7 +106,14 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a print of the user must not end up among the replies
-    serve(sys.argv[1], sys.stdin.buffer, replies)
+    reward, memory_mb = sys.argv[1], int(sys.argv[2])
+    if memory_mb:
+        # What it allocates, not what it maps: libraries map far more than they use.
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
+    try:
+        serve(reward, sys.stdin.buffer, replies)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)  # at once: cleaning up needs memory too
 
 
 if __name__ == "__main__":

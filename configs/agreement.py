@@ -23,6 +23,7 @@ def disagreements(settings: Settings) -> list[str]:
         _best_of_more_than_there_are,
         _punishes_every_length,
         _filters_what_teaches,
+        _names_two_rewards_alike,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
     return own + store_disagreements(settings)
@@ -112,3 +113,13 @@ def _filters_what_teaches(settings: Settings) -> str | None:
             "the rewards of a group of one are always equal"
         )
     return None
+
+
+def _names_two_rewards_alike(settings: Settings) -> str | None:
+    rewards = settings.run.reward
+    if not isinstance(rewards, list) or len(settings.run.reward_functions) == len(rewards):
+        return None
+    return (
+        f"run.reward must name functions of different names, got {', '.join(rewards)}; "
+        f"each is a part of the reward under its function's name"
+    )

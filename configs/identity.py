@@ -28,7 +28,7 @@ def run_hashes(settings: Settings) -> dict[str, str]:
     return {
         "settings": settings_hash(settings),
         "environment": _environment_hash(settings),
-        "reward": reward_hash(settings.run.reward),
+        "reward": _rewards_hash(settings),
     }
 
 
@@ -49,6 +49,14 @@ def reward_hash(reward: str | None) -> str:
             f"run.reward must be a readable file, got {reward!r}; {error.strerror}: {path}"
         ) from error
     return hashlib.sha256(source + name.encode()).hexdigest()[:HASH_CHARACTERS]
+
+
+def _rewards_hash(settings: Settings) -> str:
+    functions = list(settings.run.reward_functions.values())
+    if len(functions) < 2:
+        return reward_hash(functions[0] if functions else None)
+    hashes = [reward_hash(function) for function in functions]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH_CHARACTERS]
 
 
 def _environment_hash(settings: Settings) -> str:

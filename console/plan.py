@@ -24,10 +24,10 @@ def resolve(settings: Settings) -> Settings:
     model = Path(run.model).expanduser()
     if run.model != "init" and model.exists():
         changes["model"] = str(model.resolve())
-    if run.reward is not None:
-        place, colon, function = run.reward.rpartition(":")
-        if place.endswith(".py"):
-            changes["reward"] = f"{Path(place).expanduser().resolve()}{colon}{function}"
+    if isinstance(run.reward, str):
+        changes["reward"] = _absolute(run.reward)
+    elif run.reward is not None:
+        changes["reward"] = [_absolute(reward) for reward in run.reward]
     resolved = settings.model_copy(update={"run": run.model_copy(update=changes)})
     if settings.broker.keys is not None:
         keys = settings.broker.keys.expanduser().resolve()
@@ -131,6 +131,14 @@ def _command(
 ) -> Command:
     arguments = (sys.executable, "-m", package, "--config", str(folder.config), *flags)
     return Command(name, role, arguments, folder.log(name), environment)
+
+
+def _absolute(reward: str) -> str:
+    """Make the file of a reward function absolute; a module stays as it is."""
+    place, colon, function = reward.rpartition(":")
+    if not place.endswith(".py"):
+        return reward
+    return f"{Path(place).expanduser().resolve()}{colon}{function}"
 
 
 def _with_port(settings: Settings, folder: RunFolder) -> Settings:

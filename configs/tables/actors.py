@@ -31,6 +31,14 @@ class ActorSettings(Table):
     """GPUs per actor."""
     threads: Positive = 1
     """OpenMP threads on a CPU; more than one spins when learner and actor share the cores."""
+    reward_workers: Positive = 1
+    """Batches of finished episodes that reward functions judge at a time, in a process for each
+    function."""
+    reward_memory_mb: Annotated[int, Field(ge=64)] | None = 4096
+    """Memory that one process of a reward function may allocate (Linux), MiB; null = no limit."""
+    reward_retries: Annotated[int, Field(ge=0)] = 1
+    """How often an episode is judged again on the same actor after its reward failed, before that
+    counts as a failure of the task."""
     heartbeat_s: Seconds = 2.0
     """Pause between heartbeats."""
     snapshot_s: Seconds = 1.0

@@ -30,8 +30,9 @@ class RunSettings(Table):
     """`reasoning_gym`, `calculator`, or `module:Class` of your own."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     """Keywords for the environment, such as `dataset: spell_backward`."""
-    reward: str | None = None
-    """`path/to/file.py:function` or `module:function`; null means the environment's own score."""
+    reward: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """`path/to/file.py:function` or `module:function`; null means the environment's own score. Of a
+    list, the rewards are added up; each is a part of the reward that has its function's name."""
     reward_timeout_s: Seconds = 30.0
     """A reward call that takes longer costs its episode an attempt."""
     group_size: Positive = 8
@@ -56,6 +57,12 @@ class RunSettings(Table):
     def folder(self) -> Path:
         """Where this run keeps its files."""
         return self.directory / self.name
+
+    @property
+    def reward_functions(self) -> dict[str, str]:
+        """Name of each part of the reward -> the function that gives it."""
+        given = [self.reward] if isinstance(self.reward, str) else self.reward or []
+        return {reward.rpartition(":")[2]: reward for reward in given}
 
     @property
     def model_path(self) -> str:

@@ -12,7 +12,7 @@ from actors.environments.calculator import Calculator
 from actors.episodes import EpisodeMaker
 from actors.gate import SwapGate
 from actors.loop import ActorLoop, Crew
-from actors.reward_process import RewardProcess
+from actors.reward_pool import RewardPool
 from broker.messages import Publication
 from buffer.episode import PolicyVersion
 from configs.settings import ActorSettings, RunSettings, Settings
@@ -79,6 +79,7 @@ class Actor:
                 name=RUN,
                 model="init",
                 group_size=GROUP,
+                reward=reward,
                 reward_timeout_s=5,
                 **{"max_completion_tokens": 64, **(run or {})},
             ),
@@ -86,7 +87,6 @@ class Actor:
         )
         self.weights = FakeWeights()
         self.gate = SwapGate(hold_s=0.2)
-        self.reward = reward
         self.client = wrap(ring.client(name))
         self.loop = kind(
             self.settings,
@@ -103,11 +103,7 @@ class Actor:
 
     async def _prepare(self) -> Crew:
         maker = EpisodeMaker(Calculator(), CharacterTokenizer(), self.settings.run, self.name)
-        rewards = None
-        if self.reward is not None:
-            rewards = RewardProcess(self.reward, timeout_s=2)
-            await rewards.start()
-        return Crew(maker, rewards)
+        return Crew(maker, RewardPool(self.settings) if self.settings.run.reward else None)
 
     async def end(self, timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):

@@ -275,6 +275,32 @@ def test_a_reward_function_judges_and_what_it_refuses_is_dead(redis_url, keys, t
     in_ring(redis_url, keys, story, groups=3)
 
 
+def test_a_reward_that_hangs_or_crashes_does_not_stop_generation(redis_url, keys, tmp_path):
+    path, release = tmp_path / "reward.py", tmp_path / "release"
+    path.write_text(
+        "import os, pathlib, time\n"
+        "def f(completion, index):\n"
+        f"    while not pathlib.Path({str(release)!r}).exists(): time.sleep(0.01)\n"
+        "    return 1.0 if index else os._exit(3)\n"
+    )
+
+    async def story(ring):
+        actor = Actor(ring, "a", reward=f"{path}:f", reward_workers=2, reward_retries=0)
+        await until_true(lambda: len(actor.engine.submitted) >= 3 * GROUP)
+        waiting = await ring.store.run(operations.stats())
+        release.touch()
+        stats = await until(ring, lambda s: s.dead == GROUP and s.buffered == 2 * GROUP)
+        made = await episodes(ring, 3 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        assert (waiting.buffered, waiting.dead) == (0, 0)
+        assert stats.leased == 0
+        assert {episode.reward_parts["f"] for episode in made} == {1.0}
+
+    in_ring(redis_url, keys, story, groups=3)
+
+
 def test_the_death_of_the_engine_ends_the_actor_and_frees_its_leases(redis_url, keys):
     async def story(ring):
         engine = FakeEngine(solve)

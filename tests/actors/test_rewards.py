@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from actors.reward_process import RewardProcess, check_reward, try_reward
+from actors.reward_pool import check_reward
+from actors.reward_process import RewardProcess
 from actors.rewards import RewardSample
 from configs.errors import RewardError, SettingsError
 from configs.settings import RunSettings, Settings
@@ -160,7 +161,7 @@ def test_a_function_that_cannot_be_used_is_refused_with_the_fix(tmp_path, source
 
 def test_a_reward_without_function_name_is_refused():
     with pytest.raises(SettingsError, match=r"must be path/to/file.py:function or module:function"):
-        asyncio.run(try_reward("rewards.py", 1.0, "p", "c", None))
+        check_reward(make_settings("rewards.py"))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,19 @@ def test_each_hash_follows_its_own_part_of_the_settings(tmp_path):
     assert {name for name in base if base[name] != reward[name]} == {"reward"}
 
 
+def test_several_rewards_have_a_hash_of_their_own(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text("def f(): ...\ndef g(): ...\n")
+
+    one, both, turned = (
+        hashes(reward=reward)["reward"]
+        for reward in (f"{path}:f", [f"{path}:f", f"{path}:g"], [f"{path}:g", f"{path}:f"])
+    )
+
+    assert one == hashes(reward=[f"{path}:f"])["reward"] == reward_hash(f"{path}:f")
+    assert len({one, both, turned}) == 3
+
+
 def test_reward_hash_follows_source_and_name(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def f(output, prompt): return 1\n")

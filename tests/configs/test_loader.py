@@ -153,6 +153,10 @@ def test_tables_that_contradict_each_other_are_refused(write):
             ["algorithm.filter_zero_variance=true", "run.group_size=1"],
             "$.run.group_size must be >= 2 where algorithm.filter_zero_variance is true, got 1",
         ),
+        (
+            ["run.reward=[a.py:f, b.py:f]"],
+            "$.run.reward must name functions of different names, got a.py:f, b.py:f",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):

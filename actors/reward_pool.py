@@ -1,0 +1,125 @@
+"""The reward functions of a run, each in processes of its own, and what they say added up.
+
+    free slot --samples--> every function of the slot, side by side --a sum for each sample--> free
+
+A slot has one process for each function; `actors.reward_workers` slots work at the same time, so a
+function that hangs holds up one slot and no other. Slots start when they are first needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from configs.errors import RewardError
+from configs.settings import Settings
+
+from .deadline import call_within
+from .environments.registry import check_environment
+from .reward_process import Result, RewardProcess
+from .rewards import RewardSample
+
+ENVIRONMENT_TIMEOUT_S = 60.0
+
+Parts = dict[str, float]
+"""Name of each reward function -> what it gave."""
+
+
+class RewardPool:
+    """Scores samples with all reward functions of a run.
+
+    Example:
+        rewards = RewardPool(settings)
+        description = await rewards.try_out("1+1=", "2", "2")
+        results = await rewards.score(samples)
+        await rewards.close()
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Take `run.reward` and what `actors` says of its processes; nothing starts yet."""
+        actors = settings.actors
+        self.num_workers = actors.reward_workers
+        self._functions = settings.run.reward_functions
+        self._slots = [
+            [
+                RewardProcess(
+                    function,
+                    timeout_s=settings.run.reward_timeout_s,
+                    memory_mb=actors.reward_memory_mb,
+                    retries=actors.reward_retries,
+                )
+                for function in self._functions.values()
+            ]
+            for _ in range(self.num_workers)
+        ]
+        self._free: asyncio.LifoQueue[list[RewardProcess]] = asyncio.LifoQueue()
+        for slot in reversed(self._slots):
+            self._free.put_nowait(slot)
+
+    async def score(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
+        """Return for each sample what every function gave, or why one gave nothing.
+
+        Waits for a free slot; a slot is busy for a bounded time.
+        """
+        slot = await self._free.get()
+        try:
+            columns = await asyncio.gather(*(process.score(samples) for process in slot))
+        finally:
+            self._free.put_nowait(slot)
+        return [self._join(results) for results in zip(*columns, strict=True)]
+
+    async def try_out(self, prompt: str, completion: str, answer: str | None) -> str:
+        """Start one slot, score two copies of a sample, and describe how functions are called.
+
+        Raises:
+            SettingsError: A function cannot be loaded or has unknown parameters.
+            RewardError: One fails on the sample.
+        """
+        conventions = [await process.start() for process in self._slots[0]]
+        sample = RewardSample(prompt, completion, (), answer, 0, "train", 0.0)
+        for result in await self.score([sample, sample]):
+            if isinstance(result, RewardError):
+                raise RewardError(
+                    f"run.reward must score the sample {prompt!r:.80} -> {completion!r:.80}, "
+                    f"got: {result}; try it by hand"
+                )
+        pairs = zip(self._functions.values(), conventions, strict=True)
+        return "; ".join(f"{function}, called with a {form}" for function, form in pairs)
+
+    async def close(self) -> None:
+        """End all processes."""
+        for slot in self._slots:
+            for process in slot:
+                await process.close()
+
+    def _join(self, results: Sequence[Result]) -> Parts | RewardError:
+        parts: Parts = {}
+        for name, result in zip(self._functions, results, strict=True):
+            if isinstance(result, RewardError):
+                return RewardError(f"{name}: {result}") if len(results) > 1 else result
+            parts[name] = result
+        return parts
+
+
+def check_reward(settings: Settings) -> str:
+    """Try the reward of a run on one sample and describe it; for a look before anything starts.
+
+    Raises:
+        SettingsError: The environment or a reward function cannot be loaded.
+        RewardError: A function fails on the sample.
+    """
+    return asyncio.run(_check(settings))
+
+
+async def _check(settings: Settings) -> str:
+    run = settings.run
+    sample = await asyncio.to_thread(
+        call_within, ENVIRONMENT_TIMEOUT_S, lambda: check_environment(run), what="run.environment"
+    )
+    if not run.reward_functions:
+        return f"the score of {run.environment}"
+    rewards = RewardPool(settings)
+    try:
+        return await rewards.try_out(sample.prompt, sample.answer or "", sample.answer)
+    finally:
+        await rewards.close()
