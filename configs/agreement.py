@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .algorithm_agreement import algorithm_disagreements
 from .store_agreement import store_disagreements
 
 if TYPE_CHECKING:
@@ -19,14 +20,13 @@ def disagreements(settings: Settings) -> list[str]:
         _publishes_too_rarely,
         _engine_is_too_short,
         _beats_too_rarely,
-        _truncates_before_clipping,
         _best_of_more_than_there_are,
         _punishes_every_length,
         _filters_what_teaches,
         _names_two_rewards_alike,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
-    return own + store_disagreements(settings)
+    return own + algorithm_disagreements(settings) + store_disagreements(settings)
 
 
 def _publishes_too_rarely(settings: Settings) -> str | None:
@@ -66,16 +66,6 @@ def _beats_too_rarely(settings: Settings) -> str | None:
             f"actors would get no leases between two heartbeats"
         )
     return None
-
-
-def _truncates_before_clipping(settings: Settings) -> str | None:
-    algorithm, bound = settings.algorithm, 1 + settings.algorithm.clip_high
-    if algorithm.correction != "tis" or algorithm.surrogate != "clip" or algorithm.rho_bar > bound:
-        return None
-    return (
-        f"algorithm.rho_bar must be > 1 + algorithm.clip_high = {bound}, got {algorithm.rho_bar}; "
-        f"the upper clip would never act: raise it, or set algorithm.correction to none"
-    )
 
 
 def _best_of_more_than_there_are(settings: Settings) -> str | None:

@@ -24,7 +24,7 @@ from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 
 from .advantages import Outcomes, estimate
-from .losses import AGGREGATIONS, Counts
+from .aggregations import AGGREGATIONS, Counts
 from .policy_lag import token_lags
 
 

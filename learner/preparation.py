@@ -9,8 +9,9 @@ Shapes: N scored tokens of a microbatch (flat).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from configs.settings import AlgorithmSettings
 from .batch import Microbatch
 from .model import Policy
 from .ranks import Ranks
+from .second_moment import second_moment_bound
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,6 +36,8 @@ class Prepared:
     """Log-probs under the frozen reference policy, nats. Shape [N]."""
     values_N: Tensor | None = None
     """The critic's values. Shape [N]."""
+    log_ratio_bound: float = math.inf
+    """M2PO: largest |log(pi/mu)| that stays in this batch, nats."""
 
 
 def prepare(
@@ -54,9 +58,22 @@ def prepare(
     prepared = []
     for microbatch in microbatches:
         own = microbatch.to(ranks.device)
-        needs_prox = settings.proximal == "recomputed"
+        needs_prox = settings.proximal == "recomputed" or settings.surrogate == "m2po"
         prepared.append(Prepared(own, log_prox_N=score(policy, own) if needs_prox else None))
-    return prepared
+    return _bound(prepared, settings, ranks) if settings.surrogate == "m2po" else prepared
+
+
+def _bound(
+    prepared: Sequence[Prepared], settings: AlgorithmSettings, ranks: Ranks
+) -> list[Prepared]:
+    """Bound the ratios of the batch; there are no ratios and advantages left to change."""
+    moves = [
+        (each.log_prox_N - each.microbatch.behaviour_logprobs_N, each.microbatch.advantages_N)
+        for each in prepared
+        if each.log_prox_N is not None
+    ]
+    bound = second_moment_bound(moves, settings.second_moment, ranks)
+    return [replace(each, log_ratio_bound=bound) for each in prepared]
 
 
 @torch.no_grad()

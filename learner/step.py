@@ -114,14 +114,8 @@ def accumulate(
         microbatch.positions_N,
         entropy_gradient=settings.entropy_bonus > 0,
     )
+    found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
+    found.loss.backward()
     log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
-    loss = policy_loss(
-        log_rhos_N,
-        microbatch.advantages_N,
-        microbatch.weights_N,
-        scores.entropies_N,
-        settings,
-    )
-    loss.backward()
     meter.add(log_rhos_N, scores.entropies_N, microbatch)
-    return loss.detach()
+    return found.loss.detach()

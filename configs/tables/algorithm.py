@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .base import NonNegative, Positive, Table
+
+CLIP_BOUNDS = {
+    "clip": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "gmpo": (0.4, 0.4),
+    "cispo": (1.0, 4.0),
+    "dppo_tv": (0.2, 0.2),
+    "dppo_kl": (0.05, 0.05),
+}
+"""Surrogate -> `clip_low` and `clip_high` that its paper or its users take."""
 
 
 class AlgorithmSettings(Table):
@@ -34,18 +44,40 @@ class AlgorithmSettings(Table):
     max_gen_batches: Positive = 10
     """Batches' worth of groups that are made to fill one batch; after that, groups of equal rewards
     are trained too, with a warning."""
-    correction: Literal["none", "tis"] = "tis"
+    correction: Literal[
+        "none", "tis", "seq_tis", "mis", "icepop", "seq_mis", "geo_mask", "token_veto"
+    ] = "tis"
     """How pi/mu corrects for the gap between the actor's and the learner's policy."""
-    surrogate: Literal["clip", "reinforce"] = "clip"
-    """Surrogate objective: PPO clip with separate bounds, or plain policy gradient."""
-    aggregation: Literal["token", "sequence", "dr_grpo"] = "token"
-    """How token losses are averaged, always over the whole batch."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Lower clip bound: 1 - clip_low."""
+    surrogate: Literal[
+        "clip", "reinforce", "gspo", "gmpo", "cispo", "topr", "m2po", "dppo_tv", "dppo_kl"
+    ] = "clip"
+    """Surrogate objective, with its trust region."""
+    aggregation: Literal["token", "sequence", "sequence_sum", "dr_grpo"] = "token"
+    """How token losses are averaged, always over all that an optimizer step sees."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Lower bound of the trust region: of the ratio, 1 - clip_low; of its logarithm (gmpo); or of
+    the divergence (dppo). Where it is not given, it is the surrogate's own (`CLIP_BOUNDS`)."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """Upper clip bound: 1 + clip_high (DAPO clip-higher)."""
+    """Upper bound of the trust region, likewise: 1 + clip_high (DAPO clip-higher)."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Largest ratio whose negative advantage still has a gradient under `clip`; null = any."""
+    second_moment: Annotated[float, Field(gt=0)] = 0.04
+    """Largest mean of log(pi/mu)^2 over the batch that `m2po` leaves, nats squared."""
     rho_bar: Annotated[float, Field(gt=0)] = 2.0
     """Truncation of the importance ratio."""
+    mask_low: NonNegative = 0.5
+    """Smallest ratio that `mis`, `icepop` and `seq_mis` keep."""
+    mask_high: Annotated[float, Field(gt=0)] = 5.0
+    """Largest ratio that they keep."""
+    geo_low: NonNegative = 0.999
+    """Smallest geometric mean ratio of an episode that `geo_mask` keeps."""
+    geo_high: Annotated[float, Field(gt=0)] = 1.001
+    """Largest one."""
+    veto: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    """Ratio of one token below which `token_veto` leaves out its episode."""
+    ignore_behaviour: bool = False
+    """Train without pi/mu, as if the actors had the policy of the batch's beginning: the naive
+    baseline, with correction none and a proximal policy other than the actors'."""
     num_epochs: Positive = 1
     """How often the episodes of a batch are trained on; the batch stays one policy version."""
     num_minibatches: Positive = 1
@@ -74,3 +106,11 @@ class AlgorithmSettings(Table):
     2019); null = a constant coefficient."""
     reference_model: str | None = None
     """Model directory or hub name of the reference; null = the model that the run began with."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_bounds_of_the_surrogate(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("surrogate") not in CLIP_BOUNDS:
+            return given
+        low, high = CLIP_BOUNDS[given["surrogate"]]
+        return {"clip_low": low, "clip_high": high, **given}

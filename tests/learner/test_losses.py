@@ -1,101 +1,208 @@
-"""The loss against its formulas in float64, and its limit cases."""
+"""Every legal choice of names against its formula in float64, and its limit cases."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import random
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
-from configs.settings import AlgorithmSettings
-from learner.losses import AGGREGATIONS, CORRECTIONS, SURROGATES, Counts, policy_loss
+from configs.settings import AlgorithmSettings, Settings
+from learner.aggregations import AGGREGATIONS, Counts
+from learner.corrections import CORRECTIONS
+from learner.losses import PolicyLoss, policy_loss
+from learner.preparation import Prepared
+from learner.proximal import PROXIMALS
+from learner.surrogates import SURROGATES
+from tests.learner import loss_formulas
+from tests.learner.loss_formulas import Tokens
+from tests.learner.made_tokens import make_prepared
 
-LOG_RHOS = [0.0, 0.1, 0.3, 0.9, -0.1, -0.4, 1.5, -2.0]
-ADVANTAGES = [1.0, -1.0, 1.0, -2.0, 0.5, -0.5, 1.0, -1.0]
-CHOICES = list(itertools.product(CORRECTIONS, SURROGATES))
+LENGTHS = (3, 1, 5, 2)
+ADVANTAGES = (1.0, -0.5, -2.0, 0.25)
+BOUND = 0.4
+# Wide enough that every mask keeps some episodes and drops others, and every bound acts somewhere.
+BOUNDS = {"geo_low": 0.8, "geo_high": 1.3, "veto": 0.3, "mask_low": 0.6, "mask_high": 1.7}
+CLIPS = {"gspo": {"clip_low": 0.3, "clip_high": 0.3}}
 
 
-def _settings(correction: str, surrogate: str, **others: float) -> AlgorithmSettings:
-    return AlgorithmSettings.model_validate(
-        {"correction": correction, "surrogate": surrogate, **others}
+def _is_legal(algorithm: dict[str, Any]) -> bool:
+    run = {"model": "init", "max_policy_lag": 2}
+    try:
+        Settings.model_validate({"run": run, "algorithm": algorithm})
+    except ValidationError:
+        return False
+    return True
+
+
+CHOICES = [
+    names
+    for names in itertools.product(CORRECTIONS, SURROGATES, PROXIMALS)
+    if _is_legal(dict(zip(("correction", "surrogate", "proximal"), names, strict=True)))
+]
+
+
+def _settings(correction: str, surrogate: str, proximal: str, **others: Any) -> AlgorithmSettings:
+    names = {"correction": correction, "surrogate": surrogate, "proximal": proximal}
+    bounds = {**BOUNDS, **CLIPS.get(surrogate, {}), **others}
+    return AlgorithmSettings.model_validate({**names, **bounds})
+
+
+def _weights(aggregation: str) -> list[float]:
+    counts = Counts(tokens=sum(LENGTHS), episodes=len(LENGTHS), max_completion_tokens=8)
+    weights_E = AGGREGATIONS[aggregation](np.array(LENGTHS), counts)
+    return [float(weight) for weight in weights_E]
+
+
+def _episodes(aggregation: str, *, seed: int = 3, spread: float = 0.5) -> list[Tokens]:
+    chance = random.Random(seed)
+    episodes = []
+    for length, advantage, weight in zip(LENGTHS, ADVANTAGES, _weights(aggregation), strict=True):
+        log_mu = [-chance.uniform(0.5, 2.0) for _ in range(length)]
+        log_prox = [mu + chance.gauss(0, spread) * 0.6 for mu in log_mu]
+        log_pi = [min(-0.05, prox + chance.gauss(0, spread)) for prox in log_prox]
+        lags = [chance.randrange(3) for _ in range(length)]
+        episodes.append(Tokens(log_mu, log_prox, log_pi, lags, [advantage] * length, weight))
+    return episodes
+
+
+def _flat(values: list[list[float]], dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor([x for episode in values for x in episode], dtype=dtype)
+
+
+def _prepared(episodes: list[Tokens], dtype: torch.dtype = torch.float64) -> Prepared:
+    return make_prepared(
+        _flat([episode.log_mu for episode in episodes], dtype),
+        _flat([episode.advantages for episode in episodes], dtype),
+        _flat([[episode.weight] * len(episode.log_mu) for episode in episodes], dtype),
+        lengths=[len(episode.log_mu) for episode in episodes],
+        lags_N=torch.tensor([lag for episode in episodes for lag in episode.lags]),
+        log_prox_N=_flat([episode.log_prox for episode in episodes], dtype),
+        log_ratio_bound=BOUND,
     )
 
 
-def _loss(log_rhos: Tensor, advantages: list[float], settings: AlgorithmSettings) -> Tensor:
-    weights = torch.full_like(log_rhos, 1 / len(log_rhos))
-    return policy_loss(
-        log_rhos,
-        torch.tensor(advantages, dtype=log_rhos.dtype),
-        weights,
-        torch.zeros_like(log_rhos),
-        settings,
-    )
+def _differentiate(
+    episodes: list[Tokens], settings: AlgorithmSettings, dtype: torch.dtype = torch.float64
+) -> tuple[PolicyLoss, Tensor]:
+    log_pi_N = _flat([episode.log_pi for episode in episodes], dtype).requires_grad_()
+    found = policy_loss(log_pi_N, torch.zeros_like(log_pi_N), _prepared(episodes, dtype), settings)
+    (gradient_N,) = torch.autograd.grad(found.loss, log_pi_N)
+    return found, gradient_N
 
 
-def _expected(log_rho: float, advantage: float, settings: AlgorithmSettings) -> tuple[float, float]:
-    """Objective of one token and its derivative by log pi, written out case by case."""
-    rho = math.exp(log_rho)
-    ratio = min(rho, settings.rho_bar) if settings.correction == "tis" else rho
-    if settings.surrogate == "reinforce":
-        return ratio * advantage, ratio * advantage
-    low, high = 1 - settings.clip_low, 1 + settings.clip_high
-    clipped = min(max(ratio, low), high)
-    if ratio * advantage <= clipped * advantage:
-        return ratio * advantage, ratio * advantage
-    return clipped * advantage, 0.0
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("correction", CORRECTIONS),
+        ("surrogate", SURROGATES),
+        ("aggregation", AGGREGATIONS),
+        ("proximal", PROXIMALS),
+    ],
+)
+def test_the_settings_know_the_names_of_the_tables(key: str, table: dict[str, Any]) -> None:
+    assert set(get_args(AlgorithmSettings.model_fields[key].annotation)) == set(table)
 
 
-@pytest.mark.parametrize(("correction", "surrogate"), CHOICES)
-def test_loss_and_gradient_equal_the_formula(correction: str, surrogate: str) -> None:
-    settings = _settings(correction, surrogate)
-    log_rhos = torch.tensor(LOG_RHOS, dtype=torch.float64, requires_grad=True)
-
-    loss = _loss(log_rhos, ADVANTAGES, settings)
-    loss.backward()
-
-    cases = [_expected(x, a, settings) for x, a in zip(LOG_RHOS, ADVANTAGES, strict=True)]
-    num = len(cases)
-    assert loss.item() == pytest.approx(-sum(value for value, _ in cases) / num, abs=1e-12)
-    assert log_rhos.grad is not None
-    expected = [-slope / num for _, slope in cases]
-    assert log_rhos.grad.tolist() == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize(("correction", "surrogate"), CHOICES)
-def test_at_pi_equal_mu_every_choice_has_the_on_policy_gradient(
-    correction: str, surrogate: str
+@pytest.mark.parametrize("table", [CORRECTIONS, SURROGATES, AGGREGATIONS, PROXIMALS], ids=min)
+def test_every_name_says_its_formula_when_to_use_it_and_where_it_comes_from(
+    table: dict[str, Any],
 ) -> None:
-    log_rhos = torch.zeros(len(ADVANTAGES), dtype=torch.float64, requires_grad=True)
-
-    _loss(log_rhos, ADVANTAGES, _settings(correction, surrogate)).backward()
-
-    assert log_rhos.grad is not None
-    expected = [-advantage / len(ADVANTAGES) for advantage in ADVANTAGES]
-    assert log_rhos.grad.tolist() == pytest.approx(expected, abs=1e-12)
+    for function in table.values():
+        assert all(f"\n    {word}:\n" in function.__doc__ for word in ("Formula", "Use", "Source"))
 
 
-@pytest.mark.parametrize("surrogate", sorted(SURROGATES))
-def test_an_infinite_rho_bar_is_no_truncation(surrogate: str) -> None:
-    wide = _settings("tis", surrogate, rho_bar=1e9)
-    log_rhos = torch.tensor(LOG_RHOS, dtype=torch.float64)
+@pytest.mark.parametrize(("correction", "surrogate", "proximal"), CHOICES)
+def test_loss_and_gradient_equal_the_formula(
+    correction: str, surrogate: str, proximal: str
+) -> None:
+    settings = _settings(correction, surrogate, proximal)
+    for aggregation in AGGREGATIONS:
+        episodes = _episodes(aggregation)
 
-    loss = _loss(log_rhos, ADVANTAGES, wide)
+        found, gradient_N = _differentiate(episodes, settings)
 
-    assert loss.item() == pytest.approx(
-        _loss(log_rhos, ADVANTAGES, _settings("none", surrogate)).item(), abs=1e-12
-    )
+        held = [episode.log_pi for episode in episodes]
+        expected = loss_formulas.loss(held, episodes, settings, BOUND)
+        assert found.loss.item() == pytest.approx(expected, abs=1e-10)
+        slopes = loss_formulas.slopes(episodes, settings, BOUND)
+        assert gradient_N.tolist() == pytest.approx(slopes, abs=1e-8)
+        assert any(slopes)
 
 
-def test_truncation_bounds_the_gradient_that_ppo_leaves_open() -> None:
-    log_rhos = torch.tensor([5.0], dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize(("correction", "surrogate", "proximal"), CHOICES)
+def test_float32_is_within_rounding_of_float64(
+    correction: str, surrogate: str, proximal: str
+) -> None:
+    settings, episodes = _settings(correction, surrogate, proximal), _episodes("token")
 
-    _loss(log_rhos, [-1.0], _settings("tis", "clip", rho_bar=2.0)).backward()
+    exact, exact_gradient_N = _differentiate(episodes, settings)
+    single, single_gradient_N = _differentiate(episodes, settings, torch.float32)
 
-    assert log_rhos.grad is not None
-    assert log_rhos.grad.item() == pytest.approx(2.0)  # exp(5) = 148 without the truncation
+    assert single.loss.item() == pytest.approx(exact.loss.item(), rel=1e-5, abs=1e-6)
+    size = float(exact_gradient_N.norm())
+    assert float((single_gradient_N - exact_gradient_N).norm()) <= 1e-5 * size
+
+
+@pytest.mark.parametrize(("correction", "surrogate", "proximal"), CHOICES)
+def test_at_pi_equal_mu_every_choice_has_the_on_policy_gradient(
+    correction: str, surrogate: str, proximal: str
+) -> None:
+    episodes = _episodes("token", spread=0.0)
+
+    _, gradient_N = _differentiate(episodes, _settings(correction, surrogate, proximal))
+
+    expected = [-e.weight * advantage for e in episodes for advantage in e.advantages]
+    assert gradient_N.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(("correction", "surrogate", "proximal"), CHOICES)
+def test_the_order_of_episodes_changes_nothing(
+    correction: str, surrogate: str, proximal: str
+) -> None:
+    settings, episodes = _settings(correction, surrogate, proximal), _episodes("sequence")
+
+    found, _ = _differentiate(episodes, settings)
+    turned, _ = _differentiate(episodes[::-1], settings)
+    parts = [_differentiate([episode], settings)[0] for episode in episodes]
+
+    assert turned.loss.item() == pytest.approx(found.loss.item(), abs=1e-10)
+    assert sum(part.loss.item() for part in parts) == pytest.approx(found.loss.item(), abs=1e-10)
+    assert torch.cat([part.kept_N for part in parts]).equal(found.kept_N)
+    assert torch.cat([part.high_N for part in parts]).equal(found.high_N)
+
+
+@pytest.mark.parametrize("proximal", sorted(PROXIMALS))
+@pytest.mark.parametrize("correction", sorted(CORRECTIONS))
+def test_infinite_bounds_are_plain_importance_sampling(correction: str, proximal: str) -> None:
+    """Token by token, or with the product of the episode: pi/mu A dlog(pi), about either anchor."""
+    if correction == "none" and proximal != "behaviour":
+        pytest.skip("weighs nothing there, by name")
+    wide: dict[str, Any] = {"rho_bar": 1e9, "mask_low": 0, "mask_high": 1e9, "geo_low": 0}
+    wide |= {"geo_high": 1e9, "veto": 1e-300}
+    episodes = _episodes("token")
+
+    _, gradient_N = _differentiate(episodes, _settings(correction, "reinforce", proximal, **wide))
+
+    expected = []
+    for episode in episodes:
+        log_rhos = [pi - mu for pi, mu in zip(episode.log_pi, episode.log_mu, strict=True)]
+        for t, advantage in enumerate(episode.advantages):
+            log_rho = log_rhos[t]
+            if correction in ("seq_tis", "seq_mis") and proximal == "behaviour":
+                log_rho = sum(log_rhos)
+            elif correction in ("seq_tis", "seq_mis"):
+                anchor = loss_formulas._anchor(episode, _settings("tis", "clip", proximal))
+                ratio = episode.log_pi[t] - anchor[t]
+                log_rho = ratio + sum(a - mu for a, mu in zip(anchor, episode.log_mu, strict=True))
+            expected.append(-episode.weight * math.exp(log_rho) * advantage)
+    assert gradient_N.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_expected_gradient_off_policy_is_the_on_policy_one() -> None:
@@ -103,49 +210,40 @@ def test_the_expected_gradient_off_policy_is_the_on_policy_one() -> None:
     logits = torch.tensor([0.3, -0.2, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
     mu = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
     advantages = torch.tensor([1.0, -1.0, 0.5, 2.0], dtype=torch.float64)
-    log_pi = logits.log_softmax(0)
+    log_pi, prox = logits.log_softmax(0), torch.tensor([0.1, 0.5, 0.1, 0.3]).double()
+    on_policy_objective = (log_pi.detach().exp() * advantages * log_pi).sum()
+    (on_policy,) = torch.autograd.grad(on_policy_objective, logits, retain_graph=True)
 
-    loss = policy_loss(
-        log_pi - mu.log(), advantages, mu, torch.zeros(4), _settings("none", "reinforce")
-    )
+    for correction, proximal in (
+        ("none", "behaviour"),
+        ("tis", "recomputed"),
+        ("tis", "interpolated"),
+    ):
+        settings = _settings(correction, "reinforce", proximal, rho_bar=1e9)
+        lags = torch.tensor([0, 1, 2, 3])
+        prepared = make_prepared(mu.log(), advantages, mu, lags_N=lags, log_prox_N=prox.log())
+        loss = policy_loss(log_pi, torch.zeros(4), prepared, settings).loss
+        (off_policy,) = torch.autograd.grad(-loss, logits, retain_graph=True)
+        assert torch.allclose(off_policy, on_policy, atol=1e-12)
 
-    (off_policy,) = torch.autograd.grad(loss, logits, retain_graph=True)
-    on_policy_loss = -(log_pi.detach().exp() * advantages * log_pi).sum()
-    (on_policy,) = torch.autograd.grad(on_policy_loss, logits)
-    assert torch.allclose(off_policy, on_policy, atol=1e-12)
+
+def test_without_a_scored_token_the_loss_is_zero() -> None:
+    nothing = torch.zeros(0)
+    prepared = make_prepared(nothing, nothing, nothing, lengths=[0], log_prox_N=nothing)
+
+    for correction, surrogate, proximal in CHOICES:
+        settings = _settings(correction, surrogate, proximal)
+        assert policy_loss(nothing, nothing, prepared, settings).loss.item() == 0
 
 
 def test_the_entropy_bonus_pays_by_the_token_weights() -> None:
-    settings = _settings("tis", "clip", entropy_bonus=0.5)
+    settings = AlgorithmSettings(entropy_bonus=0.5)
     entropies = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
-    zeros = torch.zeros(2, dtype=torch.float64)
+    zeros, weights = torch.zeros(2, dtype=torch.float64), torch.tensor([0.25, 0.75]).double()
 
-    loss = policy_loss(zeros, zeros, torch.tensor([0.25, 0.75]).double(), entropies, settings)
+    loss = policy_loss(zeros, entropies, make_prepared(zeros, zeros, weights), settings).loss
     loss.backward()
 
     assert loss.item() == pytest.approx(-0.5 * (0.25 * 1.0 + 0.75 * 3.0))
     assert entropies.grad is not None
     assert entropies.grad.tolist() == pytest.approx([-0.125, -0.375])
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("token", [1 / 10, 1 / 10]),
-        ("sequence", [1 / (2 * 3), 1 / (5 * 3)]),
-        ("dr_grpo", [1 / (8 * 3), 1 / (8 * 3)]),
-    ],
-)
-def test_token_weights_divide_by_counts_of_the_whole_batch(
-    name: str, expected: list[float]
-) -> None:
-    counts = Counts(tokens=10, episodes=3, max_completion_tokens=8)
-
-    assert AGGREGATIONS[name](np.array([2, 5]), counts) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("name", sorted(AGGREGATIONS))
-def test_an_episode_without_a_trained_token_divides_by_nothing(name: str) -> None:
-    counts = Counts(tokens=0, episodes=0, max_completion_tokens=8)
-
-    assert np.isfinite(AGGREGATIONS[name](np.array([0]), counts)).all()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 from learner.losses import policy_loss
+from tests.learner.made_tokens import make_prepared
 
 LOGITS = torch.tensor([0.9, 0.4, -0.3, -1.0, 0.1], dtype=torch.float64)
 """Of the target policy pi."""
@@ -58,8 +59,8 @@ def gradient(
 ) -> Tensor:
     """Differentiate the objective of these arms by the logits."""
     logits = LOGITS.clone().requires_grad_()
-    log_rhos_N = logits.log_softmax(0)[arms_N] - mu.log()[arms_N]
-    nothing_N = torch.zeros_like(weights_N)
-    loss = policy_loss(log_rhos_N, ADVANTAGES[arms_N], weights_N, nothing_N, settings)
+    prepared = make_prepared(mu.log()[arms_N], ADVANTAGES[arms_N], weights_N)
+    log_pi_N = logits.log_softmax(0)[arms_N]
+    loss = policy_loss(log_pi_N, torch.zeros_like(weights_N), prepared, settings).loss
     (found,) = torch.autograd.grad(-loss, logits)
     return found

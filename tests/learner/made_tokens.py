@@ -1,0 +1,39 @@
+"""Scored tokens made up for tests of the loss: log-probs, advantages and weights, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from learner.batch import Microbatch
+from learner.preparation import Prepared
+
+
+def make_prepared(
+    log_mu_N: Tensor,
+    advantages_N: Tensor,
+    weights_N: Tensor,
+    *,
+    lengths: Sequence[int] | None = None,
+    lags_N: Tensor | None = None,
+    log_prox_N: Tensor | None = None,
+    log_ratio_bound: float = float("inf"),
+) -> Prepared:
+    """Make a prepared microbatch of these tokens; by default each is an episode of its own."""
+    lengths = [1] * len(log_mu_N) if lengths is None else lengths
+    assert sum(lengths) == len(log_mu_N)
+    nothing_N = torch.zeros(len(log_mu_N), dtype=torch.int64)
+    microbatch = Microbatch(
+        token_ids_BT=torch.zeros(len(lengths), 1, dtype=torch.int64),
+        positions_N=nothing_N,
+        behaviour_logprobs_N=log_mu_N,
+        advantages_N=advantages_N,
+        weights_N=weights_N,
+        lags_N=nothing_N if lags_N is None else lags_N,
+        episodes_N=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)),
+        rewards_B=torch.zeros(len(lengths)),
+        minibatch=0,
+    )
+    return Prepared(microbatch, log_prox_N=log_prox_N, log_ratio_bound=log_ratio_bound)
