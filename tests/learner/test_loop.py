@@ -101,6 +101,32 @@ def test_a_killed_learner_resumes_replays_and_ends_well(
     assert (summary["episodes"], summary["learner_lives"]) == (6 * 16, 2)
 
 
+def test_a_run_that_filters_trains_only_what_teaches_and_accounts_for_the_rest(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = tiny_settings(
+        tmp_path,
+        run={"groups_per_batch": 4, "group_size": 4, "steps": 6},
+        learner={"lr": 1e-2, "checkpoint_every": 2},
+        algorithm={"filter_zero_variance": True, "max_gen_batches": 1000},
+    )
+    ring = RingInProcess(settings, redis_url, ranks)
+    ring.shelf.end_life_at = 3
+    with pytest.raises(LifeEnded):
+        ring.live()
+
+    assert ring.live()
+
+    before, after = (ring.shelf.history[PolicyVersion(lineage, 3)] for lineage in (1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    metrics = _lines(settings.run.folder, "metrics.jsonl")
+    assert [line["zero_variance_groups"] for line in metrics] == [0] * 6
+    stats = _stats(redis_url)
+    assert stats.committed == 6 * 16
+    assert stats.dropped.get("zero_variance", 0) % 4 == 0  # whole groups
+    assert _is_conserved(stats)
+
+
 def test_batches_that_crowd_redis_are_committed_before_a_checkpoint_is_due(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:
