@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .algorithm_agreement import algorithm_disagreements
+from .critic_agreement import critic_disagreements
 from .store_agreement import store_disagreements
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def disagreements(settings: Settings) -> list[str]:
         _names_two_rewards_alike,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
-    return own + algorithm_disagreements(settings) + store_disagreements(settings)
+    mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
+    return own + mathematics + store_disagreements(settings)
 
 
 def _publishes_too_rarely(settings: Settings) -> str | None:

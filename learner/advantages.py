@@ -163,6 +163,30 @@ def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
     return advantages_E
 
 
+def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Weigh the temporal differences that follow a token, sum (gamma lambda)^l delta_(t+l).
+
+    delta_t = r_t + gamma V(x_(t+1)) - V(x_t), with the values of `critic`. What is planned here is
+    the plain reward; `token_advantages.py` makes advantages of it.
+
+    Source:
+        Schulman et al. 2016, arXiv:1506.02438, section 3, equation 16.
+    """
+    return outcomes.rewards_E
+
+
+def vtrace(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Weigh what a token leads to by pi/mu, min(rho_bar, pi/mu) (r_t + gamma v_(t+1) - V(x_t)).
+
+    v are the V-trace targets of `critic`. What is planned here is the plain reward;
+    `token_advantages.py` makes advantages of it.
+
+    Source:
+        Espeholt et al. 2018, arXiv:1802.01561, section 4.2.
+    """
+    return outcomes.rewards_E
+
+
 ADVANTAGES: Mapping[str, Advantage] = {
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -172,6 +196,8 @@ ADVANTAGES: Mapping[str, Advantage] = {
     "gpg": gpg,
     "opo": opo,
     "pass_at_k": pass_at_k,
+    "gae": gae,
+    "vtrace": vtrace,
 }
 WHITENED_BY: Mapping[str, str] = {
     "grpo": "group",

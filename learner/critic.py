@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from configs.settings import CriticSettings, LearnerSettings
 
-from .model import Policy, load_causal_lm, shard_units, states_before
-from .optimizer import AdamWithSchedule, Schedule
+from .batch import Microbatch
+from .model import Policy, load_causal_lm, release, shard_units, states_before
+from .optimizer import AdamWithSchedule, Schedule, StepOutcome
 from .ranks import Ranks
 
 
@@ -45,27 +46,61 @@ class ValueModel(nn.Module):
             states_ND: The policy's hidden states there; unused by a model with a trunk.
 
         Returns:
-            Shape [N], float32.
+            Shape [N, 1], float32: a view of it would drop what FSDP2 hangs onto its outputs.
         """
         if self.trunk is not None:
             states_ND = states_before(self.trunk, token_ids_BT, positions_N)
         elif not self.trunk_gradient:
             states_ND = states_ND.detach()
-        values_N: Tensor = self.head(states_ND.float()).squeeze(-1)
-        return values_N
+        values_N1: Tensor = self.head(states_ND.float())
+        return values_N1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Critic:
-    """A value model with its optimizer."""
+    """A value model with its optimizer, over one batch after the other."""
 
-    model: ValueModel
-    optimizer: AdamWithSchedule
-    settings: CriticSettings
+    def __init__(
+        self, model: ValueModel, optimizer: AdamWithSchedule, settings: CriticSettings
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.settings = settings
+        self._meter = ValueMeter()
 
     def is_warming_up(self, step: int) -> bool:
         """Whether batch `step` trains the critic alone."""
         return step <= self.settings.warmup_batches
+
+    @torch.no_grad()
+    def evaluate(self, microbatch: Microbatch, states_ND: Tensor) -> Tensor:
+        """Value the tokens' states at the beginning of a batch; every rank must call it."""
+        values_N = self._values(microbatch, states_ND)
+        release(self.model)
+        return values_N
+
+    def loss(
+        self, microbatch: Microbatch, states_ND: Tensor, old_values_N: Tensor, targets_N: Tensor
+    ) -> Tensor:
+        """Compute a microbatch's share of the value loss, times its coefficient."""
+        values_N = self._values(microbatch, states_ND)
+        loss = value_loss(
+            values_N, old_values_N, targets_N, microbatch.weights_N, clip=self.settings.clip
+        )
+        self._meter.add(old_values_N, targets_N, loss)
+        return self.settings.coefficient * loss
+
+    def step(self, step: int) -> None:
+        """Take one optimizer step of batch `step`; every rank must call it."""
+        self._meter.outcomes.append(self.optimizer.step(step))
+
+    def figures(self, ranks: Ranks) -> CriticFigures:
+        """Say what the batch showed, and begin to count the next; every rank must call it."""
+        meter, self._meter = self._meter, ValueMeter()
+        return meter.merge(ranks)
+
+    def _values(self, microbatch: Microbatch, states_ND: Tensor) -> Tensor:
+        values_N1: Tensor = self.model(microbatch.token_ids_BT, microbatch.positions_N, states_ND)
+        return values_N1.squeeze(-1)
 
 
 def make_critic(
@@ -142,45 +177,41 @@ class CriticFigures:
     """1 - Var(target - value) / Var(target) at the beginning of the batch: 1 = the critic knows,
     0 = no better than a constant. 0 where all targets are equal."""
     critic_grad_norm: float
-    """Before clipping, in the last optimizer step."""
+    """Largest of the optimizer steps', before clipping."""
 
 
 class ValueMeter:
-    """Sums what `CriticFigures` says, on the device."""
+    """Sums what `CriticFigures` says, without waiting for the device.
 
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(6, dtype=torch.float64, device=device)
-        self._loss = torch.zeros(1, dtype=torch.float64, device=device)
+    A batch of several epochs counts its tokens as often, which changes none of its means.
+    """
 
-    def add_loss(self, loss: Tensor) -> None:
-        """Add a microbatch's share of one optimizer step's loss."""
-        self._loss += loss.detach()
+    def __init__(self) -> None:
+        self.outcomes: list[StepOutcome] = []
+        """Of each optimizer step."""
+        self._sums: Tensor | float = 0.0
 
-    def add(self, values_N: Tensor, targets_N: Tensor) -> None:
-        """Count a microbatch's tokens at the beginning of the batch."""
+    @torch.no_grad()
+    def add(self, values_N: Tensor, targets_N: Tensor, loss: Tensor) -> None:
+        """Count a microbatch: its values at the beginning of the batch, its share of the loss."""
         values_N, targets_N = values_N.double(), targets_N.double()
         errors_N = targets_N - values_N
-        terms = (
-            torch.ones_like(values_N),
-            values_N,
-            targets_N,
-            targets_N.square(),
-            errors_N,
-            errors_N.square(),
-        )
-        self._sums += torch.stack([term.sum() for term in terms])
+        terms = [torch.ones_like(values_N), values_N, targets_N, errors_N]
+        terms += [targets_N.square(), errors_N.square()]
+        self._sums = self._sums + torch.stack([*(term.sum() for term in terms), loss.double()])
 
-    def merge(self, ranks: Ranks, *, optimizer_steps: int, grad_norm: float) -> CriticFigures:
+    def merge(self, ranks: Ranks) -> CriticFigures:
         """Merge all ranks; every rank must call it."""
-        loss = float(ranks.sum(self._loss)) / optimizer_steps
-        num, value, target, target_squared, error, error_squared = ranks.sum(self._sums).tolist()
-        if not num:
-            return CriticFigures(loss, 0.0, 0.0, grad_norm)
+        assert isinstance(self._sums, Tensor)  # padding counts too: no rank is without a microbatch
+        num, value, target, error, target_squared, error_squared, loss = ranks.sum(
+            self._sums
+        ).tolist()
+        num = max(1.0, num)
         target_variance = target_squared / num - (target / num) ** 2
         error_variance = error_squared / num - (error / num) ** 2
         return CriticFigures(
-            value_loss=loss,
+            value_loss=loss / len(self.outcomes),
             value_mean=value / num,
             explained_variance=1 - error_variance / target_variance if target_variance > 0 else 0.0,
-            critic_grad_norm=grad_norm,
+            critic_grad_norm=max(outcome.grad_norm for outcome in self.outcomes),
         )

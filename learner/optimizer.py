@@ -72,8 +72,7 @@ class AdamWithSchedule:
         same global norm, so all skip together.
         """
         step = self.steps_taken + 1 if step is None else step
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm, foreach=True)
-        grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        grad_norm = self._clip()
         rate = self.schedule.rate(step)
         skipped = not math.isfinite(grad_norm)
         if not skipped:
@@ -83,3 +82,15 @@ class AdamWithSchedule:
         self.adam.zero_grad(set_to_none=True)
         self.steps_taken = step
         return StepOutcome(grad_norm=grad_norm, learning_rate=rate, skipped=skipped)
+
+    def hold(self, step: int) -> StepOutcome:
+        """Clear the gradients of batch `step` and change nothing else: its time has not come."""
+        grad_norm = self._clip()
+        self.adam.zero_grad(set_to_none=True)
+        self.steps_taken = step
+        return StepOutcome(grad_norm=grad_norm, learning_rate=0.0, skipped=False)
+
+    def _clip(self) -> float:
+        """Clip the gradients to `max_grad_norm`, and return their norm before."""
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm, foreach=True)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 
 from configs.settings import AlgorithmSettings
 
 from .batch import Microbatch
-from .model import Policy
+from .critic import Critic
+from .model import Policy, Scores, release
 from .ranks import Ranks
 from .second_moment import second_moment_bound
+from .token_advantages import token_advantages, whiten
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,8 @@ class Prepared:
     """Log-probs under the frozen reference policy, nats. Shape [N]."""
     values_N: Tensor | None = None
     """The critic's values. Shape [N]."""
+    targets_N: Tensor | None = None
+    """What the critic shall say. Shape [N]."""
     log_ratio_bound: float = math.inf
     """M2PO: largest |log(pi/mu)| that stays in this batch, nats."""
 
@@ -46,6 +49,7 @@ def prepare(
     *,
     settings: AlgorithmSettings,
     ranks: Ranks,
+    critic: Critic | None = None,
 ) -> list[Prepared]:
     """Compute what the optimizer steps of a batch need; every rank must call it.
 
@@ -54,12 +58,23 @@ def prepare(
         microbatches: This rank's share; all ranks have the same number.
         settings: Say what is needed.
         ranks: Whose device is used.
+        critic: Whose values make the advantages, if there is one.
     """
     prepared = []
     for microbatch in microbatches:
         own = microbatch.to(ranks.device)
-        needs_prox = settings.proximal == "recomputed" or settings.surrogate == "m2po"
-        prepared.append(Prepared(own, log_prox_N=score(policy, own) if needs_prox else None))
+        if critic is not None:
+            prepared.append(_evaluate(policy, own, critic, settings))
+        else:
+            needs_prox = settings.proximal == "recomputed" or settings.surrogate == "m2po"
+            prox_N = score(policy, own).logprobs_N if needs_prox else None
+            prepared.append(Prepared(own, log_prox_N=prox_N))
+    if critic is not None and settings.whiten == "batch":
+        whitened = whiten([each.microbatch.advantages_N for each in prepared], ranks)
+        prepared = [
+            replace(each, microbatch=replace(each.microbatch, advantages_N=advantages_N))
+            for each, advantages_N in zip(prepared, whitened, strict=True)
+        ]
     return _bound(prepared, settings, ranks) if settings.surrogate == "m2po" else prepared
 
 
@@ -77,11 +92,29 @@ def _bound(
 
 
 @torch.no_grad()
-def score(policy: Policy, microbatch: Microbatch) -> Tensor:
-    """Log-probs of a microbatch's tokens under a frozen policy; every rank must call it."""
-    logprobs_N: Tensor = policy(microbatch.token_ids_BT, microbatch.positions_N).logprobs_N
-    if isinstance(policy, FSDPModule):
-        # Without a backward pass the root would stay gathered, and the next step would change its
-        # shards only.
-        policy.reshard()
-    return logprobs_N
+def score(policy: Policy, microbatch: Microbatch) -> Scores:
+    """Score a microbatch's tokens under a frozen policy; every rank must call it."""
+    scores: Scores = policy(microbatch.token_ids_BT, microbatch.positions_N)
+    release(policy)
+    return scores
+
+
+def _evaluate(
+    policy: Policy, microbatch: Microbatch, critic: Critic, settings: AlgorithmSettings
+) -> Prepared:
+    """Turn the rewards of a microbatch into advantages of its tokens, by the critic's values."""
+    scores = score(policy, microbatch)
+    values_N = critic.evaluate(microbatch, scores.states_ND)
+    found = token_advantages(
+        microbatch,
+        scores.logprobs_N - microbatch.behaviour_logprobs_N,
+        values_N,
+        name=settings.advantage,
+        settings=critic.settings,
+    )
+    return Prepared(
+        replace(microbatch, advantages_N=found.advantages_N),
+        log_prox_N=scores.logprobs_N,
+        values_N=values_N,
+        targets_N=found.targets_N,
+    )

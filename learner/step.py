@@ -25,6 +25,7 @@ import torch
 from configs.settings import AlgorithmSettings
 
 from .batch import Microbatch, empty_microbatch
+from .critic import Critic, CriticFigures
 from .diagnostics import Divergence, DivergenceMeter
 from .losses import policy_loss
 from .model import Policy
@@ -54,6 +55,7 @@ class TrainedBatch:
     """Mean over the optimizer steps."""
     outcome: BatchOutcome
     divergence: Divergence
+    critic: CriticFigures | None = None
 
 
 def train_batch(
@@ -64,10 +66,11 @@ def train_batch(
     *,
     settings: AlgorithmSettings,
     ranks: Ranks,
+    critic: Critic | None = None,
 ) -> TrainedBatch:
     """Train batch `step` on this rank's microbatches; every rank must call it."""
     padded = pad(microbatches, settings.num_minibatches, ranks)
-    prepared = prepare(policy, padded, settings=settings, ranks=ranks)
+    prepared = prepare(policy, padded, settings=settings, ranks=ranks, critic=critic)
     meter = DivergenceMeter(settings, ranks.device)
     total_loss = torch.zeros(1, dtype=torch.float64, device=ranks.device)
     steps: list[StepOutcome] = []
@@ -75,12 +78,16 @@ def train_batch(
         for minibatch in range(settings.num_minibatches):
             for each in prepared:
                 if each.microbatch.minibatch == minibatch:
-                    total_loss += accumulate(policy, each, meter, settings)
-            steps.append(optimizer.step(step))
+                    total_loss += accumulate(policy, each, meter, settings, critic)
+            if critic is not None:
+                critic.step(step)
+            is_held = critic is not None and critic.is_warming_up(step)
+            steps.append(optimizer.hold(step) if is_held else optimizer.step(step))
     return TrainedBatch(
         loss=float(ranks.sum(total_loss)) / len(steps),
         outcome=merge(steps),
         divergence=meter.merge(ranks),
+        critic=None if critic is None else critic.figures(ranks),
     )
 
 
@@ -105,9 +112,13 @@ def merge(steps: Sequence[StepOutcome]) -> BatchOutcome:
 
 
 def accumulate(
-    policy: Policy, prepared: Prepared, meter: DivergenceMeter, settings: AlgorithmSettings
+    policy: Policy,
+    prepared: Prepared,
+    meter: DivergenceMeter,
+    settings: AlgorithmSettings,
+    critic: Critic | None = None,
 ) -> torch.Tensor:
-    """Add one microbatch's gradient to the parameters' and return its share of the loss."""
+    """Add one microbatch's gradient to the parameters' and return its share of the policy loss."""
     microbatch = prepared.microbatch
     scores = policy(
         microbatch.token_ids_BT,
@@ -115,7 +126,13 @@ def accumulate(
         entropy_gradient=settings.entropy_bonus > 0,
     )
     found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
-    found.loss.backward()
+    total = found.loss
+    if critic is not None:
+        assert prepared.values_N is not None and prepared.targets_N is not None
+        total = total + critic.loss(
+            microbatch, scores.states_ND, prepared.values_N, prepared.targets_N
+        )
+    total.backward()
     log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
     meter.add(log_rhos_N, scores.entropies_N, microbatch)
     return found.loss.detach()

@@ -7,12 +7,17 @@ of the next state. The reward comes with the last one, where every episode ends:
 limit cut short is worth its reward too, not what could have followed. Adding one = a function here
 and a line in `TOKEN_ADVANTAGES`.
 
+pi/mu enters once: V-trace has it in its advantages, truncated, as it was at the beginning of the
+batch, prox/mu; so the surrogate's ratio is pi/prox, and no correction weighs prox/mu again. GAE
+knows nothing of mu and leaves pi/mu to the correction.
+
 Shapes: N trained tokens of a microbatch (flat), B episodes, T steps of the longest trajectory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +26,9 @@ from torch import Tensor
 
 from configs.settings import CriticSettings
 
+from .advantages import STD_FLOOR
 from .batch import Microbatch
+from .ranks import Ranks
 from .returns import gae
 from .vtrace import vtrace
 
@@ -92,7 +99,7 @@ def token_advantages(
         microbatch: Whose episodes have a reward each.
         log_rhos_N: log(pi/mu) at the beginning of the batch, nats. Shape [N].
         values_N: V of the state that each token was drawn in. Shape [N].
-        name: `gae` or `vtrace`.
+        name: A line of `TOKEN_ADVANTAGES`.
         settings: Discounts and bounds.
     """
     if not len(values_N):
@@ -117,3 +124,18 @@ def token_advantages(
     )
     advantages_TB, targets_TB = TOKEN_ADVANTAGES[name](trajectories, settings)
     return TokenAdvantages(advantages_TB[steps_N, episodes_N], targets_TB[steps_N, episodes_N])
+
+
+def whiten(advantages: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
+    """Bring the tokens of all microbatches and ranks to mean 0 and standard deviation 1.
+
+    Every rank must call it.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
+    for advantages_N in advantages:
+        wide_N = advantages_N.double()
+        sums += torch.stack([torch.ones_like(wide_N).sum(), wide_N.sum(), wide_N.square().sum()])
+    num, total, squares = ranks.sum(sums).tolist()
+    mean = total / max(1.0, num)
+    std = math.sqrt(max(0.0, squares / max(1.0, num) - mean**2))
+    return [(advantages_N - mean) / (std + STD_FLOOR) for advantages_N in advantages]

@@ -31,6 +31,8 @@ class AlgorithmSettings(Table):
         "gpg",
         "opo",
         "pass_at_k",
+        "gae",
+        "vtrace",
     ] = "grpo"
     """How rewards become advantages."""
     whiten: Literal["none", "group", "batch"] | None = None

@@ -15,7 +15,7 @@ from learner.advantages import ADVANTAGES, STD_FLOOR, WHITENED_BY, Outcomes, est
 REWARDS = [[0.0, 1.0, 0.25, 1.0, 0.5], [1.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]]
 LENGTHS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 0, 7]]
 BINARY = [[0.0, 1.0, 0.0, 0.0, 1.0, 0.0]]
-COMPARES_IN_GROUPS = sorted(set(ADVANTAGES) - {"reinforce_pp"})
+COMPARES_IN_GROUPS = sorted(set(ADVANTAGES) - {"reinforce_pp", "gae", "vtrace"})
 
 
 def _outcomes(rewards: list[list[float]], lengths: list[list[int]] | None = None) -> Outcomes:
