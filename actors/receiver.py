@@ -72,6 +72,9 @@ class ReceiverCounters:
     """Swaps whose probe agreed."""
     broadcasts: int
     pulls: int
+    sparse_pulls: int
+    """Of these, by what had changed alone."""
+    pulled_bytes: int
     digest_mismatches: int
     probe_mismatches: int
     transfer_s: float
@@ -146,6 +149,8 @@ class WeightReceiver:
             updates=self._updates,
             broadcasts=transfer.broadcasts,
             pulls=transfer.pulls,
+            sparse_pulls=transfer.sparse_pulls,
+            pulled_bytes=transfer.pulled_bytes,
             digest_mismatches=transfer.digest_mismatches,
             probe_mismatches=self._probe_mismatches,
             transfer_s=transfer.transfer_s,

@@ -1,6 +1,7 @@
 """Where arriving weights are put together: files in shared memory, mapped, and used again.
 
-Two or three alternate: one is being applied or waits for it, one is being filled. A file whose
+Three or four alternate: one is being applied, one waits for it, one is being filled, and the newest
+is kept because a sparse update would begin from it. A file whose
 filling was broken off may still be written to by a stuck thread, so it is discarded and never given
 out again.
 """
@@ -8,6 +9,7 @@ out again.
 from __future__ import annotations
 
 import mmap
+from collections import Counter
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -37,6 +39,7 @@ class StagingFiles:
         self._folder: SharedFolder | None = None
         self._numbers = count()
         self._free: list[StagingFile] = []
+        self._shared: Counter[StagingFile] = Counter()
 
     def take(self, num_bytes: int) -> StagingFile:
         """Return a file of this size with arbitrary contents.
@@ -50,15 +53,23 @@ class StagingFiles:
                 return file
             self.discard(file)
         if self._folder is None:
-            room = 3 * num_bytes
+            room = 4 * num_bytes
             self._folder = SharedFolder(self._label, num_bytes=room, fallback=self._fallback)
         path = self._folder.create(f"weights-{next(self._numbers)}", num_bytes)
         with path.open("r+b") as opened:
             return StagingFile(path, mmap.mmap(opened.fileno(), num_bytes))
 
+    def share(self, file: StagingFile) -> None:
+        """Note one more user of a file, who will give it back too; none of them writes to it."""
+        self._shared[file] += 1
+
     def give_back(self, file: StagingFile) -> None:
-        """Take a file back that nobody reads or writes any more."""
-        self._free.append(file)
+        """Take a file back; when its last user has given it back, it is given out again."""
+        if self._shared[file]:
+            self._shared[file] -= 1
+        else:
+            del self._shared[file]
+            self._free.append(file)
 
     def discard(self, file: StagingFile) -> None:
         """Remove a file that a stuck thread may still write to; its memory outlives it."""
@@ -67,6 +78,7 @@ class StagingFiles:
     def close(self) -> None:
         """Remove all files."""
         self._free.clear()
+        self._shared.clear()
         if self._folder is not None:
             self._folder.close()
             self._folder = None

@@ -2,19 +2,22 @@
 
 Consumes ANNOUNCE and what follows it; waits for the group or for slices; a newer announcement, an
 ABORT or a deadline unblocks it. By group where the publisher invites us, by pull in every other
-case. Knows nothing of engines: it stages, the receiver applies.
+case: a chain of sparse updates where one begins at what is staged, else all bytes. Knows nothing of
+engines: it stages, the receiver applies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from broker.manifest import WeightManifest, digest_of
+from broker.manifest import SparseLink, WeightManifest, digest_of
+from broker.sparse import apply_changes, elements
 from broker.weights import Abort, Announce, Chunk, Epoch, Moved, Send
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
@@ -37,6 +40,9 @@ class TransferCounters:
 
     broadcasts: int = 0
     pulls: int = 0
+    sparse_pulls: int = 0
+    """Of these, by sparse updates."""
+    pulled_bytes: int = 0
     digest_mismatches: int = 0
     transfer_s: float = 0.0
     """From news to staged bytes, summed."""
@@ -67,6 +73,8 @@ class WeightTransfer:
         self._member = WeightMember(post)
         self._pull: WeightPull | None = None
         self._wanted: WeightManifest | None = None
+        self._links: tuple[SparseLink, ...] = ()
+        self._base: tuple[PolicyVersion, StagingFile] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._is_by_group = False
         self.held = NOTHING
@@ -99,6 +107,7 @@ class WeightTransfer:
     def pull_again(self, manifest: WeightManifest) -> None:
         """Pull this version, or a newer one, although it is already here."""
         self.held = PolicyVersion(manifest.version.lineage, -1)  # older than all of this lineage
+        self._forget_base()
         if self._wanted is None or self._wanted.version < manifest.version:
             self._wanted = manifest
         self._start(self._wanted, by_group=False)
@@ -110,7 +119,7 @@ class WeightTransfer:
             log.warning("weights refused: lower lineage", offered=tuple(version))
         if version <= self.held:
             return
-        known, self._wanted = self._wanted, news.manifest
+        known, self._wanted, self._links = self._wanted, news.manifest, news.links
         is_busy = any(not task.done() for task in self._running)
         is_same = known is not None and known.version == version
         if news.epoch:
@@ -170,10 +179,10 @@ class WeightTransfer:
             file = self._files.take(manifest.num_bytes)
             is_whole = False
             try:
-                is_whole = await self._pull_one(manifest, file)
+                is_whole = await self._fill(manifest, file)
             finally:
                 if not is_whole:
-                    self._files.give_back(file)
+                    self._files.discard(file)  # if this was cancelled, a thread may still write
             if is_whole:
                 self._hand_over(manifest, file)
             elif self._wanted.version == manifest.version:
@@ -185,26 +194,81 @@ class WeightTransfer:
                         "this machine is corrupt"
                     )
 
-    async def _pull_one(self, manifest: WeightManifest, file: StagingFile) -> bool:
-        """Fill the file. False: overtaken (then `_wanted` is newer), or a wrong digest."""
-        self._pull = WeightPull(
-            manifest, file.memory, post=self._post, progress_timeout_s=self._timeout_s
-        )
-        try:
-            newer = await self._pull.run()
-        finally:
-            self._pull = None
-        if newer is not None:
-            if self._wanted is None or newer.version > self._wanted.version:
-                self._wanted = newer
-            return False
-        digest = await asyncio.to_thread(digest_of, [file.memory])
-        if digest == manifest.digest:
+    async def _fill(self, manifest: WeightManifest, file: StagingFile) -> bool:
+        """Fill the file. False: overtaken (then `_wanted` is newer), or not the right bytes."""
+        base, chain = self._base, self._chain_to(manifest)
+        if base is None or not chain:
+            if not await self._pull_into(file.memory, manifest.version):
+                return False
+        else:
+            updates = [bytearray(link.num_bytes) for link in chain]
+            for link, update in zip(chain, updates, strict=True):
+                if not await self._pull_into(update, link.version, base=link.base):
+                    return False
+            try:
+                await asyncio.to_thread(_rebuild, file, base[1], updates, manifest)
+            except WeightsError as error:
+                log.warning("sparse update refused", reason=str(error))
+                self._forget_base()
+                return False
+        if await asyncio.to_thread(digest_of, [file.memory]) == manifest.digest:
+            self.counters.sparse_pulls += bool(chain)
             return True
         self.counters.digest_mismatches += 1
+        self._forget_base()  # then the next try takes all bytes
         log.warning("pulled weights have a wrong digest", pulled=tuple(manifest.version))
+        return False
+
+    def _chain_to(self, manifest: WeightManifest) -> tuple[SparseLink, ...]:
+        """Return the updates that lead from what is here to this version; none: take all bytes."""
+        if self._base is None or len(self._base[1].memory) != manifest.num_bytes:
+            return ()
+        bases = [link.base for link in self._links]
+        if self._base[0] not in bases or self._links[-1].version != manifest.version:
+            return ()
+        chain = self._links[bases.index(self._base[0]) :]
+        return chain if sum(link.num_bytes for link in chain) < manifest.num_bytes else ()
+
+    async def _pull_into(
+        self,
+        memory: mmap.mmap | bytearray,
+        version: PolicyVersion,
+        *,
+        base: PolicyVersion | None = None,
+    ) -> bool:
+        """Fill `memory`. False: the publisher offers something else, which `_wanted` now is."""
+        self._pull = WeightPull(
+            version, memory, base=base, post=self._post, progress_timeout_s=self._timeout_s
+        )
+        try:
+            moved = await self._pull.run()
+        finally:
+            self._pull = None
+        if moved is None:
+            self.counters.pulled_bytes += len(memory)
+            return True
+        if self._wanted is None or moved.manifest.version >= self._wanted.version:
+            self._wanted, self._links = moved.manifest, moved.links
         return False
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version
+        self._forget_base()
+        self._files.share(file)
+        self._base = manifest.version, file
         self._stage(manifest, file)
+
+    def _forget_base(self) -> None:
+        if self._base is not None:
+            self._files.give_back(self._base[1])
+            self._base = None
+
+
+def _rebuild(
+    file: StagingFile, base: StagingFile, updates: Sequence[bytearray], manifest: WeightManifest
+) -> None:
+    """Make a version out of an older one and the updates that lead to it."""
+    target = elements(file.memory, manifest.tensors[0].dtype)
+    target[:] = elements(base.memory, manifest.tensors[0].dtype)
+    for update in updates:
+        apply_changes(update, target)

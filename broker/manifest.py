@@ -52,6 +52,15 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class SparseLink:
+    """A sparse update (`sparse.py`) that turns the bytes of `base` into those of `version`."""
+
+    base: PolicyVersion
+    version: PolicyVersion
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WeightManifest:
     """Layout, digest and probe of one policy version."""
 

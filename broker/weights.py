@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker.codec import register
-from broker.manifest import WeightManifest
+from broker.manifest import SparseLink, WeightManifest
 from buffer.episode import PolicyVersion
 
 JOIN_EVERY_S = 2.0
@@ -56,6 +56,8 @@ class Announce:
     manifest: WeightManifest
     epoch: int
     """Weight epoch that will bring them; 0 = pull."""
+    links: tuple[SparseLink, ...] = ()
+    """Updates that lead to them from older versions, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +127,13 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Actor -> publisher: send this slice of this version."""
+    """Actor -> publisher: send this slice of this version, or of a sparse update to it."""
 
     version: PolicyVersion
     offset: int
     num_bytes: int
+    base: PolicyVersion | None = None
+    """Where the sparse update begins; None = all bytes of the version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,8 @@ class Chunk:
     version: PolicyVersion
     offset: int
     payload: bytes
+    base: PolicyVersion | None = None
+    """As in the pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,8 @@ class Moved:
     manifest: WeightManifest
     offset: int
     """Of the pull that it answers."""
+    links: tuple[SparseLink, ...] = ()
+    """As of an announcement."""
 
 
 for _op, _kind in {

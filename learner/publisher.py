@@ -36,6 +36,7 @@ from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
 from .slots import Slots
+from .sparse_chain import SparseChain
 from .weight_server import MAX_REQUEST_BYTES, Sent, WeightServer
 
 ALIVE_EVERY_S = 1.0
@@ -55,6 +56,7 @@ class PublisherSettings:
     join_s: float
     send_s: float
     use_cuda: bool
+    sparse: bool
 
     def arguments(self) -> list[str]:
         """Return the command line that `parse` reads."""
@@ -67,6 +69,7 @@ class PublisherSettings:
             f"--send-s={self.send_s}",
             *["--broadcast"] * self.broadcast,
             *["--use-cuda"] * self.use_cuda,
+            *["--sparse"] * self.sparse,
         ]
 
 
@@ -77,7 +80,7 @@ def parse(arguments: list[str]) -> PublisherSettings:
         parser.add_argument(f"--{name}", type=kind, required=True)
     for name in ("join-s", "send-s"):
         parser.add_argument(f"--{name}", type=float, required=True)
-    for name in ("broadcast", "use-cuda"):
+    for name in ("broadcast", "use-cuda", "sparse"):
         parser.add_argument(f"--{name}", action="store_true")
     return PublisherSettings(**vars(parser.parse_args(arguments)))
 
@@ -117,6 +120,7 @@ async def _serve(
         Slots(settings.slots),
         run=settings.run,
         broadcast=groups if settings.broadcast else None,
+        chain=SparseChain() if settings.sparse else None,
         report=_report,
         allows=lambda key: allowed.role(key.encode()) is Role.ACTOR,
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import zmq
 import zmq.asyncio
 
 from broker.codec import decode, encode
+from broker.manifest import SparseLink
 from broker.weights import (
     Ack,
     Announce,
@@ -32,6 +33,7 @@ from .broadcast import Broadcast, BroadcastSettings
 from .epochs import WeightEpochs
 from .shelf import Shelf
 from .slots import Slot, Slots
+from .sparse_chain import SparseChain
 
 log = structlog.get_logger()
 MAX_REQUEST_BYTES = 4096
@@ -53,6 +55,10 @@ class Sent:
     """All members confirmed it."""
     wall_s: float
     """From its announcement to the last confirmation."""
+    density: float = 1.0
+    """Share of changed elements; 1 = not compared."""
+    sparse_bytes: int = 0
+    """Of its sparse update; 0 = there is none."""
 
 
 class WeightServer:
@@ -63,6 +69,7 @@ class WeightServer:
         slots: Where the learner seals versions.
         run: Name of the run; messages of another are ignored.
         broadcast: How to send to groups; None = actors pull.
+        chain: Keeps sparse updates for those who pull; None = they pull all bytes.
         report: Is told what became of each version.
         allows: Says whether the holder of this public key may still speak; None = the socket's door
             has the last word.
@@ -75,6 +82,7 @@ class WeightServer:
         *,
         run: str,
         broadcast: BroadcastSettings | None,
+        chain: SparseChain | None = None,
         report: Callable[[Sent], None],
         allows: Callable[[str], bool] | None = None,
     ) -> None:
@@ -83,6 +91,7 @@ class WeightServer:
         self._report = report
         self._allows = allows
         self._clock = asyncio.get_running_loop().time
+        self._chain = chain
         self._shelf = Shelf(slots, clock=self._clock)
         self._routes: dict[str, bytes] = {}
         self._devices: dict[str, str] = {}
@@ -140,14 +149,21 @@ class WeightServer:
         current = self._shelf.current
         if current is None or join.version >= current.manifest.version:
             return
-        self._post(actor, Announce(current.manifest, self._epochs.open_epoch_of(actor)))
+        epoch = self._epochs.open_epoch_of(actor)
+        self._post(actor, Announce(current.manifest, epoch, self._links()))
 
     def _pulled(self, actor: str, pull: Pull) -> None:
-        payload = self._shelf.read(actor, pull)
+        if pull.base is None:
+            payload = self._shelf.read(actor, pull)
+        else:
+            payload = self._chain.read(pull) if self._chain is not None else None
         if payload is not None:
-            self._post(actor, Chunk(pull.version, pull.offset, payload))
+            self._post(actor, Chunk(pull.version, pull.offset, payload, pull.base))
         elif self._shelf.current is not None:
-            self._post(actor, Moved(self._shelf.current.manifest, pull.offset))
+            self._post(actor, Moved(self._shelf.current.manifest, pull.offset, self._links()))
+
+    def _links(self) -> tuple[SparseLink, ...]:
+        return self._chain.links if self._chain is not None else ()
 
     async def _carry(self) -> None:
         while True:
@@ -159,6 +175,9 @@ class WeightServer:
                 await self._announce(slot)
 
     async def _announce(self, slot: Slot) -> None:
+        change = None
+        if self._chain is not None:
+            change = await asyncio.to_thread(self._chain.advance, slot)
         started = self._clock()
         self._forget_silent()
         version, actors = slot.manifest.version, self._epochs.live()
@@ -166,13 +185,16 @@ class WeightServer:
         members = membership.members if membership is not None else ()
         for actor in actors:
             epoch = membership.number if membership is not None and actor in members else 0
-            self._post(actor, Announce(slot.manifest, epoch))
+            self._post(actor, Announce(slot.manifest, epoch, self._links()))
         is_complete = True
         if self._broadcast is not None and membership is not None:
             is_complete = await self._broadcast.run(slot, membership)
         wall_s = self._clock() - started
         epoch = membership.number if membership is not None else 0
-        self._report(Sent(version, len(actors), len(members), epoch, is_complete, wall_s))
+        sent = Sent(version, len(actors), len(members), epoch, is_complete, wall_s)
+        if change is not None:
+            sent = replace(sent, density=change.density, sparse_bytes=change.num_bytes)
+        self._report(sent)
 
     def _forget_silent(self) -> None:
         self._epochs.forget_silent()

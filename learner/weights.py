@@ -194,6 +194,7 @@ class _Front:
                 join_s=settings.broadcast_join_s,
                 send_s=settings.broadcast_send_s,
                 use_cuda=settings.device != "cpu",
+                sparse=settings.sparse_weights,
             ),
             on_death=self._reclaim,
             on_line=self._heard,

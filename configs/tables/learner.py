@@ -44,6 +44,9 @@ class LearnerSettings(Table):
     """Where the weight publisher listens; port 0 = a free one."""
     broadcast: bool = True
     """Send weights over a process group (gloo, NCCL); false = actors pull."""
+    sparse_weights: bool = False
+    """Offer actors that pull only what has changed since their version, where that is shorter.
+    Costs the publisher a copy of the weights, and a comparison for each version."""
     broadcast_join_s: Seconds = 10.0
     """Time for the members of a weight group to join."""
     broadcast_send_s: Seconds = 30.0

@@ -4,6 +4,8 @@ import multiprocessing
 import time
 from pathlib import Path
 
+import torch
+
 from broker.keys import make_keys
 from buffer.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
@@ -112,8 +114,17 @@ class Plane:
 
     def publish(self, *, lineage: int = 1):
         """One optimizer step and its publication; returns the manifest."""
+        self.model.step(self.step + 1)
+        return self._seal(lineage)
+
+    def publish_little(self):
+        """As `publish`, after a step that changes one weight in a thousand."""
+        with torch.no_grad():
+            self.model.ballast[::1000].add_(1.0)
+        return self._seal(lineage=1)
+
+    def _seal(self, lineage: int):
         self.step += 1
-        self.model.step(self.step)
         started = time.monotonic()
         manifest = self.publisher.publish(self.model, PolicyVersion(lineage, self.step))
         self.slowest_publish_s = max(self.slowest_publish_s, time.monotonic() - started)

@@ -26,6 +26,7 @@ def settings(folder: Path, **changes) -> PublisherSettings:
         "join_s": 1.5,
         "send_s": 2.5,
         "use_cuda": True,
+        "sparse": True,
     }
     return PublisherSettings(**{**fields, **changes})
 

@@ -2,20 +2,23 @@
 
 import asyncio
 import mmap
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from actors import weight_pull
 from actors.staging_files import StagingFiles
 from actors.weight_pull import WeightPull
 from actors.weight_transfer import MAX_MISMATCHES, WeightTransfer
-from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
+from broker import sparse
+from broker.manifest import Probe, SparseLink, TensorSpec, WeightManifest, digest_of
 from broker.weights import PULL_CREDIT, Announce, Chunk, Fault, Moved, Pull
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
 CHUNK_BYTES = 1024  # small, so that many fit into a test
-NUM_BYTES = 6 * CHUNK_BYTES + 3
+NUM_BYTES = 6 * CHUNK_BYTES + 4
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +50,7 @@ class ScriptedPublisher:
         self.lose: set[int] = set()
         self.spoil = 0
         self.newer: WeightManifest | None = None
+        self.updates: dict[tuple[int, int], bytes] = {}
         self.answer = lambda message: None
 
     def post(self, message) -> bool:
@@ -68,11 +72,17 @@ class ScriptedPublisher:
         if self.newer is not None and self.newer.version > pull.version:
             self.answer(Moved(self.newer, pull.offset))
             return
-        payload = bytearray(contents(pull.version.step)[pull.offset : pull.offset + pull.num_bytes])
+        whole = contents(pull.version.step)
+        if pull.base is not None:
+            whole = self.updates.get((pull.base.step, pull.version.step), b"")
+            if not whole:
+                self.answer(Moved(manifest(pull.version.step), pull.offset))
+                return
+        payload = bytearray(whole[pull.offset : pull.offset + pull.num_bytes])
         if self.spoil:
             self.spoil -= 1
             payload[0] ^= 1
-        self.answer(Chunk(pull.version, pull.offset, bytes(payload)))
+        self.answer(Chunk(pull.version, pull.offset, bytes(payload), pull.base))
 
 
 @pytest.fixture
@@ -86,7 +96,8 @@ def memory():
 
 
 async def pulled(publisher, memory, step=1, timeout_s=5.0):
-    pull = WeightPull(manifest(step), memory, post=publisher.post, progress_timeout_s=timeout_s)
+    version = manifest(step).version
+    pull = WeightPull(version, memory, post=publisher.post, progress_timeout_s=timeout_s)
     publisher.answer = pull.take
     return await pull.run()
 
@@ -119,12 +130,12 @@ def test_a_pull_ends_when_nothing_comes(publisher, memory, monkeypatch):
 def test_a_version_that_is_gone_is_answered_by_a_newer_one(publisher, memory):
     publisher.newer = manifest(2)
 
-    assert asyncio.run(pulled(publisher, memory)) == manifest(2)
+    assert asyncio.run(pulled(publisher, memory)).manifest == manifest(2)
 
 
 def test_slices_that_were_not_asked_for_are_not_written(publisher, memory):
     async def story():
-        pull = WeightPull(manifest(1), memory, post=publisher.post, progress_timeout_s=5.0)
+        pull = WeightPull(manifest(1).version, memory, post=publisher.post, progress_timeout_s=5.0)
         publisher.answer = pull.take
         pull.take(Chunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version
         pull.take(Chunk(PolicyVersion(1, 1), 1, b"x" * CHUNK_BYTES))  # another place
@@ -151,7 +162,7 @@ class Stage:
 
     def _take(self, manifest, file) -> None:
         self.staged.append(manifest)
-        self.bytes.append(file.memory[:16])
+        self.bytes.append(file.memory[:])
         self.files.give_back(file)
         self.arrived.set()
 
@@ -184,7 +195,7 @@ def test_corrupt_bytes_are_never_staged_but_pulled_again(publisher, tmp_path):
 
     stage = play(publisher, tmp_path, story)
 
-    assert stage.bytes == [bytes([1]) * 16]
+    assert stage.bytes == [contents(1)]
     assert stage.transfer.counters.digest_mismatches == 1
 
 
@@ -248,3 +259,99 @@ def test_an_announced_epoch_that_never_comes_ends_in_a_pull(publisher, tmp_path)
 
     assert stage.transfer.counters.pulls == 1
     assert "no success within 0.1 s" in publisher.faults[0].reason
+
+
+def link(base: int, version: int, publisher) -> SparseLink:
+    """A link that the publisher has; between these versions every element differs."""
+    old, new = (np.frombuffer(contents(step), "<u2").copy() for step in (base, version))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "MAX_DENSITY", 1.0)
+        update, _ = sparse.encode_changes(old, new)
+    assert update is not None
+    publisher.updates[base, version] = update
+    return SparseLink(PolicyVersion(1, base), PolicyVersion(1, version), len(update))
+
+
+def told(stage, step: int, links=()):
+    stage.arrived.clear()
+    stage.transfer.take(Announce(manifest(step), 0, tuple(links)))
+    return stage.arrived.wait()
+
+
+def test_who_has_an_older_version_pulls_only_the_changes_since(publisher, tmp_path):
+    async def story(stage):
+        await told(stage, 1)
+        publisher.asked.clear()
+        await told(stage, 3, [link(0, 1, publisher), link(1, 2, publisher), link(2, 3, publisher)])
+
+    stage = play(publisher, tmp_path, story)
+
+    assert stage.bytes == [contents(1), contents(3)]
+    assert {(pull.base.step, pull.version.step) for pull in publisher.asked} == {(1, 2), (2, 3)}
+    assert stage.transfer.counters.sparse_pulls == 1
+    assert stage.transfer.counters.pulled_bytes < NUM_BYTES + NUM_BYTES // 2
+
+
+@pytest.mark.parametrize("have", [1, 2], ids=["behind the chain", "no link from it"])
+def test_without_a_chain_from_what_is_here_all_bytes_are_pulled(publisher, tmp_path, have):
+    async def story(stage):
+        await told(stage, have)
+        await told(stage, 4, [link(3, 4, publisher)])
+
+    stage = play(publisher, tmp_path, story)
+
+    assert stage.bytes == [contents(have), contents(4)]
+    assert stage.transfer.counters.sparse_pulls == 0
+
+
+def test_a_chain_longer_than_the_version_is_not_taken(publisher, tmp_path):
+    async def story(stage):
+        await told(stage, 1)
+        long = [link(step, step + 1, publisher) for step in (1, 2)]
+        await told(stage, 3, [replace(each, num_bytes=NUM_BYTES // 2) for each in long])
+
+    assert play(publisher, tmp_path, story).transfer.counters.sparse_pulls == 0
+
+
+@pytest.mark.parametrize("fault", ["corrupt", "torn", "of another version", "gone"])
+def test_changes_that_do_not_lead_to_the_digest_are_replaced_by_all_bytes(
+    publisher, tmp_path, fault
+):
+    async def story(stage):
+        await told(stage, 1)
+        step = link(1, 2, publisher)
+        update = publisher.updates[1, 2]
+        if fault == "corrupt":
+            middle = len(update) // 2
+            flipped = bytes([update[middle] ^ 1])
+            publisher.updates[1, 2] = update[:middle] + flipped + update[middle + 1 :]
+        elif fault == "torn":
+            publisher.updates[1, 2] = update[:-2]
+            step = replace(step, num_bytes=len(update) - 2)
+        elif fault == "of another version":
+            link(1, 3, publisher)
+            publisher.updates[1, 2] = publisher.updates[1, 3]
+            step = replace(step, num_bytes=len(publisher.updates[1, 3]))
+        else:
+            del publisher.updates[1, 2]
+        await told(stage, 2, [step])
+
+    stage = play(publisher, tmp_path, story)
+
+    assert stage.bytes == [contents(1), contents(2)]
+    assert stage.transfer.counters.sparse_pulls == 0
+
+
+def test_a_version_that_a_chain_begins_at_is_not_written_to_while_it_is_used(publisher, tmp_path):
+    """Here the receiver gives its file back at once; the base is kept all the same."""
+
+    async def story(stage):
+        await told(stage, 1)
+        for step in range(2, 6):
+            await told(stage, step, [link(step - 1, step, publisher)])
+
+    stage = play(publisher, tmp_path, story)
+
+    assert stage.bytes == [contents(step) for step in range(1, 6)]
+    assert stage.transfer.counters.sparse_pulls == 4
+    assert stage.transfer.counters.digest_mismatches == 0

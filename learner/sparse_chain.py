@@ -1,0 +1,87 @@
+"""The last versions as a chain of sparse updates, from which pulling actors take what they lack.
+
+    v3 ──link──▶ v4 ──link──▶ v5 (current)      an actor at v3 takes both links, one at v2 all bytes
+
+Each version is compared with the one before it, in a copy that the publisher keeps of it. All bytes
+of the current version are always on offer too, so a chain needs no keyframes to begin at: it ends
+where its links together are as long as a version. A version of which too much has changed begins
+a new chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker.manifest import SparseLink
+from broker.sparse import apply_changes, elements, encode_changes
+from broker.weights import CHUNK_BYTES, Pull
+from buffer.episode import PolicyVersion
+
+from .slots import Slot
+
+MAX_LINKS = 64
+"""Who is further behind gains little: its changes overlap, and each link costs a round trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a version differs from the one before it."""
+
+    density: float
+    """Share of changed elements; a lower bound where the comparison was given up."""
+    num_bytes: int
+    """Of the sparse update; 0 = none."""
+
+
+class SparseChain:
+    """Links between versions. `advance` runs in a thread, all else on the event loop."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._version: PolicyVersion | None = None
+        self._updates: tuple[tuple[SparseLink, bytes], ...] = ()
+
+    @property
+    def links(self) -> tuple[SparseLink, ...]:
+        """The chain, oldest link first; each begins where the one before it ends."""
+        return tuple(link for link, _ in self._updates)
+
+    def advance(self, slot: Slot) -> Change | None:
+        """Compare a newer version with the last one; None if there is none to compare with."""
+        before, self._version = self._version, slot.manifest.version
+        if before is None or len(self._held) != slot.manifest.num_bytes:
+            self._held, self._updates = bytearray(slot.memory), ()
+            return None
+        dtype = slot.manifest.tensors[0].dtype
+        old, new = elements(self._held, dtype), elements(slot.memory, dtype)
+        update, num_changed = encode_changes(old, new)
+        density = num_changed / len(new)
+        if update is None:
+            old[:] = new
+            self._updates = ()
+            return Change(density, 0)
+        apply_changes(update, old)
+        link = SparseLink(before, self._version, len(update))
+        self._updates = _trimmed((*self._updates, (link, update)), slot.manifest.num_bytes)
+        return Change(density, len(update))
+
+    def read(self, pull: Pull) -> bytes | None:
+        """Return the slice that was asked for; None if that link or place does not exist."""
+        for link, update in self._updates:
+            if (link.base, link.version) == (pull.base, pull.version):
+                end = pull.offset + min(pull.num_bytes, CHUNK_BYTES)
+                return update[pull.offset : end] if 0 <= pull.offset < len(update) else None
+        return None
+
+
+def _trimmed(
+    updates: tuple[tuple[SparseLink, bytes], ...], num_bytes: int
+) -> tuple[tuple[SparseLink, bytes], ...]:
+    """Leave out the oldest links, with which the chain would be no shorter than all bytes."""
+    kept, total = 0, 0
+    for link, _ in reversed(updates[-MAX_LINKS:]):
+        total += link.num_bytes
+        if total >= num_bytes:
+            break
+        kept += 1
+    return updates[len(updates) - kept :]
