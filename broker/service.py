@@ -20,12 +20,15 @@ one that asks the actor to send again. No state but the table of peers; no socke
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from buffer import operations
 from buffer.answers import BeatLine, BeatVerdict
+from buffer.keys import EVAL_BASE
+from buffer.objects import ObjectStore
 from buffer.store import AsyncStore
-from configs.errors import RecordError, StoreError
+from configs.errors import RecordError, StoreError, StoreUnreachable
 from configs.settings import Settings
 
 from .audit import Audit
@@ -56,6 +59,8 @@ from .messages import (
     Verdicts,
     Welcome,
 )
+
+OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
 
 class Service:
@@ -88,6 +93,8 @@ class Service:
             ),
         )
         self._submits: Batch[tuple[int, int, bytes], str] = Batch(store, operations.submit)
+        self._objects = ObjectStore.of(settings.buffer, settings.run.name)
+        self._inline_bytes = settings.buffer.inline_bytes
         self._peers = peers
         self._board = board
         self._leasing = leasing
@@ -179,7 +186,10 @@ class Service:
                 return await self._beat(message, peer)
             case SubmitRequest():
                 check_submissions(message, max_bytes=self._max_episode_bytes)
-                rows = [(s.task_id, s.fence, s.record) for s in message.submissions]
+                rows = [
+                    (s.task_id, s.fence, await self._place(s.task_id, s.record))
+                    for s in message.submissions
+                ]
                 verdicts = await self._submits.run(rows)
                 return self._verdicts([row[0] for row in rows], verdicts)
             case ReleaseRequest():
@@ -200,6 +210,20 @@ class Service:
             case _:
                 name = type(message).__name__
                 raise RecordError(f"message must be a request to the broker, got {name}")
+
+    async def _place(self, task_id: int, record: bytes) -> bytes:
+        """Put a large record where such go, before the store hears of it; returns what it gets.
+
+        Raises:
+            StoreUnreachable: The object store refused, or did not answer in time.
+        """
+        if self._objects is None or len(record) <= self._inline_bytes or task_id >= EVAL_BASE:
+            return record
+        try:
+            async with asyncio.timeout(OBJECT_DEADLINE_S):
+                return await asyncio.to_thread(self._objects.put, task_id, record)
+        except OSError as error:  # a TimeoutError is one
+            raise StoreUnreachable(f"the object store does not take records: {error!r}") from error
 
     async def _beat(self, message: BeatRequest, peer: Peer) -> Verdicts:
         check_beats(message, max_bytes=self._max_episode_bytes)

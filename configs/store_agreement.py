@@ -31,7 +31,7 @@ def too_small_for(settings: Settings, limit_bytes: int) -> str | None:
     run, buffer = settings.run, settings.buffer
     units = int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin)
     record = min(
-        buffer.max_episode_bytes,
+        buffer.inline_bytes if buffer.object_store else buffer.max_episode_bytes,
         BYTES_OF_A_RECORD
         + BYTES_PER_PROMPT_TOKEN * run.max_prompt_tokens
         + BYTES_PER_COMPLETION_TOKEN * run.max_completion_tokens,

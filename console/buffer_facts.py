@@ -14,6 +14,7 @@ from buffer import operations
 from buffer.answers import DeadLetter
 from buffer.codec import decode_completion, decode_episode, join_completions
 from buffer.episode import Completion, Episode
+from buffer.objects import is_reference
 from buffer.store import Store
 from configs.errors import RecordError, SettingsError
 from configs.loader import load
@@ -178,6 +179,8 @@ def _completion(chunks: Sequence[bytes]) -> dict[str, Any]:
 def _record(record: bytes | None) -> dict[str, Any]:
     if record is None:
         return {}
+    if is_reference(record):
+        return {"record": f"in buffer.object_store: {record[1:].decode()}"}
     try:
         episode = decode_episode(record)
     except RecordError as error:

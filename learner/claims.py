@@ -25,7 +25,7 @@ from configs.settings import Settings
 from .ledger import Ledger
 from .patience import PatientStore
 from .policy_lag import oldest_lag
-from .records import read_units
+from .records import Records
 from .reuse import Reuse, ReusedGroup
 from .shaping import check_weights
 
@@ -93,7 +93,8 @@ class Claims:
         """Judged units of the batch being filled, by group."""
         self._num_filtered = 0
         """Groups of equal rewards that the batch being filled has done without."""
-        self._reuse = Reuse(store, settings, ledger=ledger)
+        self._records = Records(store, settings)
+        self._reuse = Reuse(store, settings, ledger=ledger, records=self._records)
         self._recoveries = store.recoveries
         self._started: int | None = None
         self._wait = _Wait(step=0, began=0.0, reported=0.0)
@@ -194,7 +195,7 @@ class Claims:
         """Read the units that came since the last look; returns those to drop, by reason."""
         new = [unit for unit in units if unit.group_id not in self._episodes]
         bad: dict[str, list[int]] = {}
-        for unit, episodes in read_units(self._store, new, self._settings):
+        for unit, episodes in self._records.units(new):
             if episodes is None or self._is_impossible(step, episodes):
                 bad.setdefault("unreadable", []).append(unit.group_id)
             elif reason := self._fault(step, episodes):
@@ -254,7 +255,7 @@ class Claims:
         if None in self._store.run(operations.records(ids)):
             self._give_up(step, claim, "forgotten")
             return None
-        for unit, episodes in read_units(self._store, claim.units, self._settings):
+        for unit, episodes in self._records.units(claim.units):
             if episodes is None:
                 raise RecordError(
                     f"sealed batch {step} must be readable, got a bad record in group "

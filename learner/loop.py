@@ -34,7 +34,7 @@ from .model import Policy
 from .optimizer import AdamWithSchedule
 from .patience import PatientStore
 from .ranks import Ranks
-from .records import read_episodes
+from .records import Records
 from .resume import Opening
 from .step import TrainedBatch, train_batch
 
@@ -90,6 +90,7 @@ class Loop:
                 ledger=parts.ledger,
                 vocabulary=parts.policy.vocabulary,
             )
+        self._records = Records(parts.store, parts.settings)
         self._crowding = Crowding(parts.store, parts.settings.buffer)
         self._counted_from: float | None = None
         self._began = time.monotonic()
@@ -217,7 +218,7 @@ class Loop:
         if batch is not None:
             by_id = {episode.task_id: episode for episode in batch.episodes}
             return [by_id[task_id] for task_id in own]
-        return read_episodes(self._parts.store, own, self._parts.settings)
+        return self._records.episodes(own)
 
     def _publish(self) -> None:
         version = PolicyVersion(self._lineage, self._step)
@@ -302,6 +303,7 @@ class Loop:
                 front.ledger.checkpoint(self._step)
             committed = parts.store.run(operations.commit(self._lineage, self._step))
             self._crowding.committed(self._step)
+            self._records.sweep()
             took_s = round(time.monotonic() - began, 3)
             log.info("checkpoint", step=self._step, committed_tasks=committed, took_s=took_s)
 
@@ -318,6 +320,7 @@ class Loop:
             return False
         cancelled = self._parts.store.run(operations.cancel(self._lineage))
         self._parts.store.run(operations.clear_replay(self._lineage))
+        self._records.sweep(older_than_s=0.0)
         stats = self._parts.store.run(operations.stats())
         self._totals.wall_s += time.monotonic() - self._began
         front.journal.summarise(summarise(run, self._totals, stats, front.journal.lines("eval")))

@@ -26,7 +26,7 @@ from configs.store_agreement import KEEP_AT_MEMORY
 from .ledger import Ledger
 from .patience import PatientStore
 from .policy_lag import oldest_lag
-from .records import read_units
+from .records import Records
 
 log = structlog.get_logger()
 
@@ -45,9 +45,11 @@ class ReusedGroup:
 class Reuse:
     """Gives batches groups that were trained before."""
 
-    def __init__(self, store: PatientStore, settings: Settings, *, ledger: Ledger) -> None:
+    def __init__(
+        self, store: PatientStore, settings: Settings, *, ledger: Ledger, records: Records
+    ) -> None:
         self._store = store
-        self._settings = settings
+        self._records = records
         self._run = settings.run
         self._replay = settings.replay
         self._ledger = ledger
@@ -124,7 +126,7 @@ class Reuse:
         claimed = [ClaimedUnit(unit.group_id, list(unit.task_ids)) for unit in units]
         return {
             unit.group_id: None if episodes is None else ReusedGroup(uses[unit.group_id], episodes)
-            for unit, episodes in read_units(self._store, claimed, self._settings)
+            for unit, episodes in self._records.units(claimed)
         }
 
     def _is_fit(self, step: int, group: ReusedGroup | None) -> bool:

@@ -9,8 +9,8 @@ Who uses which (the table of keys is in `keys.py`):
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
-|         | clear_replay; after a rewind restore_lineage, known_tasks, committed_tasks, |
-|         | reconcile, restore_committed, check_replay, recovered |
+|         | clear_replay, references; after a rewind restore_lineage, known_tasks, |
+|         | committed_tasks, reconcile, restore_committed, check_replay, recovered |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -28,6 +28,7 @@ from .batches import (
     new_owner,
     publish,
     records,
+    references,
     restore_lineage,
     seal,
 )
@@ -78,6 +79,7 @@ __all__ = [
     "reconcile",
     "records",
     "recovered",
+    "references",
     "release",
     "requeue_dead",
     "restore_committed",

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from buffer.answers import Claim, Rating
+from buffer.objects import LONGEST_REFERENCE
 from buffer.operation import SLICE, Call, Operation, Reply, Steps, nothing, repeated, single, sliced
 from buffer.replies import parse_claim
 from configs.errors import RecordError
@@ -140,6 +141,14 @@ def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
     """Read the records of training tasks, in order; None where there is none."""
     rows = [(task,) for task in task_ids]
     return sliced("records", (), rows, _joined, size=RECORDS_PER_CALL)
+
+
+def references(task_ids: Sequence[int]) -> Operation[list[bytes]]:
+    """Read the records of tasks that are short enough to be references; else nothing."""
+    rows = [(task,) for task in task_ids]
+    return sliced(
+        "references", (LONGEST_REFERENCE,), rows, lambda parts: [r for part in parts for r in part]
+    )
 
 
 def claim_bytes(k: int) -> Operation[int]:

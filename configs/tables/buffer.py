@@ -25,6 +25,12 @@ class BufferSettings(Table):
     learner checkpoints at once when there are more, or when Redis is 60 % full."""
     max_episode_bytes: Annotated[int, Field(ge=1024, le=16 * 2**20)] = 16 * 2**20
     """Largest episode record, bytes."""
+    object_store: str | None = None
+    """Where larger records than `inline_bytes` go, as fsspec writes it: `file:///folder`,
+    `s3://bucket/folder` (needs `s3fs`), ...; broker and learner must reach it. null = all records
+    go into Redis."""
+    inline_bytes: Annotated[int, Field(ge=1024)] = 2**20
+    """Largest record that goes into Redis where there is an object store, bytes."""
     min_group_size: Positive = 2
     """A group that lost members to the dead letters trains with at least this many, else it is
     dropped."""

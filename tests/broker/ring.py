@@ -30,7 +30,9 @@ HASHES = {"settings": "s1", "environment": "e1", "reward": "r1"}
 FIRST = PolicyVersion(1, 0)
 
 
-def settings_with(pause_at_memory: float = 0.8, **broker: Any) -> Settings:
+def settings_with(
+    pause_at_memory: float = 0.8, object_store: str | None = None, **broker: Any
+) -> Settings:
     defaults: dict[str, Any] = {
         "endpoint": "tcp://127.0.0.1:0",
         "long_poll_s": 0.3,
@@ -38,7 +40,12 @@ def settings_with(pause_at_memory: float = 0.8, **broker: Any) -> Settings:
     }
     return Settings(
         run=RunSettings(name=RUN, model="init", group_size=GROUP, groups_per_batch=2),
-        buffer=BufferSettings(max_episode_bytes=2**18, pause_at_memory=pause_at_memory),
+        buffer=BufferSettings(
+            max_episode_bytes=2**18,
+            pause_at_memory=pause_at_memory,
+            object_store=object_store,
+            inline_bytes=1024,
+        ),
         broker=BrokerSettings(**{**defaults, **broker}),
         actors=ActorSettings(heartbeat_s=0.1),
     )

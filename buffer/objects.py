@@ -1,0 +1,144 @@
+"""Large records outside of Redis: in a folder or a bucket, under a name that says what is in them.
+
+    broker: put -> submit(reference) -> learner: get, trained, committed -> sweep
+
+The object is written before the store hears of it, so a reference always points to something whole.
+Its name holds the task and the SHA-256 of the record; the reference repeats digest and length, and
+a reader checks both. An object that the store does not refer to (a stale submission, a group that
+was dropped or committed) is garbage and swept once it is old enough not to be on its way.
+
+Knows neither Redis nor episodes. Any filesystem that fsspec knows will do: `file://`, `s3://`, ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import fsspec
+import structlog
+
+from configs.errors import RecordError, SettingsError, StoreUnreachable
+from configs.settings import BufferSettings
+
+log = structlog.get_logger()
+filesystem_of: Any = fsspec.core.url_to_fs  # the library gives these no types
+
+MAGIC = b"\xc1object "  # no msgpack begins with 0xc1: a reference cannot be taken for a record
+LONGEST_REFERENCE = 128
+FOLDER_TASKS = 4096  # tasks that share a folder: a listing of one stays short
+
+READ_PAUSES_S = (0.5, 1.0, 2.0)  # between attempts; after the last a bucket is not just slow
+
+Referenced = Callable[[Sequence[int]], list[bytes]]
+"""What the store has for each task: a reference, or something else."""
+
+_NAME = re.compile(r"(\d+)-([0-9a-f]{64})")
+
+
+def is_reference(record: bytes) -> bool:
+    """Whether the store's record only says where the record is."""
+    return record.startswith(MAGIC)
+
+
+class ObjectStore:
+    """The large records of one run."""
+
+    def __init__(self, url: str, run: str) -> None:
+        """Find the filesystem; nothing is written yet.
+
+        Raises:
+            SettingsError: The URL is of no kind that is known.
+        """
+        try:
+            self._files, root = filesystem_of(url)
+        except ValueError as error:
+            raise SettingsError(
+                f"buffer.object_store must be a URL that fsspec knows, got {url!r}; {error}"
+            ) from error
+        self._root = f"{root.rstrip('/')}/{run}"
+
+    @classmethod
+    def of(cls, settings: BufferSettings, run: str) -> ObjectStore | None:
+        """Make what the settings name; None where every record goes into Redis."""
+        return None if settings.object_store is None else cls(settings.object_store, run)
+
+    def put(self, task_id: int, record: bytes) -> bytes:
+        """Write a record, unless it is there, and return what the store is to have instead.
+
+        Raises:
+            OSError: It could not be written; another attempt does no harm.
+        """
+        digest = hashlib.sha256(record).hexdigest()
+        path = self._path(task_id, digest)
+        # A whole one is never written over: the learner may be reading it.
+        if not self._files.exists(path) or self._files.size(path) != len(record):
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._files.pipe_file(path, record)
+        return MAGIC + f"{digest} {len(record)}".encode()
+
+    def get(self, task_id: int, reference: bytes) -> bytes:
+        """Read the record that a reference points to.
+
+        Raises:
+            RecordError: It is gone, or is not what was written.
+            StoreUnreachable: The object store does not answer.
+        """
+        digest, _, length = reference.removeprefix(MAGIC).decode().partition(" ")
+        record = self._read(self._path(task_id, digest))
+        if len(record) != int(length) or hashlib.sha256(record).hexdigest() != digest:
+            raise RecordError(
+                f"the object of task {task_id} must have {length} bytes of SHA-256 {digest:.12}, "
+                f"got {len(record)} others; it was changed or cut off"
+            )
+        return record
+
+    def sweep(self, referenced: Referenced, *, older_than_s: float) -> int:
+        """Remove the objects that the store does not refer to; returns how many.
+
+        Args:
+            referenced: Asks the store; called after the listing, so that what is written meanwhile
+                is not seen as garbage.
+            older_than_s: Younger ones may belong to a submission that is on its way.
+        """
+        self._files.invalidate_cache()
+        found = [
+            (int(name[1]), name[2], path)
+            for path in self._files.find(self._root)
+            if (name := _NAME.fullmatch(path.rpartition("/")[2]))
+        ]
+        records = referenced([task_id for task_id, _, _ in found])
+        garbage = [
+            path
+            for (_, digest, path), record in zip(found, records, strict=True)
+            if not record.startswith(MAGIC + digest.encode()) and self._age_s(path) >= older_than_s
+        ]
+        if garbage:
+            self._files.rm(garbage)
+            log.debug("swept objects", removed=len(garbage), kept=len(found) - len(garbage))
+        return len(garbage)
+
+    def _read(self, path: str) -> bytes:
+        for pause_s in (*READ_PAUSES_S, None):
+            try:
+                return bytes(self._files.cat_file(path))
+            except FileNotFoundError:
+                raise RecordError(f"object {path} must be there, got nothing") from None
+            except OSError as error:
+                if pause_s is None:
+                    raise StoreUnreachable(f"object {path} cannot be read: {error}") from error
+                time.sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _age_s(self, path: str) -> float:
+        modified: datetime = self._files.modified(path)
+        if modified.tzinfo is None:
+            modified = modified.replace(tzinfo=UTC)
+        return (datetime.now(UTC) - modified).total_seconds()
+
+    def _path(self, task_id: int, digest: str) -> str:
+        return f"{self._root}/{task_id // FOLDER_TASKS}/{task_id}-{digest}"
