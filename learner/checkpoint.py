@@ -4,8 +4,9 @@
     checkpoints/step-000050/               -> renamed: it exists only if it is complete
     checkpoints/refused-step-000050/       -> found damaged and passed over; a person may look at it
 
-    __<rank>_*.distcp, .metadata   model and optimizer, one file for each rank (torch's distributed
-    format) random-<rank>.bin              state of torch's random number generator
+    __<rank>_*.distcp, .metadata   model and optimizer, and a critic with its own, one file for each
+                                   rank (torch's distributed format)
+    random-<rank>.bin              state of torch's random number generator
     state.json                     step, lineage, curriculum cursor, totals
     manifest.json                  SHA-256 of all others, written last
 
@@ -25,12 +26,14 @@ from typing import Any
 
 import structlog
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from configs.errors import CheckpointError
 
+from .critic import Critic
 from .metrics import Totals
 from .model import Policy
 from .optimizer import AdamWithSchedule
@@ -88,10 +91,13 @@ class LearnerState:
 class Checkpoints:
     """The checkpoints of one run; every rank calls the same methods in the same order."""
 
-    def __init__(self, folder: Path, *, keep: int, ranks: Ranks) -> None:
+    def __init__(
+        self, folder: Path, *, keep: int, ranks: Ranks, critic: Critic | None = None
+    ) -> None:
         self._folder = folder
         self._keep = keep
         self._ranks = ranks
+        self._critic = critic
 
     def save(self, state: LearnerState, policy: Policy, optimizer: AdamWithSchedule) -> Path:
         """Write a checkpoint; it is durable when this returns."""
@@ -104,7 +110,7 @@ class Checkpoints:
         self._ranks.barrier()
 
         save_tensors(
-            _tensors(policy, optimizer),
+            self._tensors(policy, optimizer),
             checkpoint_id=unfinished,
             process_group=self._ranks.control,
         )
@@ -160,8 +166,13 @@ class Checkpoints:
         )
 
     def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
-        """Load a verified checkpoint into policy, optimizer and random number generator."""
-        tensors = _tensors(policy, optimizer)
+        """Load a verified checkpoint into policy, critic, optimizers and random number generator.
+
+        Raises:
+            CheckpointError: It does not hold the critic that the settings ask for.
+        """
+        tensors = self._tensors(policy, optimizer)
+        self._check_critic(path, tensors)
         load_tensors(
             tensors,
             checkpoint_id=path,
@@ -173,9 +184,35 @@ class Checkpoints:
             model_state_dict=tensors["model"],
             optim_state_dict=tensors["optimizer"],
         )
+        if self._critic is not None:
+            set_state_dict(
+                self._critic.model,
+                self._critic.optimizer.adam,
+                model_state_dict=tensors["critic"],
+                optim_state_dict=tensors["critic_optimizer"],
+            )
         random = path / f"random-{self._ranks.rank}.bin"
         if random.exists():  # a run may resume with more ranks than it had
             torch.set_rng_state(torch.frombuffer(bytearray(random.read_bytes()), dtype=torch.uint8))
+
+    def _tensors(self, policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Any]:
+        model, adam = get_state_dict(policy, optimizer.adam)
+        tensors = {"model": model, "optimizer": adam}
+        if self._critic is not None:
+            model, adam = get_state_dict(self._critic.model, self._critic.optimizer.adam)
+            tensors |= {"critic": model, "critic_optimizer": adam}
+        return tensors
+
+    def _check_critic(self, path: Path, tensors: dict[str, Any]) -> None:
+        """Refuse a checkpoint of a run that had no critic, or one of the other kind."""
+        if self._critic is None:
+            return
+        found = FileSystemReader(path).read_metadata().state_dict_metadata
+        if not all(f"critic.{name}" in found for name in tensors["critic"]):
+            raise CheckpointError(
+                f"{path} must hold a critic of critic.kind = {self._critic.settings.kind}, got "
+                "none; restore the setting, or begin again with --fresh"
+            )
 
     def _remove_old(self, saved: Path) -> None:
         """Remove all but the newest; the one just saved counts as such, whatever its number."""

@@ -17,6 +17,7 @@ from configs.secrets import redis_url
 from configs.settings import Settings
 
 from .checkpoint import Checkpoints
+from .critic import Critic, make_critic
 from .ledger import Ledger
 from .loop import Loop, Parts
 from .model import Policy, load_causal_lm, probe_logprobs, shard
@@ -51,8 +52,12 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks)
         optimizer = AdamWithSchedule(policy, schedule(settings), settings.learner)
+        critic = load_critic(policy, settings, ranks)
         checkpoints = Checkpoints(
-            settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks
+            settings.run.folder / "checkpoints",
+            keep=settings.learner.keep_checkpoints,
+            ranks=ranks,
+            critic=critic,
         )
         log.info("starting", stage="taking the run over")
         opening = Opening.decode(
@@ -76,6 +81,7 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
                 store=store,
                 policy=policy,
                 optimizer=optimizer,
+                critic=critic,
                 checkpoints=checkpoints,
                 publisher=publisher,
                 opening=opening,
@@ -91,9 +97,26 @@ def load_policy(settings: Settings, ranks: Ranks) -> Policy:
     """Load the initial policy and shard it."""
     policy = Policy(load_causal_lm(settings.run.model_path), temperature=settings.run.temperature)
     policy.train()
+    return shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks))
+
+
+def load_critic(policy: Policy, settings: Settings, ranks: Ranks) -> Critic | None:
+    """Make the critic, if the settings ask for one."""
+    return make_critic(
+        policy,
+        settings.critic,
+        settings.learner,
+        model_path=settings.run.model_path,
+        ranks=ranks,
+        dtype=compute_dtype(settings, ranks),
+    )
+
+
+def compute_dtype(settings: Settings, ranks: Ranks) -> torch.dtype:
+    """Say what forward and backward passes compute in."""
     # On a CPU the backward pass is as fast in float32, and exact.
     is_bfloat16 = settings.run.dtype == "bfloat16" and ranks.device.type == "cuda"
-    return shard(policy, ranks.mesh, dtype=torch.bfloat16 if is_bfloat16 else torch.float32)
+    return torch.bfloat16 if is_bfloat16 else torch.float32
 
 
 def schedule(settings: Settings) -> Schedule:

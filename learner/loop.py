@@ -24,6 +24,7 @@ from configs.settings import Settings
 from .batch import BatchPlan, Microbatch, pack, plan_batch
 from .checkpoint import Checkpoints, LearnerState
 from .claims import ClaimedBatch
+from .critic import Critic
 from .crowding import Crowding
 from .evaluation import is_due
 from .finish import save_model, summarise
@@ -66,6 +67,8 @@ class Parts:
     opening: Opening
     ledger: Ledger | None
     """On rank 0."""
+    critic: Critic | None = None
+    """What values the policy's states, where `algorithm.advantage` asks for it."""
 
 
 class Loop:
@@ -131,6 +134,7 @@ class Loop:
             microbatches,
             settings=parts.settings.algorithm,
             ranks=parts.ranks,
+            critic=parts.critic,
         )
         stepped = time.monotonic()
         self._step = plan.step
@@ -253,6 +257,7 @@ class Loop:
                 **asdict(figures),
                 **asdict(trained.divergence),
                 **asdict(trained.outcome),
+                **({} if trained.critic is None else asdict(trained.critic)),
                 "loss": trained.loss,
                 **asdict(times),
                 "idle_fraction": self._totals.idle_fraction,

@@ -56,13 +56,15 @@ def _whole(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def make_pair(settings: CriticSettings, folder: Path, ranks: Ranks, *, seed: int = 0) -> Pair:
     """Make a tiny policy with its critic; a second model starts from what is in `folder`."""
-    tiny_causal_lm(seed=seed).save_pretrained(folder / f"model-{ranks.rank}")
+    if ranks.is_first:
+        tiny_causal_lm(seed=seed).save_pretrained(folder / "model")
+    ranks.barrier()
     policy = tiny_policy(ranks.mesh, seed=seed)
     critic = make_critic(
         policy,
         settings,
         LearnerSettings(),
-        model_path=str(folder / f"model-{ranks.rank}"),
+        model_path=str(folder / "model"),
         ranks=ranks,
         dtype=torch.float32,
     )

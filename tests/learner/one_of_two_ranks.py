@@ -21,6 +21,7 @@ from learner.model import Policy, probe_logprobs
 from learner.optimizer import AdamWithSchedule
 from learner.ranks import Ranks, join
 from learner.step import TrainedBatch, train_batch
+from tests.learner.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_policy
 
@@ -63,6 +64,19 @@ def whole_parameters(policy: Policy) -> list[torch.Tensor]:
     ]
 
 
+def train_critics(folder: Path, ranks: Ranks) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+    """Train a policy with each kind of critic for two batches; what they showed, and moments."""
+    figures, moments = [], []
+    for settings in (HEAD, MODEL):
+        pair = make_pair(settings, folder, ranks)
+        for step in (1, 2):
+            trained = train_pair(pair, step, ranks, microbatch_tokens=MICROBATCH_TOKENS)
+            assert trained.critic is not None
+            figures.append(asdict(trained.critic))
+        moments += pair.moments()
+    return figures, moments
+
+
 def main(folder: Path) -> None:
     """Train, and let rank 0 write down what it found."""
     ranks = join("cpu", threads=1)
@@ -72,9 +86,15 @@ def main(folder: Path) -> None:
     logprobs = probe_logprobs(policy, PROBE)
     batches.append(train(policy, optimizer, 3, ranks))
     parameters = whole_parameters(policy)
+    values, critic_parameters = train_critics(folder, ranks)
     if ranks.is_first:
         torch.save(parameters, folder / "parameters.pt")
-        found = {"batches": [asdict(batch) for batch in batches], "probe": logprobs}
+        torch.save(critic_parameters, folder / "critics.pt")
+        found = {
+            "batches": [asdict(batch) for batch in batches],
+            "probe": logprobs,
+            "values": values,
+        }
         (folder / "found.json").write_text(json.dumps(found))
     ranks.barrier()
     ranks.leave()

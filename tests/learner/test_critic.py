@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from configs.errors import CheckpointError
 from configs.settings import CriticSettings, LearnerSettings
 from learner.batch import empty_microbatch
+from learner.checkpoint import Checkpoints, LearnerState
 from learner.critic import make_critic, value_loss
+from learner.metrics import Totals
 from learner.preparation import prepare
 from learner.ranks import Ranks
 from tests.learner.made_critic import (
@@ -26,6 +29,9 @@ from tests.learner.made_critic import (
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import tiny_policy
 
+STATE = LearnerState(
+    run="tiny", settings_hash="h", step=1, lineage=1, cursor=0, trained=(), totals=Totals()
+)
 KINDS = pytest.mark.parametrize("settings", [HEAD, SHARED, MODEL], ids=["head", "shared", "model"])
 
 
@@ -189,3 +195,61 @@ def test_whitening_spans_the_microbatches_of_a_batch(tmp_path: Path, ranks: Rank
     advantages = torch.cat([each.microbatch.advantages_N for each in prepared])
     assert float(advantages.mean()) == pytest.approx(0, abs=1e-5)
     assert float(advantages.std(correction=0)) == pytest.approx(1, abs=1e-2)
+
+
+@KINDS
+def test_a_resumed_critic_equals_the_uninterrupted_one_bit_for_bit(
+    settings: CriticSettings, tmp_path: Path, ranks: Ranks
+) -> None:
+    pair = make_pair(settings, tmp_path, ranks)
+    train_pair(pair, 1, ranks)
+    checkpoints = Checkpoints(tmp_path / "kept", keep=1, ranks=ranks, critic=pair.critic)
+    path = checkpoints.save(STATE, pair.policy, pair.optimizer)
+    train_pair(pair, 2, ranks)
+
+    resumed = make_pair(settings, tmp_path, ranks, seed=7)
+    Checkpoints(tmp_path / "kept", keep=1, ranks=ranks, critic=resumed.critic).load(
+        path, resumed.policy, resumed.optimizer
+    )
+    train_pair(resumed, 2, ranks)
+
+    assert len(resumed.critic.optimizer.adam.state) == len(pair.critic.optimizer.parameters)
+    for ours, expected in zip(
+        [*resumed.parameters(), *resumed.moments()],
+        [*pair.parameters(), *pair.moments()],
+        strict=True,
+    ):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("saved", [None, HEAD])
+def test_a_checkpoint_without_the_critic_asked_for_is_refused(
+    saved: CriticSettings | None, tmp_path: Path, ranks: Ranks
+) -> None:
+    pair = make_pair(saved or HEAD, tmp_path, ranks)
+    own = pair.critic if saved else None
+    folder = tmp_path / "kept"
+    path = Checkpoints(folder, keep=1, ranks=ranks, critic=own).save(
+        STATE, pair.policy, pair.optimizer
+    )
+
+    resumed = make_pair(MODEL, tmp_path, ranks)
+    with pytest.raises(CheckpointError, match=r"must hold a critic of critic\.kind = model, got"):
+        Checkpoints(folder, keep=1, ranks=ranks, critic=resumed.critic).load(
+            path, resumed.policy, resumed.optimizer
+        )
+
+
+def test_nothing_of_the_critic_is_published_or_saved(tmp_path: Path, ranks: Ranks) -> None:
+    plain = {name for name, _ in tiny_policy(ranks.mesh).causal_lm.named_parameters()}
+
+    for settings in (HEAD, MODEL):
+        pair = make_pair(settings, tmp_path, ranks)
+
+        train_pair(pair, 1, ranks)
+
+        # What `publish` and `save_model` are handed is `policy.causal_lm`.
+        assert {name for name, _ in pair.policy.causal_lm.named_parameters()} == plain
+        assert {id(p) for p in pair.critic.model.parameters()}.isdisjoint(
+            id(p) for p in pair.policy.parameters()
+        )

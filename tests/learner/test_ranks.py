@@ -17,7 +17,13 @@ from configs.errors import SettingsError
 from learner.checkpoint import Checkpoints
 from learner.model import probe_logprobs
 from learner.ranks import RENDEZVOUS_FILE, Ranks, join
-from tests.learner.one_of_two_ranks import PROBE, new_policy, train, whole_parameters
+from tests.learner.one_of_two_ranks import (
+    PROBE,
+    new_policy,
+    train,
+    train_critics,
+    whole_parameters,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,6 +91,17 @@ def test_one_rank_resumes_the_checkpoint_of_two(two_ranks: Path, ranks: Ranks) -
     gathered = torch.load(two_ranks / "parameters.pt")
     for ours, theirs in zip(whole_parameters(policy), gathered, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_two_ranks_train_a_critic_as_one_does(
+    two_ranks: Path, tmp_path: Path, ranks: Ranks
+) -> None:
+    figures, moments = train_critics(tmp_path, ranks)
+
+    for ours, theirs in zip(figures, _found(two_ranks)["values"], strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)
+    for ours_, theirs_ in zip(moments, torch.load(two_ranks / "critics.pt"), strict=True):
+        assert torch.allclose(ours_, theirs_, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
