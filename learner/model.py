@@ -99,7 +99,9 @@ class Policy(nn.Module):
     def _score(
         self, states_ND: Tensor, targets_N: Tensor, *, entropy_gradient: bool, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        logits_NV = _output_layer(self.causal_lm)(states_ND).float() / temperature
+        logits_NV = _output_layer(self.causal_lm)(states_ND)
+        # bfloat16 has too few digits for a log-prob; float64 keeps its own.
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
         log_pi_NV = logits_NV.log_softmax(-1)
         logprobs_N = -functional.nll_loss(log_pi_NV, targets_N, reduction="none")
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
