@@ -211,6 +211,32 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
 
 
 @app.command()
+def losses(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="One name, or a method such as DAPO.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables of docs/algorithms.md.")
+    ] = False,
+) -> None:
+    """List the mathematics that settings can choose.
+
+    Advantages, corrections, surrogates and aggregations with formula, paper, defaults and when to
+    use them; then which of them together are a method of the field.
+
+    Example: `nyala losses tis`
+    """
+    from configs.errors import NyalaError
+    from console.losses import show_losses  # imports torch
+
+    try:
+        show_losses(name, as_json=as_json, markdown=markdown)
+    except NyalaError as error:
+        _refuse(error)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON schema of the settings.
 

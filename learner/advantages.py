@@ -67,7 +67,13 @@ def estimate(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
 
 
 def grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Centre the rewards of a group, (r - mean r); whitening by group divides by their std.
+    """Centre the rewards of a group, which whitening by group divides by their deviation.
+
+    Formula:
+        (r - mean r) / std r
+
+    Use:
+        The usual start: several answers to each prompt and no critic.
 
     Source:
         Shao et al. 2024, arXiv:2402.03300, section 4.1.2.
@@ -76,7 +82,13 @@ def grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def dr_grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Centre the rewards of a group, r - mean r: easy and hard prompts weigh alike.
+    """Centre the rewards of a group: nearly solved and nearly hopeless prompts do not weigh more.
+
+    Formula:
+        r - mean r
+
+    Use:
+        Prompts differ much in difficulty, or answers grow long; with `aggregation: dr_grpo`.
 
     Source:
         Liu et al. 2025, arXiv:2503.20783, section 3.2.
@@ -85,7 +97,13 @@ def dr_grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def rloo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Subtract from each reward the mean of the group's others, (r - mean r) n / (n - 1).
+    """Subtract from each reward the mean of the group's others: a baseline without bias.
+
+    Formula:
+        (r - mean r) n / (n - 1)
+
+    Use:
+        Groups are small, from 2 on, and the size of the gradient shall not depend on theirs.
 
     Source:
         Ahmadian et al. 2024, arXiv:2402.14740, section 2.3.
@@ -96,7 +114,13 @@ def rloo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def reinforce_pp(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Take the reward itself; whitening by batch is the only baseline, so one sample is enough.
+    """Take the reward itself; whitening by batch is the only baseline.
+
+    Formula:
+        (r - mean r) / std r, over the tokens of the batch
+
+    Use:
+        One answer for each prompt, or prompts that are alike.
 
     Source:
         Hu et al. 2025, arXiv:2501.03262, REINFORCE++ (its KL term is subtracted token by token).
@@ -105,7 +129,13 @@ def reinforce_pp(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def reinforce_pp_baseline(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Centre the rewards of a group, r - mean r; whitening by batch scales them all alike.
+    """Centre the rewards of a group; whitening by batch scales all groups alike.
+
+    Formula:
+        (r - mean r) / std, over the tokens of the batch
+
+    Use:
+        Groups are small, so that their own deviations are mostly noise.
 
     Source:
         Hu et al. 2025, arXiv:2501.03262, REINFORCE++-baseline.
@@ -116,8 +146,14 @@ def reinforce_pp_baseline(outcomes: Outcomes, _settings: AlgorithmSettings) -> F
 def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
     """Centre the rewards of a group and make up for groups that teach nothing.
 
-    (r - mean r) E / (E - M), where M of the batch's E episodes are in groups of equal rewards:
-    their zeros would make the average gradient of the batch the smaller, the more there are.
+    M of the batch's E episodes are in groups of equal rewards: their zeros would make the average
+    gradient of the batch the smaller, the more there are.
+
+    Formula:
+        (r - mean r) E / (E - M)
+
+    Use:
+        Many groups are all right or all wrong, and `filter_zero_variance` would sample too much.
 
     Source:
         Chu et al. 2025, arXiv:2504.02546, section 2 (F_norm = 1, alpha = B / (B - M)).
@@ -129,10 +165,16 @@ def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def opo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Subtract the group's mean reward, weighted by length: r - sum(l r) / sum(l).
+    """Subtract the group's mean reward, weighted by length.
 
     That is the baseline of least variance where the squared gradient of an episode grows with its
     length.
+
+    Formula:
+        r - sum(l r) / sum l
+
+    Use:
+        Lengths differ much within a group, training is near on-policy.
 
     Source:
         Hao et al. 2025, arXiv:2505.23585, section 3.
@@ -145,12 +187,17 @@ def opo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
-    """Reward what an episode adds to the best of k.
+    """Reward what an episode adds to the best of k = `pass_k`, S being all sets of k members.
 
-    (E[max S | i in S] - E[max S]) / std[max S], over all sets S of `pass_k` members of the group.
     For rewards 0 and 1 that is the paper's closed form: with c of n right, p = 1 - C(n-c, k) /
     C(n, k) is pass@k, a right answer gets (1 - p) / sqrt(p (1 - p)) and a wrong one
     (1 - p - C(n-c-1, k-1) / C(n-1, k-1)) / sqrt(p (1 - p)). At k = 1 it is GRPO.
+
+    Formula:
+        (E[max S given i in S] - E[max S]) / std[max S]
+
+    Use:
+        Answers will be tried k at a time, or exploration has died: it pays for rare successes.
 
     Source:
         Chen et al. 2025, arXiv:2508.10751, section 2.3 (analytical derivation); other rewards by
@@ -164,10 +211,17 @@ def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
 
 
 def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Weigh the temporal differences that follow a token, sum (gamma lambda)^l delta_(t+l).
+    """Weigh the temporal differences that follow a token, with the values of a critic.
 
-    delta_t = r_t + gamma V(x_(t+1)) - V(x_t), with the values of `critic`. What is planned here is
-    the plain reward; `token_advantages.py` makes advantages of it.
+    delta_t = r_t + gamma V(x_(t+1)) - V(x_t). What is planned here is the plain reward;
+    `token_advantages.py` makes advantages of it. Reads `critic.gamma` and `critic.lam`.
+
+    Formula:
+        sum over l of (gamma lambda)^l delta_(t+l)
+
+    Use:
+        There is one answer for each prompt, or long answers whose tokens deserve credit of their
+        own, and a critic can be paid for. It leaves pi/mu to the correction.
 
     Source:
         Schulman et al. 2016, arXiv:1506.02438, section 3, equation 16.
@@ -176,10 +230,16 @@ def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def vtrace(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Weigh what a token leads to by pi/mu, min(rho_bar, pi/mu) (r_t + gamma v_(t+1) - V(x_t)).
+    """Weigh what a token leads to by pi/mu, v being the V-trace targets of a critic.
 
-    v are the V-trace targets of `critic`. What is planned here is the plain reward;
-    `token_advantages.py` makes advantages of it.
+    What is planned here is the plain reward; `token_advantages.py` makes advantages of it. Reads
+    `critic.gamma`, `critic.rho_bar` and `critic.c_bar`.
+
+    Formula:
+        min(critic.rho_bar, pi/mu) (r_t + gamma v_(t+1) - V(x_t))
+
+    Use:
+        As `gae`, and the data is older than a batch or two: it corrects the critic's targets too.
 
     Source:
         Espeholt et al. 2018, arXiv:1802.01561, section 4.2.

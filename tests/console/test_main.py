@@ -20,7 +20,18 @@ from configs.settings import RunSettings, Settings
 from console.main import app
 
 ROOT = Path(__file__).parents[2]
-VERBS = ("up", "actor", "learner", "broker", "status", "keys", "init-model", "chaos", "schema")
+VERBS = (
+    "up",
+    "actor",
+    "learner",
+    "broker",
+    "status",
+    "keys",
+    "init-model",
+    "chaos",
+    "losses",
+    "schema",
+)
 HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq", "matplotlib")
 
 

@@ -1,0 +1,113 @@
+"""`nyala losses`: the names that `algorithm` takes, for people, for programs and for the docs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from difflib import get_close_matches
+
+from configs.errors import SettingsError
+from learner.catalogue import CHOICES, Entry, entries
+from learner.published import PUBLISHED, Published
+
+WIDTH = 100
+INDENT = "    "
+
+
+def show_losses(name: str | None, *, as_json: bool, markdown: bool) -> None:
+    """Print all names, or what one name stands for.
+
+    Raises:
+        SettingsError: There is no such name.
+    """
+    found = named(name) if name else (entries(), list(PUBLISHED))
+    if as_json:
+        shown = {"choices": [asdict(e) for e in found[0]], "methods": [asdict(m) for m in found[1]]}
+        text = json.dumps(shown, indent=2)
+    else:
+        text = as_markdown() if markdown else "\n".join(_lines(*found))
+    sys.stdout.write(text.rstrip("\n") + "\n")
+
+
+def named(name: str) -> tuple[list[Entry], list[Published]]:
+    """Find what a name stands for; two choices may share one.
+
+    Raises:
+        SettingsError: There is no such name.
+    """
+    wanted = name.casefold()
+    chosen = [entry for entry in entries() if entry.name == wanted]
+    methods = [method for method in PUBLISHED if method.name.casefold() == wanted]
+    if chosen or methods:
+        return chosen, methods
+    known = [entry.name for entry in entries()] + [method.name for method in PUBLISHED]
+    close = get_close_matches(name, known, n=3, cutoff=0.4)
+    advice = f"did you mean {' or '.join(close)}?" if close else "`nyala losses` lists them"
+    raise SettingsError(f"NAME must be one that `nyala losses` lists, got {name!r}; {advice}")
+
+
+def as_markdown() -> str:
+    """Write the tables of docs/algorithms.md."""
+    parts = []
+    for choice in CHOICES:
+        rows = [
+            (f"`{e.name}`", f"`{e.formula}`", e.kind, _defaults(e), e.use, e.source)
+            for e in entries()
+            if e.setting == choice.setting
+        ]
+        head = ("name", "formula", "works on", "reads (default)", "use", "source")
+        parts.append(f"### `{choice.setting}`\n\n{choice.meaning}\n\n{_table(head, rows)}")
+    methods = [(m.name, f"`{_yaml(m)}`", m.note, m.source) for m in PUBLISHED]
+    table = _table(("method", "settings", "what it is", "source"), methods)
+    return "\n\n".join((*parts, f"### Published methods\n\n{table}")) + "\n"
+
+
+def _lines(chosen: Sequence[Entry], methods: Sequence[Published]) -> Iterator[str]:
+    for choice in CHOICES:
+        members = [entry for entry in chosen if entry.setting == choice.setting]
+        if members:
+            yield f"{choice.setting}: {choice.meaning[:1].lower()}{choice.meaning[1:]}"
+        for entry in members:
+            yield ""
+            yield f"  {entry.name:<22}{entry.formula}"
+            yield from _paragraphs(entry.summary, entry.use, entry.source, _defaults(entry))
+        if members:
+            yield ""
+    if methods:
+        yield "published methods, as settings of `algorithm` unless they name their table:"
+    for method in methods:
+        yield f"\n  {method.name:<22}{_yaml(method)}"
+        yield from _paragraphs(method.note, "", method.source, "")
+
+
+def _paragraphs(summary: str, use: str, source: str, defaults: str) -> Iterator[str]:
+    for label, text in (("", summary), ("use: ", use), ("reads: ", defaults), ("", source)):
+        if text:
+            yield textwrap.fill(
+                label + text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
+            )
+
+
+def _defaults(entry: Entry) -> str:
+    return ", ".join(f"{key} = {_value(value)}" for key, value in entry.defaults.items())
+
+
+def _yaml(method: Published) -> str:
+    return ", ".join(
+        f"{key.removeprefix('algorithm.')}: {_value(value)}"
+        for key, value in method.settings.items()
+    )
+
+
+def _value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
+    )
