@@ -17,6 +17,7 @@ def critic_disagreements(settings: Settings) -> list[str]:
         _is_missing_or_idle,
         _counts_behaviour_twice_or_never,
         _whitens_groups,
+        _centres_what_is_weighed,
         _trace_outlasts_targets,
         _shares_no_trunk,
         _never_trains_the_policy,
@@ -65,6 +66,16 @@ def _whitens_groups(settings: Settings) -> str | None:
     return (
         f"algorithm.whiten must be none or batch with algorithm.advantage = "
         f"{algorithm.advantage}, got group; a critic, not a group, is the baseline"
+    )
+
+
+def _centres_what_is_weighed(settings: Settings) -> str | None:
+    algorithm = settings.algorithm
+    if algorithm.advantage != "vtrace" or algorithm.whiten != "batch":
+        return None
+    return (
+        "algorithm.whiten must be none with algorithm.advantage = vtrace, got batch; prox/mu is in "
+        "its advantages, and a token that weighs nothing would get one of minus the mean"
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from configs.errors import CheckpointError
-from configs.settings import CriticSettings, LearnerSettings
+from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
 from learner.batch import empty_microbatch
 from learner.checkpoint import Checkpoints, LearnerState
 from learner.critic import make_critic, value_loss
@@ -184,7 +184,7 @@ def test_padding_between_ranks_needs_no_tokens(tmp_path: Path, ranks: Ranks) -> 
 
 def test_whitening_spans_the_microbatches_of_a_batch(tmp_path: Path, ranks: Ranks) -> None:
     pair = make_pair(HEAD, tmp_path, ranks)
-    settings = VTRACE.model_copy(update={"whiten": "batch"})
+    settings = AlgorithmSettings(advantage="gae", whiten="batch")
     microbatches = made_microbatches(random_group_episodes(4, 3), 1, ranks, microbatch_tokens=20)
 
     prepared = prepare(
