@@ -11,6 +11,7 @@ NyalaError
 ├── RefusedError       the broker refused this peer; the text says why
 ├── DeadlineError      a wait ended without what it waited for
 ├── CheckpointError    a checkpoint is truncated, corrupt or of another run
+├── DivergedError      training went wrong again after as many rollbacks as are allowed
 ├── EngineError        the engine that samples died or cannot start
 ├── RewardError        a reward function raised, returned nonsense or took too long
 └── WeightsError       weights do not match their manifest
@@ -66,6 +67,10 @@ class CheckpointError(NyalaError):
     """A checkpoint cannot be trusted."""
 
 
+class DivergedError(NyalaError):
+    """Training does not recover by itself any more."""
+
+
 class EngineError(NyalaError):
     """The engine died or cannot start."""
 
@@ -85,6 +90,8 @@ def exit_code(error: NyalaError) -> int:
         2 a person has to change something first, 3 another learner owns the run, 1 starting the
         process again may help.
     """
-    if isinstance(error, SettingsError | RefusedError | RewardError | CheckpointError):
+    if isinstance(
+        error, SettingsError | RefusedError | RewardError | CheckpointError | DivergedError
+    ):
         return 2
     return 3 if isinstance(error, LostLineage) else 1

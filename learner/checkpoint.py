@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from configs.errors import CheckpointError
 
 from .critic import Critic
+from .guards import GuardState
 from .metrics import Totals
 from .model import Policy
 from .optimizer import AdamWithSchedule
@@ -64,11 +65,11 @@ class LearnerState:
     trained: tuple[tuple[int, int], ...]
     """Groups of all batches, as ranges [start, end): what a store that lost writes is told."""
     totals: Totals
+    guards: GuardState = field(default_factory=GuardState)
 
     def encode(self) -> str:
         """Turn the state into JSON."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "totals"}
-        return json.dumps({"schema": SCHEMA, **fields, "totals": asdict(self.totals)}, indent=1)
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     @classmethod
     def decode(cls, text: str) -> LearnerState:
@@ -83,7 +84,8 @@ class LearnerState:
                 raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
             totals = Totals.from_json(fields.pop("totals"))
             trained = tuple((int(start), int(end)) for start, end in fields.pop("trained"))
-            return cls(**fields, trained=trained, totals=totals)
+            guards = GuardState.from_json(fields.pop("guards", {}))
+            return cls(**fields, trained=trained, totals=totals, guards=guards)
         except MALFORMED as error:
             raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
 
@@ -128,16 +130,17 @@ class Checkpoints:
         self._ranks.barrier()
         return final
 
-    def newest(self) -> tuple[Path, LearnerState] | None:
+    def newest(self, before: int | None = None) -> tuple[Path, LearnerState] | None:
         """Find the newest checkpoint that can be trusted; None if there is none at all.
 
-        Rank 0 only. Damaged ones that are newer are put aside, so that they count no longer; where
-        all are damaged they stay, because a folder without any would begin the run anew.
+        With `before`, only checkpoints of earlier batches count. Rank 0 only. Damaged ones that are
+        newer are put aside, so that they count no longer; where all are damaged they stay, because
+        a folder without any would begin the run anew.
 
         Raises:
             CheckpointError: There are checkpoints, and none of them can be trusted.
         """
-        found = self.all()
+        found = [path for path in self.all() if before is None or _step_of(path) < before]
         refused: list[Path] = []
         for path in reversed(found):
             try:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from buffer.answers import Stats
 from configs.settings import RunSettings
 
+from .guards import GuardState
 from .metrics import Figure, Totals
 from .model import Policy
 from .ranks import Ranks
@@ -43,6 +44,7 @@ def save_model(policy: Policy, run: RunSettings, folder: Path, ranks: Ranks) -> 
 def summarise(
     run: RunSettings,
     totals: Totals,
+    guards: GuardState,
     stats: Stats,
     evaluations: Sequence[dict[str, Figure]],
 ) -> dict[str, object]:
@@ -68,6 +70,8 @@ def summarise(
         "policy_lag_mean": round(totals.policy_lag_mean, 4),
         "policy_lag_max": totals.policy_lag_max,
         "skipped_steps": totals.skipped_steps,
+        "skipped_for_loss": totals.skipped_for_loss,
+        "rollbacks": guards.rollbacks,
         "learner_lives": stats.lineage,
         "tasks_created": stats.created,
         "tasks_committed": stats.committed,

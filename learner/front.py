@@ -1,7 +1,7 @@
 """What only rank 0 has: the store's side of a life of the learner, and the files that people read.
 
-Owns claims, feeder, evaluations and journal, and looks after all of them while the loop waits or
-trains.
+Owns claims, feeder, evaluations, journal and account, and looks after all of them while the loop
+waits or trains.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import structlog
 
 from configs.settings import Settings
 
+from .account import Account
 from .claims import ClaimedBatch, Claims
 from .curriculum import Feeder
 from .evaluation import Evaluation, Evaluations, is_due
 from .journal import Journal
 from .ledger import Ledger, as_ranges
+from .metrics import Totals
 from .patience import PatientStore
 from .resume import Opening
 
@@ -42,6 +44,7 @@ class Front:
         self.journal.rewind(opening.state.step)
         self.ledger = ledger
         self.claims = Claims(store, settings, ledger=ledger, vocabulary=vocabulary)
+        self.account = Account(self.journal, self.claims.dropped, opening)
         self.feeder = Feeder(
             store,
             settings.run,
@@ -73,10 +76,11 @@ class Front:
         self._evaluate(step)
         self.evaluations.collect()
 
-    def take_dropped_tokens(self) -> int:
-        """Hand over the tokens dropped since the last call."""
-        tokens, self.claims.dropped.tokens = self.claims.dropped.tokens, 0
-        return tokens
+    def totals(self) -> Totals:
+        """Count what the run has done so far."""
+        self.account.totals.dropped_tokens += self.claims.dropped.tokens
+        self.claims.dropped.tokens = 0
+        return self.account.totals
 
     def trained_groups(self, step: int) -> tuple[tuple[int, int], ...]:
         """Write down the groups of all batches up to `step`, for the checkpoint."""

@@ -13,18 +13,21 @@ import torch
 
 from broker.messages import Publication
 from buffer.store import Store
+from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import Settings
 
 from .checkpoint import Checkpoints
 from .critic import Critic, make_critic
 from .ledger import Ledger
-from .loop import Loop, Parts
+from .loop import Loop
 from .model import Policy, load_causal_lm, probe_logprobs, shard
 from .optimizer import AdamWithSchedule, Schedule
+from .parts import Parts
 from .patience import PatientStore
 from .ranks import Ranks, join
 from .recovery import point, recover
+from .reference import freeze
 from .resume import Opening, open_life
 from .weights import WeightPublisher
 
@@ -51,6 +54,7 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
         store = PatientStore(raw_store)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks)
+        reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
         optimizer = AdamWithSchedule(policy, schedule(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = Checkpoints(
@@ -86,6 +90,7 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
                 publisher=publisher,
                 opening=opening,
                 ledger=ledger,
+                reference=reference,
             )
             return Loop(parts, stopping).run()
         finally:
@@ -93,9 +98,10 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
             ranks.leave()
 
 
-def load_policy(settings: Settings, ranks: Ranks) -> Policy:
-    """Load the initial policy and shard it."""
-    policy = Policy(load_causal_lm(settings.run.model_path), temperature=settings.run.temperature)
+def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -> Policy:
+    """Load a policy, by default the initial one, and shard it."""
+    path = settings.run.model_path if model is None else model
+    policy = Policy(load_causal_lm(path), temperature=settings.run.temperature)
     policy.train()
     return shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks))
 
@@ -117,6 +123,24 @@ def compute_dtype(settings: Settings, ranks: Ranks) -> torch.dtype:
     # On a CPU the backward pass is as fast in float32, and exact.
     is_bfloat16 = settings.run.dtype == "bfloat16" and ranks.device.type == "cuda"
     return torch.bfloat16 if is_bfloat16 else torch.float32
+
+
+def load_reference(settings: Settings, ranks: Ranks, *, vocabulary: int) -> Policy | None:
+    """Load the frozen policy that the KL is taken to; None if there is no KL.
+
+    Raises:
+        SettingsError: It does not have the policy's vocabulary.
+    """
+    algorithm = settings.algorithm
+    if not algorithm.kl_coefficient:
+        return None
+    reference = freeze(load_policy(settings, ranks, model=algorithm.reference_model))
+    if reference.vocabulary != vocabulary:
+        raise SettingsError(
+            f"algorithm.reference_model must have run.model's vocabulary of {vocabulary} tokens, "
+            f"got {reference.vocabulary}; choose a relative of run.model"
+        )
+    return reference
 
 
 def schedule(settings: Settings) -> Schedule:

@@ -1,4 +1,4 @@
-"""The learner's loop: claim -> train -> advance -> publish -> write down -> checkpoint -> commit.
+"""The learner's loop: claim -> train -> guard -> advance -> publish -> write down -> checkpoint.
 
 Consumes sealed claims. Waits for episodes, and at the very end for the last evaluation; never for
 an actor, a transfer of weights or an evaluation in between. All ranks run the same loop: rank 0
@@ -9,66 +9,32 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol
 
 import structlog
-from torch import nn
 
 from buffer import operations
 from buffer.episode import Episode, PolicyVersion
 from configs.loader import settings_hash
 from configs.logging import bind_version
-from configs.settings import Settings
 
 from .batch import BatchPlan, Microbatch, pack, plan_batch
-from .checkpoint import Checkpoints, LearnerState
+from .checkpoint import LearnerState
 from .claims import ClaimedBatch
-from .critic import Critic
 from .crowding import Crowding
 from .evaluation import is_due
 from .finish import save_model, summarise
 from .front import Front
-from .ledger import Ledger
-from .metrics import BatchFigures, StepTimes, batch_figures
-from .model import Policy
-from .optimizer import AdamWithSchedule
-from .patience import PatientStore
-from .ranks import Ranks
+from .guards import Alert, Guard
+from .metrics import StepTimes, Totals
+from .parts import Parts
 from .records import Records
-from .resume import Opening
+from .rollback import roll_back
 from .step import TrainedBatch, train_batch
 
 log = structlog.get_logger()
 
 KEEPALIVE_S = 5.0  # other ranks hear from rank 0 this often while it waits for episodes
 WAIT, STOP = b"", b"stop"
-
-
-class Publisher(Protocol):
-    """Where new weights go; `weights.py` has the real one."""
-
-    def publish(self, model: nn.Module, version: PolicyVersion) -> object:
-        """Hand the weights over and return without waiting for any actor; every rank calls it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a life of the learner is made of, on every rank."""
-
-    settings: Settings
-    ranks: Ranks
-    store: PatientStore
-    policy: Policy
-    optimizer: AdamWithSchedule
-    checkpoints: Checkpoints
-    publisher: Publisher
-    opening: Opening
-    ledger: Ledger | None
-    """On rank 0."""
-    critic: Critic | None = None
-    """What values the policy's states, where `algorithm.advantage` asks for it."""
 
 
 class Loop:
@@ -81,8 +47,8 @@ class Loop:
         self._lineage = parts.opening.lineage
         self._lineages = parts.opening.lineages
         self._step = parts.opening.state.step
-        self._totals = replace(parts.opening.state.totals)
         self._checkpointed: int | None = self._step if parts.opening.checkpoint else None
+        self._guard = Guard(parts.settings, parts.opening.state.guards)
         self._front: Front | None = None
         self._recoveries = parts.store.recoveries
         if parts.ledger is not None:
@@ -95,8 +61,6 @@ class Loop:
             )
         self._records = Records(parts.store, parts.settings)
         self._crowding = Crowding(parts.store, parts.settings.buffer)
-        self._counted_from: float | None = None
-        self._began = time.monotonic()
 
     def run(self) -> bool:
         """Train until the run is done; False if asked to stop before.
@@ -127,31 +91,51 @@ class Loop:
         claimed = time.monotonic()
         microbatches = self._pack(plan, batch)
         packed = time.monotonic()
+        parts.optimizer.rate_scale = self._guard.lr_scale
         trained = train_batch(
             parts.policy,
             parts.optimizer,
             plan.step,
             microbatches,
-            settings=parts.settings.algorithm,
+            settings=self._guard.algorithm,
             ranks=parts.ranks,
+            reference=parts.reference,
             critic=parts.critic,
         )
-        stepped = time.monotonic()
         self._step = plan.step
+        alerts = self._watch(trained)
+        stepped = time.monotonic()
         self._hand_on()
-        if batch is not None:
+        if batch is not None and self._front is not None:
             times = StepTimes(
                 wait_s=round(claimed - began, 4),
                 pack_s=round(packed - claimed, 4),
                 train_s=round(stepped - packed, 4),
                 publish_s=round(time.monotonic() - stepped, 4),
             )
-            self._write_down(batch, trained, times, claimed_at=claimed)
-        if self._step % parts.settings.learner.checkpoint_every == 0 or self._is_urgent():
+            self._front.account.write_down(batch, trained, times, alerts, claimed_at=claimed)
+        # One that is due while steps are being skipped waits for the first good batch.
+        if self._is_urgent() or (self._is_due() and not self._guard.is_shaken):
             self._checkpoint()
         if self._front is not None:
             self._front.after_step(self._step)
         return True
+
+    def _watch(self, trained: TrainedBatch) -> list[Alert]:
+        """Have the guards judge a batch, and go back to older weights if they say so."""
+        alerts = self._guard.watch(trained)
+        if self._guard.must_roll_back:
+            parts = self._parts
+            restored = roll_back(
+                parts.checkpoints,
+                parts.policy,
+                parts.optimizer,
+                ranks=parts.ranks,
+                model_path=self._run.model_path,
+                before=self._guard.state.restored_step,
+            )
+            self._guard.rolled_back(restored)
+        return alerts
 
     def _hand_on(self) -> None:
         """Say that the batch is trained, and publish what came of it."""
@@ -162,6 +146,11 @@ class Loop:
         every = self._parts.settings.learner.publish_every
         if self._step % every == 0 or is_due(self._run, self._step):
             self._publish()
+
+    def _is_due(self) -> bool:
+        """Whether a multiple of `checkpoint_every` has passed since the last checkpoint."""
+        every = self._parts.settings.learner.checkpoint_every
+        return self._step // every > (self._checkpointed or 0) // every
 
     def _is_urgent(self) -> bool:
         """Whether to checkpoint before it is due; every rank calls it.
@@ -229,59 +218,6 @@ class Loop:
         self._parts.publisher.publish(self._parts.policy.causal_lm, version)
         bind_version(f"{version.lineage}.{version.step}")
 
-    def _write_down(
-        self, batch: ClaimedBatch, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
-    ) -> None:
-        """Count the batch and append its lines to the journal."""
-        assert self._front is not None
-        figures = batch_figures(
-            batch.episodes,
-            step=batch.step,
-            lineage=self._lineage,
-            lineages=self._lineages,
-            uses=batch.uses,
-        )
-        self._count(figures, trained, times, claimed_at=claimed_at)
-        version = {"step": batch.step, "lineage": self._lineage}
-        groups = sorted({episode.group_id for episode in batch.episodes} - batch.uses.keys())
-        reused = sorted(batch.uses)
-        self._front.journal.append(
-            "batches", {**version, "group_ids": groups, "reused_group_ids": reused}
-        )
-        self._front.journal.append(
-            "metrics",
-            {
-                **version,
-                "time": time.time(),
-                "is_replay": batch.is_replay,
-                **asdict(figures),
-                **asdict(trained.divergence),
-                **asdict(trained.outcome),
-                **({} if trained.critic is None else asdict(trained.critic)),
-                "loss": trained.loss,
-                **asdict(times),
-                "idle_fraction": self._totals.idle_fraction,
-                "wall_s": round(self._totals.wall_s, 3),
-                "filtered_groups": batch.filtered_groups,
-                "dropped_groups": dict(self._front.claims.dropped.units),
-            },
-        )
-
-    def _count(
-        self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
-    ) -> None:
-        """Add to the totals; the wait for a life's first batch is start-up, not idleness."""
-        totals, now = self._totals, time.monotonic()
-        totals.add(figures, skipped=trained.outcome.skipped_steps)
-        if self._counted_from is None:
-            self._counted_from = claimed_at
-        else:
-            totals.idle_s += times.wait_s
-        totals.busy_span_s += now - self._counted_from
-        self._counted_from = now
-        totals.wall_s += now - self._began
-        self._began = now
-
     def _checkpoint(self) -> None:
         """Checkpoint, then COMMIT; nothing if this step already is."""
         if self._checkpointed == self._step or not self._step:
@@ -289,8 +225,7 @@ class Loop:
         began = time.monotonic()
         parts, front = self._parts, self._front
         recoveries = parts.store.recoveries
-        if front is not None:
-            self._totals.dropped_tokens += front.take_dropped_tokens()
+        self._guard.checkpoints()
         state = LearnerState(
             run=self._run.name,
             settings_hash=settings_hash(parts.settings),
@@ -298,7 +233,8 @@ class Loop:
             lineage=self._lineage,
             cursor=front.feeder.cursor if front is not None else 0,
             trained=front.trained_groups(self._step) if front is not None else (),
-            totals=self._totals,
+            totals=front.totals() if front is not None else Totals(),
+            guards=self._guard.state,
         )
         parts.checkpoints.save(state, parts.policy, parts.optimizer)
         self._checkpointed = self._step
@@ -327,7 +263,10 @@ class Loop:
         self._parts.store.run(operations.clear_replay(self._lineage))
         self._records.sweep(older_than_s=0.0)
         stats = self._parts.store.run(operations.stats())
-        self._totals.wall_s += time.monotonic() - self._began
-        front.journal.summarise(summarise(run, self._totals, stats, front.journal.lines("eval")))
+        front.account.end()
+        evaluations = front.journal.lines("eval")
+        front.journal.summarise(
+            summarise(run, front.totals(), self._guard.state, stats, evaluations)
+        )
         log.info("finished", steps=run.steps, cancelled_tasks=cancelled)
         return True

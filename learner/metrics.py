@@ -168,14 +168,16 @@ class Totals:
     """Sum over trained tokens."""
     policy_lag_max: int = 0
     skipped_steps: int = 0
-    """Optimizer steps skipped because a gradient was not finite."""
+    """Optimizer steps skipped because loss or gradient were not finite."""
+    skipped_for_loss: int = 0
+    """Those of them whose loss was not finite already."""
     wall_s: float = 0.0
     idle_s: float = 0.0
     """Time waiting for batches, from the moment the first batch of each life was complete."""
     busy_span_s: float = 0.0
     """Wall time over which `idle_s` was counted."""
 
-    def add(self, figures: BatchFigures, *, skipped: int) -> None:
+    def add(self, figures: BatchFigures, *, skipped: int, skipped_for_loss: int = 0) -> None:
         """Count one trained batch."""
         self.episodes += figures.episodes - figures.reused_episodes
         self.reused_episodes += figures.reused_episodes
@@ -185,6 +187,7 @@ class Totals:
         self.policy_lag_sum += figures.policy_lag_mean * figures.trained_tokens
         self.policy_lag_max = max(self.policy_lag_max, figures.policy_lag_max)
         self.skipped_steps += skipped
+        self.skipped_for_loss += skipped_for_loss
 
     @property
     def idle_fraction(self) -> float:

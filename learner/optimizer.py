@@ -1,7 +1,7 @@
-"""AdamW with warm-up, decay, gradient clipping, and steps skipped where a gradient is not finite.
+"""AdamW with warm-up, decay, gradient clipping, and steps skipped where something is not finite.
 
-Owns one optimizer step. The learning rate is a function of the batch number alone, so a resumed run
-needs no schedule state.
+Owns one optimizer step. The schedule is a function of the batch number alone, so a resumed run
+needs no state of it; what the guards make of the rate is part of theirs.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class StepOutcome:
     """Over all parameters and ranks, before clipping; not finite where the step was skipped."""
     learning_rate: float
     skipped: bool
+    """Loss or gradient were not finite, so parameters and moments stayed as they were."""
+    is_loss_finite: bool = True
 
 
 class AdamWithSchedule:
@@ -64,24 +66,27 @@ class AdamWithSchedule:
             fused=True,  # one pass over memory; on a CPU a third of the time of the plain loop
         )
         self.steps_taken = 0
+        self.rate_scale = 1.0
+        """What the schedule's rate is multiplied with; the guards lower it."""
 
-    def step(self, step: int | None = None) -> StepOutcome:
+    def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
         """Clip, apply and clear the gradients of batch `step` (default: the next one).
 
-        A norm that is not finite leaves parameters and moments as they are: every rank sees the
-        same global norm, so all skip together.
+        A loss or a norm that is not finite leaves parameters and moments as they are: both are
+        those of all ranks, so all skip together.
         """
         step = self.steps_taken + 1 if step is None else step
         grad_norm = self._clip()
-        rate = self.schedule.rate(step)
-        skipped = not math.isfinite(grad_norm)
+        rate = self.schedule.rate(step) * self.rate_scale
+        is_loss_finite = math.isfinite(loss)
+        skipped = not (is_loss_finite and math.isfinite(grad_norm))
         if not skipped:
             for group in self.adam.param_groups:
                 group["lr"] = rate
             self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         self.steps_taken = step
-        return StepOutcome(grad_norm=grad_norm, learning_rate=rate, skipped=skipped)
+        return StepOutcome(grad_norm, rate, skipped, is_loss_finite)
 
     def hold(self, step: int) -> StepOutcome:
         """Clear the gradients of batch `step` and change nothing else: its time has not come."""

@@ -49,6 +49,7 @@ def prepare(
     *,
     settings: AlgorithmSettings,
     ranks: Ranks,
+    reference: Policy | None = None,
     critic: Critic | None = None,
 ) -> list[Prepared]:
     """Compute what the optimizer steps of a batch need; every rank must call it.
@@ -58,17 +59,19 @@ def prepare(
         microbatches: This rank's share; all ranks have the same number.
         settings: Say what is needed.
         ranks: Whose device is used.
+        reference: The frozen policy that a KL is taken to, if there is one.
         critic: Whose values make the advantages, if there is one.
     """
     prepared = []
     for microbatch in microbatches:
         own = microbatch.to(ranks.device)
+        log_ref_N = None if reference is None else score(reference, own).logprobs_N
         if critic is not None:
-            prepared.append(_evaluate(policy, own, critic, settings))
+            prepared.append(_evaluate(policy, own, log_ref_N, critic, settings))
         else:
             needs_prox = settings.proximal == "recomputed" or settings.surrogate == "m2po"
             prox_N = score(policy, own).logprobs_N if needs_prox else None
-            prepared.append(Prepared(own, log_prox_N=prox_N))
+            prepared.append(Prepared(own, log_prox_N=prox_N, log_ref_N=log_ref_N))
     if critic is not None and settings.whiten == "batch":
         whitened = whiten([each.microbatch.advantages_N for each in prepared], ranks)
         prepared = [
@@ -100,7 +103,11 @@ def score(policy: Policy, microbatch: Microbatch) -> Scores:
 
 
 def _evaluate(
-    policy: Policy, microbatch: Microbatch, critic: Critic, settings: AlgorithmSettings
+    policy: Policy,
+    microbatch: Microbatch,
+    log_ref_N: Tensor | None,
+    critic: Critic,
+    settings: AlgorithmSettings,
 ) -> Prepared:
     """Turn the rewards of a microbatch into advantages of its tokens, by the critic's values."""
     scores = score(policy, microbatch)
@@ -115,6 +122,7 @@ def _evaluate(
     return Prepared(
         replace(microbatch, advantages_N=found.advantages_N),
         log_prox_N=scores.logprobs_N,
+        log_ref_N=log_ref_N,
         values_N=values_N,
         targets_N=found.targets_N,
     )

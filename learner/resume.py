@@ -22,6 +22,7 @@ from configs.loader import settings_hash
 from configs.settings import Settings
 
 from .checkpoint import Checkpoints, LearnerState
+from .guards import GuardState
 from .ledger import Ledger, from_ranges
 from .lineages import LineageFile
 from .metrics import Totals
@@ -152,6 +153,7 @@ def _fresh_state(settings: Settings) -> LearnerState:
         cursor=0,
         trained=(),
         totals=Totals(),
+        guards=GuardState(),
     )
 
 

@@ -26,12 +26,14 @@ from configs.settings import AlgorithmSettings
 
 from .batch import Microbatch, empty_microbatch
 from .critic import Critic, CriticFigures
-from .diagnostics import Divergence, DivergenceMeter
+from .diagnostics import DivergenceMeter
+from .divergence import Divergence
 from .losses import policy_loss
 from .model import Policy
 from .optimizer import AdamWithSchedule, StepOutcome
 from .preparation import Prepared, prepare
 from .ranks import Ranks
+from .reference import kl_penalty
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,9 @@ class BatchOutcome:
     optimizer_steps: int
     """Skipped ones included."""
     skipped_steps: int
-    """Steps left out because the gradient was not finite."""
+    """Steps left out because loss or gradient were not finite."""
+    skipped_for_loss: int
+    """Those of them whose loss was not finite already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class TrainedBatch:
     """What training one batch showed, merged over ranks."""
 
     loss: float
-    """Mean over the optimizer steps."""
+    """Mean over the optimizer steps; with the KL to the reference, where the loss pays for it."""
     outcome: BatchOutcome
     divergence: Divergence
     critic: CriticFigures | None = None
@@ -66,25 +70,30 @@ def train_batch(
     *,
     settings: AlgorithmSettings,
     ranks: Ranks,
+    reference: Policy | None = None,
     critic: Critic | None = None,
 ) -> TrainedBatch:
     """Train batch `step` on this rank's microbatches; every rank must call it."""
     padded = pad(microbatches, settings.num_minibatches, ranks)
-    prepared = prepare(policy, padded, settings=settings, ranks=ranks, critic=critic)
+    prepared = prepare(
+        policy, padded, settings=settings, ranks=ranks, reference=reference, critic=critic
+    )
     meter = DivergenceMeter(settings, ranks.device)
-    total_loss = torch.zeros(1, dtype=torch.float64, device=ranks.device)
+    losses: list[float] = []
     steps: list[StepOutcome] = []
     for _epoch in range(settings.num_epochs):
         for minibatch in range(settings.num_minibatches):
+            loss = torch.zeros(1, dtype=torch.float64, device=ranks.device)
             for each in prepared:
                 if each.microbatch.minibatch == minibatch:
-                    total_loss += accumulate(policy, each, meter, settings, critic)
+                    loss += accumulate(policy, each, meter, settings, critic)
+            losses.append(float(ranks.sum(loss)))
             if critic is not None:
                 critic.step(step)
             is_held = critic is not None and critic.is_warming_up(step)
-            steps.append(optimizer.hold(step) if is_held else optimizer.step(step))
+            steps.append(optimizer.hold(step) if is_held else optimizer.step(step, loss=losses[-1]))
     return TrainedBatch(
-        loss=float(ranks.sum(total_loss)) / len(steps),
+        loss=sum(losses) / len(losses),
         outcome=merge(steps),
         divergence=meter.merge(ranks),
         critic=None if critic is None else critic.figures(ranks),
@@ -108,6 +117,7 @@ def merge(steps: Sequence[StepOutcome]) -> BatchOutcome:
         learning_rate=steps[-1].learning_rate,
         optimizer_steps=len(steps),
         skipped_steps=sum(step.skipped for step in steps),
+        skipped_for_loss=sum(not step.is_loss_finite for step in steps),
     )
 
 
@@ -126,13 +136,19 @@ def accumulate(
         entropy_gradient=settings.entropy_bonus > 0,
     )
     found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
-    total = found.loss
+    log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
+    loss, deltas_N = found.loss, None
+    if prepared.log_ref_N is not None:
+        deltas_N = scores.logprobs_N.detach() - prepared.log_ref_N
+        if settings.kl_in == "loss":
+            kl_N = kl_penalty(scores.logprobs_N, prepared.log_ref_N, log_rhos_N, settings)
+            loss = loss + settings.kl_coefficient * (microbatch.weights_N * kl_N).sum()
+    total = loss
     if critic is not None:
         assert prepared.values_N is not None and prepared.targets_N is not None
         total = total + critic.loss(
             microbatch, scores.states_ND, prepared.values_N, prepared.targets_N
         )
     total.backward()
-    log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
-    meter.add(log_rhos_N, scores.entropies_N, microbatch)
-    return found.loss.detach()
+    meter.add(log_rhos_N, scores.entropies_N, microbatch, found, deltas_N)
+    return loss.detach()

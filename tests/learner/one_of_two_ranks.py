@@ -1,6 +1,6 @@
-"""One rank of two: trains two batches, checkpoints, trains a third. Run by `test_ranks.py`.
+"""One rank of two: trains two batches, checkpoints, trains a third, goes back. For `test_ranks.py`.
 
-Arguments: folder for the checkpoint and for rank 0's findings.
+Arguments: folder with a `model`, for the checkpoint and for the ranks' findings.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from learner.metrics import Totals
 from learner.model import Policy, probe_logprobs
 from learner.optimizer import AdamWithSchedule
 from learner.ranks import Ranks, join
+from learner.reference import freeze
+from learner.rollback import roll_back
 from learner.step import TrainedBatch, train_batch
 from tests.learner.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_policy
 
-SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01, kl_coefficient=0.05)
 # So few that ranks have different numbers of microbatches.
 MICROBATCH_TOKENS = 24
 STATE = LearnerState(
@@ -54,7 +56,15 @@ def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) 
         lineages={1: 0},
         lineage=1,
     )
-    return train_batch(policy, optimizer, step, microbatches, settings=SETTINGS, ranks=ranks)
+    return train_batch(
+        policy,
+        optimizer,
+        step,
+        microbatches,
+        settings=SETTINGS,
+        ranks=ranks,
+        reference=freeze(tiny_policy(ranks.mesh, seed=5)),
+    )
 
 
 def whole_parameters(policy: Policy) -> list[torch.Tensor]:
@@ -77,25 +87,48 @@ def train_critics(folder: Path, ranks: Ranks) -> tuple[list[dict[str, float]], l
     return figures, moments
 
 
+def go_back(
+    checkpoints: Checkpoints,
+    policy: Policy,
+    optimizer: AdamWithSchedule,
+    model: Path,
+    ranks: Ranks,
+) -> tuple[list[int], list[list[torch.Tensor]]]:
+    """Roll back to the checkpoint, then to before it; where that was, and the parameters there."""
+    steps, parameters = [], []
+    for before in (None, STATE.step):
+        step = roll_back(
+            checkpoints, policy, optimizer, ranks=ranks, model_path=str(model), before=before
+        )
+        steps.append(step)
+        parameters.append(whole_parameters(policy))
+    assert not optimizer.adam.state
+    return steps, parameters
+
+
 def main(folder: Path) -> None:
     """Train, and let rank 0 write down what it found."""
     ranks = join("cpu", threads=1)
     policy, optimizer = new_policy(ranks)
     batches = [train(policy, optimizer, step, ranks) for step in (1, 2)]
-    Checkpoints(folder / "checkpoints", keep=1, ranks=ranks).save(STATE, policy, optimizer)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks)
+    checkpoints.save(STATE, policy, optimizer)
     logprobs = probe_logprobs(policy, PROBE)
     batches.append(train(policy, optimizer, 3, ranks))
     parameters = whole_parameters(policy)
     values, critic_parameters = train_critics(folder, ranks)
+    steps, older = go_back(checkpoints, policy, optimizer, folder / "model", ranks)
+    found = {
+        "batches": [asdict(batch) for batch in batches],
+        "probe": logprobs,
+        "values": values,
+        "back_to": steps,
+    }
+    (folder / f"found-{ranks.rank}.json").write_text(json.dumps(found))
     if ranks.is_first:
+        torch.save(older, folder / "older.pt")
         torch.save(parameters, folder / "parameters.pt")
         torch.save(critic_parameters, folder / "critics.pt")
-        found = {
-            "batches": [asdict(batch) for batch in batches],
-            "probe": logprobs,
-            "values": values,
-        }
-        (folder / "found.json").write_text(json.dumps(found))
     ranks.barrier()
     ranks.leave()
 

@@ -22,10 +22,11 @@ from buffer.store import Store
 from configs.errors import StoreUnreachable
 from configs.settings import Settings
 from learner.checkpoint import Checkpoints
-from learner.life import load_policy, recovers_from, schedule
-from learner.loop import Loop, Parts
+from learner.life import load_policy, load_reference, recovers_from, schedule
+from learner.loop import Loop
 from learner.model import load_causal_lm
 from learner.optimizer import AdamWithSchedule
+from learner.parts import Parts
 from learner.patience import PatientStore
 from learner.ranks import Ranks
 from learner.resume import open_life
@@ -181,6 +182,7 @@ class RingInProcess:
                 publisher=self.shelf,
                 opening=opening,
                 ledger=ledger,
+                reference=load_reference(settings, ranks, vocabulary=policy.vocabulary),
             )
             self.shelf.version = NOTHING_YET
             bears_outages = self.patience_s > 0

@@ -13,7 +13,9 @@ from buffer.episode import PolicyVersion
 from configs.settings import AlgorithmSettings
 from learner import histogram
 from learner.batch import Microbatch, empty_microbatch
-from learner.diagnostics import Divergence, DivergenceMeter
+from learner.diagnostics import DivergenceMeter
+from learner.divergence import Divergence
+from learner.losses import PolicyLoss
 from learner.metrics import batch_figures
 from learner.ranks import Ranks
 from tests.learner.made_episodes import make_episode
@@ -23,6 +25,10 @@ LOG_RHOS = [0.0, 0.5, -0.5, 1.0, 0.001, -2.0]
 ADVANTAGES = [1.0, 1.0, -1.0, -1.5, -1.5, -1.5]
 ENTROPIES = [0.25, 0.5, 0.75, 0.25, 0.5, 1.5]
 LAGS = [0, 1, 1, 2, 0, 1]
+IS_KEPT = [True, True, False, True, False, False]
+IS_LOW = [False, False, False, True, False, False]
+IS_HIGH = [True, True, False, False, False, False]
+LOG_RATIOS_TO_REF = [0.1, -0.3, 0.7, 0.0, 1.2, -0.4]
 EPISODES = [0, 0, 1, 2, 2, 2]
 N = len(LOG_RHOS)
 
@@ -40,11 +46,19 @@ def _microbatch(rows: slice = slice(None)) -> Microbatch:
     )
 
 
+def _found(rows: slice = slice(None)) -> PolicyLoss:
+    kept, low, high = (
+        torch.tensor(flags[rows], dtype=torch.bool) for flags in (IS_KEPT, IS_LOW, IS_HIGH)
+    )
+    return PolicyLoss(torch.zeros(()), kept_N=kept, low_N=low, high_N=high)
+
+
 def _measure(ranks: Ranks, *cuts: slice) -> Divergence:
-    meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
+    meter = DivergenceMeter(AlgorithmSettings(kl_coefficient=0.1), ranks.device)
     for rows in cuts:
         log_rhos = torch.tensor(LOG_RHOS[rows], dtype=torch.float64)
-        meter.add(log_rhos, torch.tensor(ENTROPIES[rows]), _microbatch(rows))
+        deltas = torch.tensor(LOG_RATIOS_TO_REF[rows], dtype=torch.float64)
+        meter.add(log_rhos, torch.tensor(ENTROPIES[rows]), _microbatch(rows), _found(rows), deltas)
     return meter.merge(ranks)
 
 
@@ -59,8 +73,10 @@ def test_figures_of_ratios_equal_their_formulas(ranks: Ranks) -> None:
         sum(rhos) ** 2 / (N * sum(rho**2 for rho in rhos))
     )
     assert figures.chi_square == pytest.approx(sum(rho**2 for rho in rhos) / N - 1)
-    assert figures.clip_fraction_high == pytest.approx(1 / N)  # exp(0.5) > 1.28
-    assert figures.clip_fraction_low == pytest.approx(2 / N)  # exp(-0.5), exp(-2) < 0.8
+    assert figures.clip_fraction_high == pytest.approx(2 / N)
+    assert figures.clip_fraction_low == pytest.approx(1 / N)
+    assert figures.mask_fraction_high == pytest.approx(1 / N)  # exp(0.001)
+    assert figures.mask_fraction_low == pytest.approx(2 / N)  # exp(-0.5), exp(-2)
     assert figures.truncated_fraction == pytest.approx(1 / N)  # e > 2
     assert figures.entropy == pytest.approx(sum(ENTROPIES) / N)
 
@@ -107,6 +123,19 @@ def test_kl_estimators_equal_their_formulas(ranks: Ranks) -> None:
     )
 
 
+def test_the_kl_to_the_reference_is_weighed_with_the_ratio_to_mu(ranks: Ranks) -> None:
+    figures = _measure(ranks, slice(None))
+
+    pairs = list(zip(LOG_RHOS, LOG_RATIOS_TO_REF, strict=True))
+    assert figures.kl_pi_ref_k1 == pytest.approx(sum(math.exp(x) * d for x, d in pairs) / N)
+    assert figures.kl_pi_ref_k2 == pytest.approx(sum(math.exp(x) * d**2 / 2 for x, d in pairs) / N)
+    assert figures.kl_pi_ref_k3 == pytest.approx(
+        sum(math.exp(x) * (math.exp(-d) - 1 + d) for x, d in pairs) / N
+    )
+    alone = DivergenceMeter(AlgorithmSettings(), ranks.device).merge(ranks)
+    assert alone.kl_pi_ref_k3 is None, "there is no reference"
+
+
 def test_advantages_are_summed_up_over_tokens(ranks: Ranks) -> None:
     figures = _measure(ranks, slice(None))
 
@@ -136,7 +165,7 @@ def test_figures_do_not_depend_on_how_the_batch_is_cut(ranks: Ranks) -> None:
 
 def test_ratios_beyond_a_float_leave_figures_finite(ranks: Ranks) -> None:
     meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
-    meter.add(torch.tensor([1e30] * N), torch.tensor(ENTROPIES), _microbatch())
+    meter.add(torch.tensor([1e30] * N), torch.tensor(ENTROPIES), _microbatch(), _found())
 
     figures = meter.merge(ranks)
 
@@ -159,7 +188,9 @@ def test_the_kl_estimates_are_unbiased(ranks: Ranks) -> None:
     row = torch.zeros(len(log_rhos))
     microbatch = replace(empty_microbatch(), advantages_N=row, lags_N=row, episodes_N=row.long())
     meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
-    meter.add(torch.tensor(log_rhos, dtype=torch.float64), row, microbatch)
+    flags = row.bool()
+    found = PolicyLoss(row, kept_N=~flags, low_N=flags, high_N=flags)
+    meter.add(torch.tensor(log_rhos, dtype=torch.float64), row, microbatch, found)
 
     figures = meter.merge(ranks)
 

@@ -24,6 +24,7 @@ from tests.learner.one_of_two_ranks import (
     train_critics,
     whole_parameters,
 )
+from tests.learner.tiny_policy import tiny_causal_lm
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +33,7 @@ ROOT = Path(__file__).parents[2]
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two ranks have left what they found."""
     folder = tmp_path_factory.mktemp("two-ranks")
+    tiny_causal_lm(seed=0).save_pretrained(folder / "model")
     environment = {
         **os.environ,
         "WORLD_SIZE": "2",
@@ -56,8 +58,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _found(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+def _found(folder: Path, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"found-{rank}.json").read_text())
     return found
 
 
@@ -76,6 +78,26 @@ def test_two_ranks_train_as_one_does(two_ranks: Path, ranks: Ranks) -> None:
     gathered = torch.load(two_ranks / "parameters.pt")
     for ours_, theirs_ in zip(whole_parameters(policy), gathered, strict=True):
         assert torch.allclose(ours_, theirs_, atol=1e-5)
+
+
+def test_ranks_agree_to_the_bit_on_what_guards_decide_by(two_ranks: Path) -> None:
+    assert _found(two_ranks, rank=1) == _found(two_ranks, rank=0)
+
+
+def test_two_ranks_go_back_to_a_checkpoint_and_to_the_beginning(
+    two_ranks: Path, ranks: Ranks
+) -> None:
+    policy, optimizer = new_policy(ranks)
+    initial = [parameter.clone() for parameter in whole_parameters(policy)]
+    for step in (1, 2):
+        train(policy, optimizer, step, ranks)
+
+    restored, begun_anew = torch.load(two_ranks / "older.pt")
+
+    assert _found(two_ranks)["back_to"] == [2, 0]
+    for ours, theirs in zip(whole_parameters(policy), restored, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(initial, begun_anew, strict=True))
 
 
 def test_one_rank_resumes_the_checkpoint_of_two(two_ranks: Path, ranks: Ranks) -> None:

@@ -1,0 +1,207 @@
+"""What the learner does when training goes wrong: warn, slow down, go back, or give up.
+
+    calm -> skipped -> ... -> skipped (max_skipped_in_a_row) -> rolled back -> calm
+                                                             -> DivergedError (after max_rollbacks)
+
+A batch with a skipped optimizer step (loss or gradient not finite) leaves the run shaken; a good
+one calms it. A rollback changes weights, moments and the two factors below, never the number of the
+batch: what was trained since the checkpoint is not trained again (docs/design.md).
+
+Owns decisions, and the coefficients that follow a target. They are functions of figures merged over
+ranks, so that every rank decides alike without asking; their state is part of a checkpoint, so that
+a resumed run decides alike too. Knows nothing of files, weights or the store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from configs.errors import DivergedError
+from configs.settings import AlgorithmSettings, Settings
+
+from .controllers import adapt_entropy_bonus, adapt_kl_coefficient
+from .divergence import Divergence
+from .step import BatchOutcome, TrainedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that a person should look at. Producer: `Guard`. Consumer: `Account`."""
+
+    name: str
+    """As in `alerts` of metrics.jsonl."""
+    text: str
+    """What was found, and what to do."""
+
+
+@dataclass(slots=True)
+class GuardState:
+    """What the guards remember from batch to batch, and in checkpoints."""
+
+    skipped_in_a_row: int = 0
+    """Batches with a skipped optimizer step since the last without, or since the last rollback."""
+    rollbacks: int = 0
+    restored_step: int | None = None
+    """Checkpoint of the last rollback, until another is written: the next goes further back."""
+    kl_lr_scale: float = 1.0
+    """What `guards.max_kl` has made of the learning rate."""
+    kl_coefficient: float | None = None
+    """Where `algorithm.kl_target` has brought it; None before the first batch."""
+    entropy_bonus: float | None = None
+    """Where `algorithm.entropy_target` has brought it; None before the first batch."""
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> GuardState:
+        """Read what a checkpoint holds; what it lacks starts anew."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in saved.items() if name in known})
+
+
+class Guard:
+    """Watches batches, one after the other; the same on every rank."""
+
+    def __init__(self, settings: Settings, state: GuardState) -> None:
+        self._bounds = settings.guards
+        self._algorithm = settings.algorithm
+        self.state = state
+        self.is_shaken = state.skipped_in_a_row > 0
+        """No good batch since the last skipped step: no time for a checkpoint to go back to."""
+
+    @property
+    def lr_scale(self) -> float:
+        """What the schedule's learning rate is multiplied with in the next batch."""
+        return self.state.kl_lr_scale * self._bounds.rollback_lr_factor**self.state.rollbacks
+
+    @property
+    def algorithm(self) -> AlgorithmSettings:
+        """The settings of the next batch: clip bounds and coefficients as they are by now."""
+        state, algorithm = self.state, self._algorithm
+        narrowed = self._bounds.rollback_clip_factor**state.rollbacks
+        changed = {
+            "clip_low": algorithm.clip_low * narrowed,
+            "clip_high": algorithm.clip_high * narrowed,
+        }
+        if algorithm.kl_target is not None and state.kl_coefficient is not None:
+            changed["kl_coefficient"] = state.kl_coefficient
+        if algorithm.entropy_target is not None and state.entropy_bonus is not None:
+            changed["entropy_bonus"] = state.entropy_bonus
+        return algorithm.model_copy(update=changed)
+
+    @property
+    def must_roll_back(self) -> bool:
+        """Whether so many batches in a row had a skipped step that the weights are to blame."""
+        return self.state.skipped_in_a_row >= self._bounds.max_skipped_in_a_row
+
+    def watch(self, trained: TrainedBatch) -> list[Alert]:
+        """Judge a batch that has just been trained; acts on the settings of the next one.
+
+        Raises:
+            DivergedError: The weights would have to go back once too often.
+        """
+        self.is_shaken = trained.outcome.skipped_steps > 0
+        if self.is_shaken:
+            return self._count_skipped(trained.outcome)
+        self.state.skipped_in_a_row = 0
+        self._follow_targets(trained.divergence)
+        return [*self._check_kl(trained.divergence), *self._check_ratios(trained.divergence)]
+
+    def rolled_back(self, restored_step: int) -> None:
+        """Note that the weights are those of the checkpoint of `restored_step` again."""
+        self.state.skipped_in_a_row = 0
+        self.state.rollbacks += 1
+        self.state.restored_step = restored_step
+
+    def checkpoints(self) -> None:
+        """Note that there will be a newer checkpoint; one of a shaken run is none to go back to."""
+        if not self.is_shaken:
+            self.state.restored_step = None
+
+    def _count_skipped(self, outcome: BatchOutcome) -> list[Alert]:
+        state, bounds = self.state, self._bounds
+        state.skipped_in_a_row += 1
+        if self.must_roll_back and state.rollbacks == bounds.max_rollbacks:
+            raise DivergedError(
+                f"training must recover within guards.max_rollbacks = {bounds.max_rollbacks}, got "
+                f"{state.skipped_in_a_row} more batches in a row with a skipped step; look at "
+                "`alerts`, `grad_norm` and `ratio_max` in metrics.jsonl, then lower learner.lr or "
+                "algorithm.rho_bar"
+            )
+        what = "loss" if outcome.skipped_for_loss else "gradient"
+        alerts = [
+            Alert(
+                "skipped",
+                f"{what} not finite: {outcome.skipped_steps} of {outcome.optimizer_steps} "
+                "optimizer steps left out; look at ratio_max, lower learner.lr if it comes again",
+            )
+        ]
+        if self.must_roll_back:
+            alerts.append(
+                Alert(
+                    "rollback",
+                    f"{state.skipped_in_a_row} batches in a row with a skipped step: the weights "
+                    "go back to a checkpoint, learning rate and clip bounds are lowered",
+                )
+            )
+        return alerts
+
+    def _check_kl(self, divergence: Divergence) -> list[Alert]:
+        """Lower the learning rate while pi runs away from mu, and let it recover afterwards."""
+        bounds, kl = self._bounds, divergence.kl_pi_mu_k3
+        if bounds.max_kl is None:
+            return []
+        if kl <= bounds.max_kl:
+            self.state.kl_lr_scale = min(1.0, self.state.kl_lr_scale * bounds.kl_lr_recovery)
+            return []
+        lowered = self.state.kl_lr_scale * bounds.kl_lr_factor
+        self.state.kl_lr_scale = max(bounds.kl_lr_floor, lowered)
+        text = (
+            f"kl_pi_mu_k3 {kl:.3g} > guards.max_kl {bounds.max_kl:.3g}: learning rate at "
+            f"{self.state.kl_lr_scale:.0%} of its schedule"
+        )
+        return [Alert("kl", text)]
+
+    def _check_ratios(self, divergence: Divergence) -> list[Alert]:
+        """Find ratios so far from 1 that the correction rests on few tokens, or on wrong ones."""
+        bounds, alerts = self._bounds, []
+        share, mean = divergence.effective_sample_size, divergence.ratio_mean
+        most, largest = bounds.max_ratio_mean, divergence.ratio_max
+        if not share >= bounds.min_ess:  # so written, one that is not a number is out of bounds
+            alerts.append(
+                Alert(
+                    "ess",
+                    f"effective_sample_size {share:.3g} < guards.min_ess {bounds.min_ess:.3g}; "
+                    "lower learner.lr or run.max_policy_lag",
+                )
+            )
+        if most is not None and not 1 / most <= mean <= most:
+            alerts.append(
+                Alert(
+                    "ratio_mean",
+                    f"ratio_mean {mean:.3g} beyond guards.max_ratio_mean {most:g} or 1 / {most:g}; "
+                    "if lag0_ratio_mean is too, engine and learner disagree, else lower learner.lr",
+                )
+            )
+        if bounds.max_ratio is not None and not largest <= bounds.max_ratio:
+            alerts.append(
+                Alert(
+                    "ratio",
+                    f"ratio_max {largest:.3g} > guards.max_ratio {bounds.max_ratio:g}; choose a "
+                    "correction that truncates or masks",
+                )
+            )
+        return alerts
+
+    def _follow_targets(self, divergence: Divergence) -> None:
+        state, algorithm, now = self.state, self._algorithm, self.algorithm
+        if algorithm.kl_target is not None:
+            state.kl_coefficient = adapt_kl_coefficient(
+                now.kl_coefficient, divergence.kl_pi_ref_k3 or 0.0, target=algorithm.kl_target
+            )
+        if algorithm.entropy_target is not None:
+            state.entropy_bonus = adapt_entropy_bonus(
+                now.entropy_bonus,
+                divergence.entropy,
+                target=algorithm.entropy_target,
+                step=algorithm.entropy_step,
+            )

@@ -1,0 +1,48 @@
+"""What a life of the learner is made of, put together in `life.py` and used by `loop.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+from buffer.episode import PolicyVersion
+from configs.settings import Settings
+
+from .checkpoint import Checkpoints
+from .critic import Critic
+from .ledger import Ledger
+from .model import Policy
+from .optimizer import AdamWithSchedule
+from .patience import PatientStore
+from .ranks import Ranks
+from .resume import Opening
+
+
+class Publisher(Protocol):
+    """Where new weights go; `weights.py` has the real one."""
+
+    def publish(self, model: nn.Module, version: PolicyVersion) -> object:
+        """Hand the weights over and return without waiting for any actor; every rank calls it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a life of the learner is made of, on every rank."""
+
+    settings: Settings
+    ranks: Ranks
+    store: PatientStore
+    policy: Policy
+    optimizer: AdamWithSchedule
+    checkpoints: Checkpoints
+    publisher: Publisher
+    opening: Opening
+    ledger: Ledger | None
+    """On rank 0."""
+    reference: Policy | None = None
+    """The frozen policy that a KL is taken to."""
+    critic: Critic | None = None
+    """What values the policy's states, where `algorithm.advantage` asks for it."""
