@@ -64,12 +64,14 @@ class ModelTokenizer:
                 f"got {model_path!r}; without one no turn ever ends"
             )
         self._tokenizer = tokenizer
+        # Kept, since every turn asks for it, and the tokenizer looks its own name up each time.
+        self._stop_token_ids = (int(tokenizer.eos_token_id),)
         self._chat = tokenizer.chat_template is not None
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The end-of-sequence token."""
-        return (int(self._tokenizer.eos_token_id),)
+        return self._stop_token_ids
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Tokens of the prompt, in the chat template where there is one."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -25,7 +24,8 @@ from actors.torch_engine import TorchOptions, TorchStepper
 from broker.messages import Lease, TaskSpec
 from buffer.episode import Episode, PolicyVersion, VersionSpan
 from configs.settings import Settings
-from learner.batch import Microbatch, pack, plan_batch
+from learner.batch import pack, plan_batch
+from learner.critic import make_critic
 from learner.curriculum import eval_task, training_task
 from learner.model import Policy, load_causal_lm
 from learner.optimizer import AdamWithSchedule, Schedule
@@ -108,17 +108,14 @@ class LaggedRun:
         accuracies = LaggedRun(settings, lag=16).train()
     """
 
-    def __init__(self, settings: Settings, *, lag: int, forgets_mu: bool = False) -> None:
+    def __init__(self, settings: Settings, *, lag: int) -> None:
         """Load model and environment.
 
         Args:
             settings: Of the run; `run.max_policy_lag` is not looked at.
             lag: Batches between the policy that samples and the one that is trained.
-            forgets_mu: Put the log-probs of the policy that is trained in the place of log mu. Then
-                pi/mu is 1 and the gradient the on-policy one, wrong for data of another policy.
         """
         self._settings = settings
-        self._forgets_mu = forgets_mu
         self._ranks = _alone()
         self._actor = LaggedActor(settings)
         learner = settings.learner
@@ -133,6 +130,14 @@ class LaggedRun:
             steps=settings.run.steps,
         )
         self._optimizer = AdamWithSchedule(self._policy, schedule, learner)
+        self._critic = make_critic(
+            self._policy,
+            settings.critic,
+            learner,
+            model_path=settings.run.model_path,
+            ranks=self._ranks,
+            dtype=torch.float32,
+        )
         self._past: deque[Mapping[str, Tensor]] = deque([self._weights()], maxlen=lag + 1)
 
     def train(self) -> tuple[float, ...]:
@@ -160,6 +165,7 @@ class LaggedRun:
             ranks=1,
             settings=settings.algorithm,
             max_completion_tokens=settings.run.max_completion_tokens,
+            num_minibatches=settings.algorithm.num_minibatches,
         )
         microbatches = pack(
             plan,
@@ -169,8 +175,6 @@ class LaggedRun:
             lineages={},
             lineage=LINEAGE,
         )
-        if self._forgets_mu:
-            microbatches = [self._forget(microbatch) for microbatch in microbatches]
         train_batch(
             self._policy,
             self._optimizer,
@@ -178,12 +182,8 @@ class LaggedRun:
             microbatches,
             settings=settings.algorithm,
             ranks=self._ranks,
+            critic=self._critic,
         )
-
-    @torch.no_grad()
-    def _forget(self, microbatch: Microbatch) -> Microbatch:
-        scores = self._policy(microbatch.token_ids_BT, microbatch.positions_N)
-        return replace(microbatch, behaviour_logprobs_N=scores.logprobs_N)
 
     def _evaluate(self, step: int) -> float:
         self._actor.take(self._weights())
