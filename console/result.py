@@ -23,7 +23,7 @@ ROWS = {
     "policy_lag_max": ("policy lag, max", "{:.0f}"),
     "tasks_created": ("tasks created", "{:,.0f}"),
     "tasks_committed": ("  committed", "{:,.0f}"),
-    "tasks_dropped": ("  dropped as stale", "{:,.0f}"),
+    "tasks_dropped": ("  dropped", "{:,.0f}"),
     "tasks_dead": ("  dead", "{:,.0f}"),
     "tasks_cancelled": ("  cancelled at the end", "{:,.0f}"),
 }

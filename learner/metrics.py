@@ -42,7 +42,7 @@ class BatchFigures:
     response_length_mean: float
     """Completion tokens per episode."""
     response_length_max: int
-    truncated_fraction: float
+    response_truncated_fraction: float
     """Share of episodes that the token limit ended."""
     masked_episodes: int
     """Episodes without a trained token: overlong filtering took them out."""
@@ -118,7 +118,7 @@ def batch_figures(
         response_length_mean=float(np.mean(lengths)),
         response_length_max=max(lengths),
         masked_episodes=sum(1 for e in episodes if not e.completion.loss_mask.any()),
-        truncated_fraction=float(np.mean([e.finish_reason == "length" for e in episodes])),
+        response_truncated_fraction=float(np.mean([e.finish_reason == "length" for e in episodes])),
         policy_lag_mean=sum(lag * n for lag, n in lags.items()) / trained if trained else 0.0,
         policy_lag_max=max(lags, default=0),
         policy_lag_histogram={str(lag): lags[lag] for lag in sorted(lags)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -13,10 +13,12 @@ from buffer.episode import PolicyVersion
 from configs.settings import AlgorithmSettings
 from learner import histogram
 from learner.batch import Microbatch, empty_microbatch
+from learner.critic import CriticFigures
 from learner.diagnostics import DivergenceMeter
 from learner.divergence import Divergence
 from learner.losses import PolicyLoss
-from learner.metrics import batch_figures
+from learner.metrics import BatchFigures, StepTimes, batch_figures
+from learner.optimizer import StepOutcome
 from learner.ranks import Ranks
 from tests.learner.made_episodes import make_episode
 
@@ -232,4 +234,11 @@ def test_batch_figures_count_trained_tokens_by_lag() -> None:
     assert (figures.zero_variance_groups, figures.mixed_version_episodes) == (1, 1)
     assert figures.reward_mean == pytest.approx(0.5)
     assert figures.reward_parts == {"exact": pytest.approx(0.25)}
-    assert figures.truncated_fraction == pytest.approx(0.25)
+    assert figures.response_truncated_fraction == pytest.approx(0.25)
+
+
+def test_no_two_figures_of_a_batch_have_one_name() -> None:
+    parts = (BatchFigures, Divergence, StepOutcome, CriticFigures, StepTimes)
+    names = [field.name for part in parts for field in fields(part)]
+
+    assert sorted(names) == sorted(set(names))
