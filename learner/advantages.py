@@ -156,7 +156,7 @@ def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
         Many groups are all right or all wrong, and `filter_zero_variance` would sample too much.
 
     Source:
-        Chu et al. 2025, arXiv:2504.02546, section 2 (F_norm = 1, alpha = B / (B - M)).
+        Chu et al. 2025, arXiv:2504.02546 (F_norm = 1, alpha = B / (B - M)).
     """
     centred_E = outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
     rewards_by_group = (outcomes.rewards_E[rows] for rows in rows_by_group(outcomes))
@@ -177,7 +177,7 @@ def opo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
         Lengths differ much within a group, training is near on-policy.
 
     Source:
-        Hao et al. 2025, arXiv:2505.23585, section 3.
+        Hao et al. 2025, arXiv:2505.23585 (practical optimal baseline).
     """
     weights_E = outcomes.lengths_E
     untrained_E = outcomes.group_sum(weights_E) == 0  # any baseline does: nothing is trained
@@ -200,7 +200,7 @@ def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
         Answers will be tried k at a time, or exploration has died: it pays for rare successes.
 
     Source:
-        Chen et al. 2025, arXiv:2508.10751, section 2.3 (analytical derivation); other rewards by
+        Chen et al. 2025, arXiv:2508.10751 (analytical derivation); other rewards by
         the order statistics of Walder & Karkhanis 2025, arXiv:2505.15201.
     """
     advantages_E = np.zeros_like(outcomes.rewards_E)
