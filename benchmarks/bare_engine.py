@@ -66,7 +66,7 @@ class BareEngine:
 
 def requests_of(settings: Settings) -> Iterator[Request]:
     """Yield what an actor asks its engine for, in the order of the curriculum."""
-    maker = asyncio.run(prepare(settings.run, "bare-engine")).maker
+    maker = asyncio.run(prepare(settings, "bare-engine")).maker
     for task_id in range(NUM_REQUESTS):
         lease = Lease(task_id, 1, training_task(settings.run, task_id), 0, ())
         yield maker.begin(lease).request()

@@ -41,7 +41,7 @@ class LaggedActor:
     def __init__(self, settings: Settings) -> None:
         run = settings.run
         self._run = run
-        self._maker = asyncio.run(prepare(run, "staleness")).maker
+        self._maker = asyncio.run(prepare(settings, "staleness")).maker
         self._stepper = TorchStepper(
             TorchOptions(
                 model=run.model_path,

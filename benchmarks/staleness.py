@@ -67,13 +67,11 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     "m2po": ("algorithm.correction=none", "algorithm.surrogate=m2po"),
     "vtrace": (
         "algorithm.advantage=vtrace",
-        "algorithm.whiten=batch",
         "algorithm.correction=none",
         "algorithm.surrogate=reinforce",
         "algorithm.proximal=recomputed",
         "critic.kind=head",
         "critic.lr=1e-3",
-        "critic.warmup_batches=5",
     ),
 }
 """Method -> its settings. `decoupled` interpolates its anchor: a recomputed one is pi itself in the

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.lagged_run import LaggedRun
-from benchmarks.staleness import TASK, Arms, train
+from benchmarks.staleness import METHODS, TASK, Arms, train
 from benchmarks.staleness_report import Point, area, draw, ratios, summarise, table
 from benchmarks.workload import Workload
 from buffer.episode import Episode
@@ -90,31 +90,11 @@ def test_versions_answer_differently(watched):
     assert not torch.allclose(watched.logprobs(2, episode), watched.logprobs(4, episode), atol=1e-2)
 
 
-def test_a_naive_arm_has_the_log_probs_of_pi_in_the_place_of_mu(workload, monkeypatch):
-    seen = []
-
-    def spy(policy, _optimizer, _step, microbatches, **_):
-        for microbatch in microbatches:
-            with torch.no_grad():
-                log_pi_N = policy(microbatch.token_ids_BT, microbatch.positions_N).logprobs_N
-            seen.append((log_pi_N - microbatch.behaviour_logprobs_N).abs().max())
-            # Another policy for the next batch.
-            for parameter in policy.parameters():
-                parameter.data.mul_(1.2)
-
-    monkeypatch.setattr("benchmarks.lagged_run.train_batch", spy)
-    LaggedRun(workload.settings(), lag=LAG, forgets_mu=True).train()
-    naive, seen = seen, []
-    LaggedRun(workload.settings(), lag=LAG).train()
-
-    assert max(naive) < 1e-6
-    assert max(seen) > 1e-2
-
-
-def test_an_arm_answers_before_the_first_batch_and_at_the_end(workload):
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains(workload, method):
     model = workload.folder / "model"
 
-    curve = train(workload, model, Point(LAG, "ppo", 1))
+    curve = train(workload, model, Point(LAG, method, 1))
 
     assert len(curve) == 2
     assert all(0 <= accuracy <= 1 for accuracy in curve)
