@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,7 @@ class WeightReceiver:
         self._served = asyncio.Condition()
         self._updates = self._probe_mismatches = 0
         self._pause_s = self._probe_max_diff = 0.0
+        self._serving_since: float | None = None
         self.version = NOTHING
         """What the engine serves, probed."""
         self.is_dirty = False
@@ -209,7 +211,14 @@ class WeightReceiver:
             self._files.close()
 
     def _join(self) -> Join:
-        return Join(version=self._transfer.held, can_group=not self.is_dirty, device=self._device)
+        served_s = time.monotonic() - self._serving_since if self._serving_since else 0.0
+        return Join(
+            version=self._transfer.held,
+            can_group=not self.is_dirty,
+            device=self._device,
+            paused_s=self._pause_s,
+            served_s=served_s,
+        )
 
     def _take(self, message: object) -> None:
         match message:
@@ -261,6 +270,7 @@ class WeightReceiver:
 
     async def _serve(self, version: PolicyVersion) -> None:
         self.is_dirty = False
+        self._serving_since = self._serving_since or time.monotonic()
         async with self._served:
             self.version = version
             self._served.notify_all()

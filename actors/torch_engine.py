@@ -94,6 +94,7 @@ class TorchStepper:
         )
         nn.Module.to(self._model, options.device)  # its own `to` has a broken signature
         self._model.eval()
+        self._parameters = dict(self._model.named_parameters())  # walking the modules takes a while
         self._device = torch.device(options.device)
         self._generator = torch.Generator(self._device).manual_seed(options.seed)
         self._cache = RowCache(
@@ -148,7 +149,7 @@ class TorchStepper:
         """Fill the shadow copy with the new weights."""
         manifest = staged.manifest
         tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
-        parameters = dict(self._model.named_parameters())
+        parameters = self._parameters
         odd = sorted(tensors.keys() ^ parameters.keys())
         odd += sorted(
             name
@@ -168,7 +169,7 @@ class TorchStepper:
     def load(self, staged: StagedWeights) -> None:
         """Exchange weights and shadow; nothing is copied, so no size of model makes it longer."""
         assert self._shadow, staged.manifest.version
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._parameters.items():
             parameter.data, self._shadow[name] = self._shadow[name], parameter.data
 
     def close(self) -> None:

@@ -47,6 +47,10 @@ class Join:
     """False: never invite it; it pulls (another network, or a transfer under way)."""
     device: str
     """`cpu` or `cuda`: a group uses NCCL only if all of it can."""
+    paused_s: float = 0.0
+    """For which generation has stood still for swaps, in this incarnation."""
+    served_s: float = 0.0
+    """Since its first version was served."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ ROWS = {
     "trained_tokens": ("tokens trained", "{:,.0f}"),
     "wall_s": ("time, s", "{:,.1f}"),
     "learner_idle_fraction": ("learner idle", "{:.1%}"),
+    "learner_idle_for_weights_fraction": ("learner idle for weights", "{:.1%}"),
+    "generation_paused_fraction": ("generation paused for weights", "{:.1%}"),
     "policy_lag_mean": ("policy lag, mean", "{:.2f}"),
     "policy_lag_max": ("policy lag, max", "{:.0f}"),
     "tasks_created": ("tasks created", "{:,.0f}"),

@@ -33,6 +33,7 @@ HARMLESS_KEYS = {
     "learner.eval_timeout_s",
     "learner.keep_checkpoints",
     "learner.publisher_endpoint",
+    "learner.sparse_weights",
     "learner.threads",
     "run.directory",
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 import zmq
@@ -31,6 +31,7 @@ from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import WeightEpochs
+from .pauses import Pauses
 from .shelf import Shelf
 from .slots import Slot, Slots
 from .sparse_chain import SparseChain
@@ -59,6 +60,10 @@ class Sent:
     """Share of changed elements; 1 = not compared."""
     sparse_bytes: int = 0
     """Of its sparse update; 0 = there is none."""
+    paused_s: float = 0.0
+    """For which generation has stood still for swaps, over all actors of this publisher's life."""
+    served_s: float = 0.0
+    """For which those actors have had weights to serve."""
 
 
 class WeightServer:
@@ -93,6 +98,7 @@ class WeightServer:
         self._clock = asyncio.get_running_loop().time
         self._chain = chain
         self._shelf = Shelf(slots, clock=self._clock)
+        self._pauses = Pauses()
         self._routes: dict[str, bytes] = {}
         self._devices: dict[str, str] = {}
         self._woken = asyncio.Event()
@@ -145,6 +151,7 @@ class WeightServer:
 
     def _joined(self, actor: str, join: Join) -> None:
         self._devices[actor] = join.device
+        self._pauses.heard(actor, join)
         self._epochs.heard(actor, can_group=join.can_group)
         current = self._shelf.current
         if current is None or join.version >= current.manifest.version:
@@ -191,14 +198,25 @@ class WeightServer:
             is_complete = await self._broadcast.run(slot, membership)
         wall_s = self._clock() - started
         epoch = membership.number if membership is not None else 0
-        sent = Sent(version, len(actors), len(members), epoch, is_complete, wall_s)
-        if change is not None:
-            sent = replace(sent, density=change.density, sparse_bytes=change.num_bytes)
-        self._report(sent)
+        self._report(
+            Sent(
+                version=version,
+                actors=len(actors),
+                members=len(members),
+                epoch=epoch,
+                is_complete=is_complete,
+                wall_s=wall_s,
+                density=change.density if change is not None else 1.0,
+                sparse_bytes=change.num_bytes if change is not None else 0,
+                paused_s=self._pauses.paused_s,
+                served_s=self._pauses.served_s,
+            )
+        )
 
     def _forget_silent(self) -> None:
         self._epochs.forget_silent()
         live = set(self._epochs.live())
+        self._pauses.forget_all_but(live)
         for table in (self._routes, self._devices):
             for actor in table.keys() - live:
                 del table[actor]

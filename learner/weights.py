@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ from configs.settings import LearnerSettings, RunSettings
 from .publisher import PublisherSettings, as_sent
 from .sidecar import Sidecar
 from .slots import NUM_SLOTS, Slots
+from .weight_log import WeightLog
 from .weight_server import Sent
 
 log = structlog.get_logger()
@@ -130,6 +132,7 @@ class WeightPublisher:
             LostLineage: a newer learner has taken the run over.
             WeightsError: the publisher process keeps dying.
         """
+        began = time.monotonic()
         front = self._front
         slot = front.acquire() if front is not None else -1
         memory = front.memories[slot] if front is not None else None
@@ -145,6 +148,7 @@ class WeightPublisher:
             probe=Probe(self._probe_ids, tuple(logprobs)),
         )
         front.announce(slot, manifest)
+        front.log.sealed(manifest, held_s=time.monotonic() - began)
         return manifest
 
     def deliveries(self) -> list[Sent]:
@@ -176,6 +180,7 @@ class _Front:
     ) -> None:
         self._point = point
         self._public_key = load_public(keys, "learner").decode()
+        self.log = WeightLog(run.folder)
         self._pointed: Publication | None = None
         self._sent: deque[Sent] = deque(maxlen=MAX_DELIVERIES)
         self._lock = threading.Lock()  # training thread against the one that watches the sidecar
@@ -234,7 +239,9 @@ class _Front:
     def _heard(self, line: dict[str, object]) -> None:
         """Take a line of the sidecar, in the watching thread."""
         if line.pop("event") == "sent":
-            self._sent.append(as_sent(line))
+            sent = as_sent(line)
+            self._sent.append(sent)
+            self.log.delivered(sent)
             return
         pointed = self._pointed
         if pointed is not None and pointed.endpoint != line["endpoint"]:

@@ -71,6 +71,7 @@ def test_a_run_learns_and_leaves_what_it_promises(
     assert summary["tasks_committed"] == summary["episodes"] == stats.committed
     assert summary["trained_tokens"] == stats.committed
     assert 0 <= summary["learner_idle_fraction"] <= 1
+    assert 0 < summary["learner_idle_for_weights_fraction"] < 1
 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     trained = ring.shelf.history[PolicyVersion(1, 30)]
