@@ -99,6 +99,7 @@ class Account:
         else:
             totals.idle_s += times.wait_s
         totals.busy_span_s += now - self._counted_from
+            totals.publish_s += times.publish_s
         self._counted_from = now
         totals.wall_s += now - self._began
         self._began = now
