@@ -34,6 +34,7 @@ class DivergenceMeter:
         self._extremes = zeros.new_full((len(Extremes._fields),), -torch.inf)
         self._episodes = zeros.new_zeros(len(EpisodeSums._fields))
         self._counts_K = zeros.new_zeros(histogram.NUM_BINS, dtype=torch.int64)
+        self._has_moved = False
 
     @torch.no_grad()
     def add(
@@ -59,11 +60,15 @@ class DivergenceMeter:
         log_rhos_N = log_rhos_N.double().clamp(-histogram.WIDEST, histogram.WIDEST)
         terms = self._terms(log_rhos_N, entropies_N, microbatch, found, deltas_N)
         self._sums += torch.stack([term_N.double().sum() for term_N in terms])
-        values = _values(log_rhos_N, microbatch)
+        values = _values(log_rhos_N, microbatch, self._is_lag0(microbatch))
         largest = torch.stack([values_N.double().max() for values_N in values])
         self._extremes = torch.maximum(self._extremes, largest)
         self._episodes += torch.stack(list(_episode_sums(log_rhos_N, microbatch)))
         self._counts_K += histogram.count(log_rhos_N)
+
+    def policy_moved(self) -> None:
+        """Say that an optimizer step was taken: from now on pi = mu for no token of this batch."""
+        self._has_moved = True
 
     def merge(self, ranks: Ranks) -> Divergence:
         """Merge all ranks; every rank must call it."""
@@ -78,6 +83,9 @@ class DivergenceMeter:
             has_reference=self._settings.kl_coefficient > 0,
         )
 
+    def _is_lag0(self, microbatch: Microbatch) -> Tensor:
+        return (microbatch.lags_N == 0) & (not self._has_moved)
+
     def _terms(
         self,
         log_rhos_N: Tensor,
@@ -89,7 +97,7 @@ class DivergenceMeter:
         advantages_N = microbatch.advantages_N.double()
         rhos_N, diffs_N = log_rhos_N.exp(), log_rhos_N.abs()
         refs_N = torch.zeros_like(rhos_N) if deltas_N is None else deltas_N.double()
-        lag0_N = microbatch.lags_N == 0
+        lag0_N = self._is_lag0(microbatch)
         return Sums(
             tokens=torch.ones_like(rhos_N),
             ratio=rhos_N,
@@ -117,9 +125,8 @@ class DivergenceMeter:
         )
 
 
-def _values(log_rhos_N: Tensor, microbatch: Microbatch) -> Extremes[Tensor]:
+def _values(log_rhos_N: Tensor, microbatch: Microbatch, lag0_N: Tensor) -> Extremes[Tensor]:
     rhos_N, diffs_N = log_rhos_N.exp(), log_rhos_N.abs()
-    lag0_N = microbatch.lags_N == 0
     return Extremes(
         ratio=rhos_N,
         lag0_ratio=rhos_N * lag0_N,

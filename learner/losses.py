@@ -80,27 +80,22 @@ def policy_loss(
     microbatch = prepared.microbatch
     assert log_pi_N.shape == entropies_N.shape == microbatch.advantages_N.shape
     segments = Segments(microbatch.episodes_N, len(microbatch.rewards_B))
-    log_mu_N, log_anchor_N = (
-        microbatch.behaviour_logprobs_N,
-        PROXIMALS[settings.proximal](log_pi_N, prepared),
-    )
     is_about_mu = settings.proximal == "behaviour"
-
-    gap_N = (log_pi_N if is_about_mu else log_anchor_N) - log_mu_N
+    log_anchor_N = PROXIMALS[settings.proximal](log_pi_N, prepared)
+    gap_N = (log_pi_N if is_about_mu else log_anchor_N) - microbatch.behaviour_logprobs_N
     corrected = CORRECTIONS[settings.correction](gap_N, segments, settings)
     # The ratio of a masked token may be infinite: it must not meet the zero.
     log_u_N = torch.where(corrected.keep_N, corrected.log_ratios_N, 0.0)
-    objective = SURROGATES[settings.surrogate](
-        Terms(
-            log_ratios_N=log_u_N if is_about_mu else log_pi_N - log_anchor_N,
-            advantages_N=microbatch.advantages_N,
-            log_pi_N=log_pi_N.detach(),
-            log_anchor_N=log_anchor_N,
-            segments=segments,
-            log_ratio_bound=prepared.log_ratio_bound,
-        ),
-        settings,
+
+    terms = Terms(
+        log_ratios_N=log_u_N if is_about_mu else log_pi_N - log_anchor_N,
+        advantages_N=microbatch.advantages_N,
+        log_pi_N=log_pi_N.detach(),
+        log_anchor_N=log_anchor_N,
+        segments=segments,
+        log_ratio_bound=prepared.log_ratio_bound,
     )
+    objective = SURROGATES[settings.surrogate](terms, settings)
     values_N = objective.values_N
     if not is_about_mu and settings.correction != "none":
         values_N = log_u_N.exp() * values_N

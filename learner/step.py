@@ -92,6 +92,7 @@ def train_batch(
                 critic.step(step)
             is_held = critic is not None and critic.is_warming_up(step)
             steps.append(optimizer.hold(step) if is_held else optimizer.step(step, loss=losses[-1]))
+            meter.policy_moved()
     return TrainedBatch(
         loss=sum(losses) / len(losses),
         outcome=merge(steps),

@@ -45,7 +45,7 @@ class Descent:
         self._rate = rate
         self.gradients: list[Tensor] = []
 
-    def step(self, step: int | None = None) -> StepOutcome:
+    def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
         """Follow the gradient."""
         parts = []
         for parameter in self._policy.parameters():

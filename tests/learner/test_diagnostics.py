@@ -83,6 +83,18 @@ def test_figures_of_ratios_equal_their_formulas(ranks: Ranks) -> None:
     assert figures.entropy == pytest.approx(sum(ENTROPIES) / N)
 
 
+def test_after_an_optimizer_step_no_token_counts_as_on_policy(ranks: Ranks) -> None:
+    meter = DivergenceMeter(AlgorithmSettings(), ranks.device)
+    meter.policy_moved()
+    log_rhos = torch.tensor(LOG_RHOS, dtype=torch.float64)
+
+    meter.add(log_rhos, torch.tensor(ENTROPIES), _microbatch(), _found())
+
+    figures = meter.merge(ranks)
+    assert (figures.lag0_tokens, figures.lag0_logprob_diff_max) == (0, 0.0)
+    assert figures.lagged_ratio_mean == pytest.approx(sum(map(math.exp, LOG_RHOS)) / N)
+
+
 def test_an_episodes_ratio_is_the_product_over_its_tokens(ranks: Ranks) -> None:
     figures = _measure(ranks, slice(None))
 

@@ -203,9 +203,9 @@ class Watched(AdamWithSchedule):
 
     rates: tuple[float, ...] = ()
 
-    def step(self, step: int | None = None) -> StepOutcome:
+    def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
         """Apply, and remember."""
-        outcome = super().step(step)
+        outcome = super().step(step, loss=loss)
         self.rates += (float(self.adam.param_groups[0]["lr"]),)
         return outcome
 
