@@ -260,11 +260,6 @@ def verify(path: Path) -> LearnerState:
     return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
 
 
-def _tensors(policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Any]:
-    model, adam = get_state_dict(policy, optimizer.adam)
-    return {"model": model, "optimizer": adam}
-
-
 def _random_state() -> bytes:
     return torch.get_rng_state().numpy().tobytes()
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from configs.settings import CriticSettings, LearnerSettings
 
 from .batch import Microbatch
-from .model import Policy, load_causal_lm, release, shard_units, states_before
+from .model import Policy, layers_of, load_causal_lm, release, shard_units, states_before
 from .optimizer import AdamWithSchedule, Schedule, StepOutcome
 from .ranks import Ranks
 
@@ -128,7 +128,7 @@ def make_critic(
     width = int(policy.causal_lm.config.hidden_size)
     model = ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
     shard_units(model.head, [], ranks.mesh, dtype=torch.float32)
-    shard_units(model, [] if trunk is None else trunk.layers, ranks.mesh, dtype=dtype)
+    shard_units(model, [] if trunk is None else layers_of(trunk), ranks.mesh, dtype=dtype)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
     return Critic(model.train(), AdamWithSchedule(model, constant, learner), settings)
 

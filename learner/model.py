@@ -166,8 +166,15 @@ def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype) -> Policy:
         mesh: One dimension over all ranks; its device is where parameters move.
         dtype: Of the forward and backward passes. Gradients are reduced in float32.
     """
-    shard_units(policy, policy.causal_lm.base_model.layers, mesh, dtype=dtype)
+    shard_units(policy, layers_of(policy.causal_lm.base_model), mesh, dtype=dtype)
     return policy
+
+
+def layers_of(trunk: nn.Module) -> Iterable[nn.Module]:
+    """List the transformer layers of a model without its output layer."""
+    layers = trunk.layers
+    assert isinstance(layers, nn.ModuleList)
+    return layers
 
 
 def shard_units(
