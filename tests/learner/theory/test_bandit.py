@@ -48,6 +48,18 @@ def test_the_bias_of_truncation_is_gone_once_no_ratio_is_larger():
     assert torch.allclose(expected_gradient(wide), TRUE_GRADIENT, atol=EXACT, rtol=0)
 
 
+def test_the_bias_of_masking_is_what_it_leaves_out():
+    masked = AlgorithmSettings(
+        correction="mis", surrogate="reinforce", mask_low=0.6, mask_high=RHO_BAR
+    )
+    is_out = (RHOS < 0.6) | (RHOS > RHO_BAR)
+
+    bias = expected_gradient(masked) - TRUE_GRADIENT
+
+    assert torch.allclose(bias, -(MU * RHOS * is_out * ADVANTAGES) @ SCORES, atol=EXACT, rtol=0)
+    assert 0 < is_out.sum() < 5
+
+
 def test_ignoring_mu_follows_the_objective_of_another_policy():
     """What the gradient is of when every sample is taken for one of pi: E_mu[A], not E_pi[A]."""
     ignoring = moments(torch.ones(5, dtype=torch.float64)).mean
