@@ -48,7 +48,7 @@ RHOS_BT = (logprobs(LOGITS_SA.log_softmax(-1)) - logprobs(LOG_MU_SA)).exp()
 
 def gradients(settings: AlgorithmSettings) -> Tensor:
     """Ask the loss for the gradient estimate of each episode by itself. Shape [B, S, A]."""
-    found = []
+    found: list[Tensor] = []
     for episode in range(NUM_EPISODES):
         logits_SA = LOGITS_SA.clone().requires_grad_()
         log_pi_T = logprobs(logits_SA.log_softmax(-1))[episode]
