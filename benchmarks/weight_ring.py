@@ -1,0 +1,179 @@
+"""The weight plane of a benchmark: the learner's side here, receivers in processes of their own.
+
+All between the learner's parameters and a receiver's staged bytes is real: gather, digest, slots,
+sidecar, CURVE, gloo, staging. Without an engine nothing is applied, and no figure has its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from broker.keys import load_pair, make_keys
+from broker.messages import Publication
+from buffer.episode import PolicyVersion
+from configs.logging import configure_logging
+from configs.settings import ActorSettings, LearnerSettings, RunSettings
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["actors.weight_group", "actors.receiver", "learner.weights"])
+NUM_TENSORS = 50
+TIMEOUT_S = 120.0
+
+
+def parameters_of(num_bytes: int) -> nn.Module:
+    """Make as many bytes as a model has, in as many tensors as a small one has."""
+    count = num_bytes // 4 // NUM_TENSORS
+    return nn.ParameterList(torch.zeros(count) for _ in range(NUM_TENSORS))
+
+
+class NoEngine:
+    """Takes every version and agrees with every probe."""
+
+    async def generate(self) -> None:
+        """Nothing runs."""
+
+    async def apply(self, _: Any) -> float:
+        return 0.0
+
+    async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        return (0.0,) * (len(token_ids) - 1)
+
+
+async def no_engine() -> NoEngine:
+    return NoEngine()
+
+
+class WeightRing:
+    """One publisher and its receivers."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: nn.Module,
+        *,
+        receivers: int = 1,
+        engine: Callable[[], Any] = no_engine,
+        probe: Callable[..., Any] = lambda _, ids: (0.0,) * (len(ids) - 1),
+        **settings: Any,
+    ) -> None:
+        from learner.weights import WeightPublisher
+
+        configure_logging("benchmark", run="weights")
+        keys = make_keys(folder / "keys")
+        self._publications: list[Publication] = []
+        self._model = model
+        self._step = 0
+        self._publisher = WeightPublisher(
+            model,
+            RunSettings(name="weights", model="none", directory=folder),
+            LearnerSettings(device="cpu", **settings),
+            rank=0,
+            keys=keys,
+            probe_ids=(1, 2),
+            point=self._publications.append,
+            probe=probe,
+        )
+        self._receivers = []
+        self.publish()
+        for number in range(receivers):
+            ours, theirs = FORKS.Pipe()
+            options = (f"actor-{number}", folder, self._publications[-1], theirs, engine)
+            process = FORKS.Process(target=_receive, args=options, daemon=True)
+            process.start()
+            theirs.close()
+            self._receivers.append((process, ours))
+        for _, pipe in self._receivers:
+            assert pipe.poll(TIMEOUT_S) and pipe.recv() == "synced", "a receiver did not come up"
+        while settings.get("broadcast", True) and self.deliver()["epoch"] == 0:
+            time.sleep(0.2)  # the sidecar imports torch beside the first pulls
+
+    def publish(self) -> float:
+        """Train and publish a version; returns how long the learner was held up, seconds."""
+        self._step += 1
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.mul_(1.0 + 1e-4)
+        began = time.perf_counter()
+        self._publisher.publish(self._model, PolicyVersion(1, self._step))
+        return time.perf_counter() - began
+
+    def deliver(self) -> dict[str, Any]:
+        """Publish, and wait until all receivers have confirmed."""
+        held_up_s = self.publish()
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (found := self._publisher.deliveries()) or found[-1].version.step != self._step:
+            assert time.monotonic() < deadline, "no report of a delivery"
+            time.sleep(0.002)
+        sent = found[-1]
+        return {"publish_s": held_up_s, "wall_s": sent.wall_s, "epoch": sent.epoch}
+
+    def pull(self) -> float:
+        """Publish, and wait until every receiver has pulled; returns seconds from the seal."""
+        self.publish()
+        began, waiting = time.perf_counter(), {pipe for _, pipe in self._receivers}
+        while waiting:
+            for pipe in wait(waiting, TIMEOUT_S):
+                assert isinstance(pipe, Connection)
+                if pipe.recv()["step"] == self._step:
+                    waiting.discard(pipe)
+        return time.perf_counter() - began
+
+    def pause(self) -> float:
+        """Publish; returns how long generation of the first actor stood still, seconds."""
+        self.publish()
+        _, pipe = self._receivers[0]
+        while True:
+            assert pipe.poll(TIMEOUT_S), "a version was not applied"
+            applied = pipe.recv()
+            if applied["step"] == self._step:
+                return float(applied["pause_s"])
+
+    def close(self) -> None:
+        for process, _ in self._receivers:
+            process.kill()
+            process.join()
+        self._publisher.close()
+
+
+def _receive(
+    name: str,
+    folder: Path,
+    publication: Publication,
+    pipe: Connection,
+    make_engine: Callable[[], Any],
+) -> None:
+    from actors.receiver import WeightReceiver
+
+    async def live() -> None:
+        engine = await make_engine()
+        receiver = WeightReceiver(
+            engine,
+            ActorSettings(weight_timeout_s=TIMEOUT_S),
+            keys=load_pair(folder / "keys", "actor"),
+            run="weights",
+            incarnation=name,
+            staging=folder / "staging",
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(receiver.run())
+            version = await receiver.first_sync(publication)
+            tasks.create_task(engine.generate())
+            pipe.send("synced")
+            while True:
+                paused_s = receiver.counters.pause_s
+                await receiver.newer_than(version)
+                version = receiver.version
+                pipe.send({"step": version.step, "pause_s": receiver.counters.pause_s - paused_s})
+
+    configure_logging("actor", run="weights", incarnation=name)
+    torch.set_num_threads(1)
+    asyncio.run(live())

@@ -1,0 +1,223 @@
+"""How fast new weights travel, and how long generation stands still for them.
+
+`python benchmarks/weights.py [--full] [--only ARM]`. Arms, each with all sides in this one run:
+
+    broadcast  our whole path over gloo beside one raw broadcast of as many bytes, and `memcpy`;
+               one receiver, without an engine
+    pause      generation stands still: ours beside a blocking broadcast of one parameter after
+               the other, with the torch engine (it exchanges a shadow copy) and vLLM (in place)
+    sparse     a real run at lr 1e-6 in bfloat16: bytes of sparse updates beside all bytes
+    fan_out    the same path to 1..16 receivers, without engines
+
+Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger.
+Numbers to quote come from `--full`, with nothing else running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.machine import describe_machine
+from benchmarks.weight_pause import blocking_pauses, our_pauses
+from benchmarks.weight_ring import WeightRing, parameters_of
+from benchmarks.weight_sparse import plot_density, sparse_run
+from benchmarks.weight_transport import digest, memcpy, raw_broadcast
+
+ARMS = ("broadcast", "pause", "sparse", "fan_out")
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much the arms measure."""
+
+    passes: int
+    """Ours and raw take turns so often; the machine may change its speed meanwhile."""
+    versions: int
+    """Of each pass."""
+    sizes_mib: tuple[int, ...]
+    receivers: tuple[int, ...]
+    fan_out_mib: int
+    engines: tuple[str, ...]
+    models: tuple[tuple[int, int], ...]
+    """Width and layers of the models that are swapped."""
+    updates: int
+    preset: str
+    """Of the run whose updates are measured."""
+    learning_rates: tuple[float, ...]
+    steps: int
+    overrides: tuple[str, ...]
+
+
+SHORT = Size(
+    passes=2,
+    versions=4,
+    sizes_mib=(4, 100),
+    receivers=(1, 4),
+    fan_out_mib=4,
+    engines=("torch",),
+    models=((128, 4),),
+    updates=8,
+    preset="configs/tiny.yaml",
+    learning_rates=(1e-6,),
+    steps=12,
+    overrides=(),
+)
+FULL = Size(
+    passes=5,
+    versions=6,
+    sizes_mib=(4, 100, 1000),
+    receivers=(1, 2, 4, 8, 16),
+    fan_out_mib=32,
+    engines=("torch", "vllm"),
+    models=((128, 4), (512, 8)),
+    updates=20,
+    preset="configs/tiny.yaml",
+    learning_rates=(1e-6, 1e-5),
+    steps=100,
+    overrides=("learner.init_layers=4", "learner.init_width=128"),
+)
+
+
+def main() -> None:
+    """Run the chosen arms and print what they gave."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="numbers to quote")
+    parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
+    parser.add_argument("--plot", type=Path, help="draw the density of changes into this file")
+    chosen = parser.parse_args()
+    machine = describe_machine()
+    size = FULL if chosen.full else SHORT
+    say = _say_since(time.monotonic())
+    arms: dict[str, Any] = {}
+    for name in chosen.only or ARMS:
+        with tempfile.TemporaryDirectory(prefix="nyala-weights-") as folder:
+            arms[name] = globals()[name](Path(folder), size, say=say)
+    machine["load_after"] = describe_machine()["load"]
+    if chosen.plot is not None and "sparse" in arms:
+        plot_density(arms["sparse"], chosen.plot)
+    print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
+
+
+def broadcast(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """One receiver: ours, raw and the parts of ours, by model size."""
+    found = {}
+    for mib in size.sizes_mib:
+        ring = WeightRing(folder / str(mib), parameters_of(mib * MIB))
+        ours: list[dict[str, Any]] = []
+        raw: list[float] = []
+        try:
+            for _ in range(size.passes):
+                ours += [ring.deliver() for _ in range(size.versions)]
+                raw += raw_broadcast(mib * MIB, receivers=1, passes=size.versions)
+        finally:
+            ring.close()
+        found[f"{mib}_mib"] = {
+            "wall_s": _figures([sent["wall_s"] for sent in ours]),
+            "learner_held_s": _figures([sent["publish_s"] for sent in ours]),
+            "raw_s": _figures(raw),
+            "memcpy_s": _figures(memcpy(mib * MIB, passes=size.passes)),
+            "digest_s": _figures(digest(mib * MIB, passes=size.passes)),
+        }
+        say(f"broadcast of {mib} MiB: {found[f'{mib}_mib']}")
+    return found
+
+
+def pause(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds for which generation of one actor stands still for a version, by engine and model."""
+    found: dict[str, Any] = {}
+    for engine in size.engines:
+        for width, layers in size.models:
+            path = folder / f"{engine}-{width}"
+            path.mkdir()
+            ours, num_bytes = our_pauses(path, engine, width, layers, updates=size.updates)
+            blocking, step_s = blocking_pauses(path / "model", engine, updates=size.updates)
+            key = f"{engine}_{round(num_bytes / MIB)}_mib"
+            found[key] = {
+                "pause_s": _figures(ours),
+                "blocking_s": _figures(blocking),
+                "decode_step_s": _figures(step_s),
+            }
+            say(f"pause of {key}: {found[key]}")
+    return found
+
+
+def sparse(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """A run for each learning rate, with the density of its changes version by version."""
+    found = {}
+    for lr in size.learning_rates:
+        run = sparse_run(folder, size.preset, lr=lr, steps=size.steps, overrides=size.overrides)
+        found[f"lr_{lr:g}"] = run
+        say(f"sparse at {lr:g}: {run['fewer']} times fewer bytes, density {run['density_median']}")
+    return found
+
+
+def fan_out(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds until all receivers have a version, by their number: broadcast, and pull."""
+    found: dict[str, Any] = {"mib": size.fan_out_mib, "engines": "none"}
+    for way in ("broadcast", "pull"):
+        for receivers in size.receivers:
+            ring = WeightRing(
+                folder / f"{way}-{receivers}",
+                parameters_of(size.fan_out_mib * MIB),
+                receivers=receivers,
+                broadcast=way == "broadcast",
+            )
+            try:
+                seconds = [
+                    ring.deliver()["wall_s"] if way == "broadcast" else ring.pull()
+                    for _ in range(size.versions)
+                ]
+            finally:
+                ring.close()
+            found.setdefault(way, {})[str(receivers)] = _figures(seconds)
+            say(f"{way} to {receivers}: {found[way][str(receivers)]}")
+    return found
+
+
+def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
+    """Divide medians; None where a side is missing."""
+    by_size = arms.get("broadcast", {})
+
+    def over_raw(name: str) -> float | None:
+        found = by_size.get(name)
+        return round(found["raw_s"]["median"] / found["wall_s"]["median"], 3) if found else None
+
+    found = {f"broadcast_over_raw_{name}": over_raw(name) for name in by_size}
+    for name, pauses in arms.get("pause", {}).items():
+        shorter = pauses["blocking_s"]["median"] / pauses["pause_s"]["median"]
+        kind = "pause_shorter_shadow" if name.startswith("torch") else "pause_shorter"
+        found[f"{kind}_{name}"] = round(shorter, 1)
+    for name, run in arms.get("sparse", {}).items():
+        found[f"sparse_bytes_fewer_{name}"] = run["fewer"]
+    return found
+
+
+def _figures(seconds: list[float]) -> dict[str, float]:
+    return {
+        "median": round(median(seconds), 5),
+        "best": round(min(seconds), 5),
+        "worst": round(max(seconds), 5),
+    }
+
+
+def _say_since(began: float) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    main()
