@@ -174,12 +174,12 @@ class Totals:
     wall_s: float = 0.0
     idle_s: float = 0.0
     """Time waiting for batches, from the moment the first batch of each life was complete."""
+    publish_s: float = 0.0
+    """Time handing weights over, counted as `idle_s` is."""
     busy_span_s: float = 0.0
     """Wall time over which `idle_s` and `publish_s` were counted."""
 
     def add(self, figures: BatchFigures, *, skipped: int, skipped_for_loss: int = 0) -> None:
-    publish_s: float = 0.0
-    """Time handing weights over, counted as `idle_s` is."""
         """Count one trained batch."""
         self.episodes += figures.episodes - figures.reused_episodes
         self.reused_episodes += figures.reused_episodes
