@@ -73,18 +73,24 @@ def _lines(chosen: Sequence[Entry], methods: Sequence[Published]) -> Iterator[st
         for entry in members:
             yield ""
             yield f"  {entry.name:<22}{entry.formula}"
-            yield from _paragraphs(entry.summary, entry.use, entry.source, _defaults(entry))
+            yield from _paragraphs(
+                ("", entry.summary),
+                ("works on: ", entry.kind),
+                ("use: ", entry.use),
+                ("reads: ", _defaults(entry)),
+                ("", entry.source),
+            )
         if members:
             yield ""
     if methods:
         yield "published methods, as settings of `algorithm` unless they name their table:"
     for method in methods:
         yield f"\n  {method.name:<22}{_yaml(method)}"
-        yield from _paragraphs(method.note, "", method.source, "")
+        yield from _paragraphs(("", method.note), ("", method.source))
 
 
-def _paragraphs(summary: str, use: str, source: str, defaults: str) -> Iterator[str]:
-    for label, text in (("", summary), ("use: ", use), ("reads: ", defaults), ("", source)):
+def _paragraphs(*labelled: tuple[str, str]) -> Iterator[str]:
+    for label, text in labelled:
         if text:
             yield textwrap.fill(
                 label + text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT
