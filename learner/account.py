@@ -77,6 +77,7 @@ class Account:
                 "wall_s": round(self.totals.wall_s, 3),
                 "filtered_groups": batch.filtered_groups,
                 "dropped_groups": dict(self._dropped.units),
+                "dropped_by_length": dict(self._dropped.episodes_by_length),
             },
         )
 

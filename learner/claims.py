@@ -22,6 +22,7 @@ from buffer.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, RecordError
 from configs.settings import Settings
 
+from .dropped import Dropped
 from .ledger import Ledger
 from .patience import PatientStore
 from .policy_lag import oldest_lag
@@ -51,16 +52,6 @@ class ClaimedBatch:
     """Groups of equal rewards that made way for others."""
     uses: Mapping[int, int] = field(default_factory=dict)
     """Group that is trained again -> how often, this batch included."""
-
-
-@dataclass(slots=True)
-class Dropped:
-    """What was taken out of claims in this life, unit by unit."""
-
-    units: dict[str, int] = field(default_factory=dict)
-    """Units by reason."""
-    tokens: int = 0
-    """Completion tokens that were sampled and not trained, as far as they were readable."""
 
 
 @dataclass(slots=True)
@@ -130,7 +121,9 @@ class Claims:
         for reason, groups in bad.items():
             log.info("dropping groups", step=step, reason=reason, groups=len(groups))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
-            self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
+            self.dropped.add_units(reason, len(groups))
+            if reason == "stale" and self._settings.buffer.recreate_dropped:
+                self._ledger.ask_again(groups)
         if bad or not claim.complete:
             return None
         check_weights(chain.from_iterable(self._episodes.values()), self._settings.rewards)
@@ -184,7 +177,7 @@ class Claims:
         groups = [unit.group_id for unit in claim.units]
         log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
         self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
-        self.dropped.units[reason] = self.dropped.units.get(reason, 0) + len(groups)
+        self.dropped.add_units(reason, len(groups))
         # What an earlier life sealed for later batches may be all that admission allows in flight:
         # then nothing new would ever fill this one.
         for later in self._store.run(operations.stats()).claims:
@@ -200,7 +193,7 @@ class Claims:
                 bad.setdefault("unreadable", []).append(unit.group_id)
             elif reason := self._fault(step, episodes):
                 bad.setdefault(reason, []).append(unit.group_id)
-                self.dropped.tokens += sum(len(e.completion.token_ids) for e in episodes)
+                self.dropped.add_episodes(episodes)
             else:
                 self._episodes[unit.group_id] = episodes
         return bad

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import structlog
 
@@ -49,14 +50,24 @@ def training_task(run: RunSettings, task_id: int) -> TaskSpec:
     )
 
 
-def training_tasks(run: RunSettings, group_ids: Iterable[int]) -> list[NewTask]:
-    """Write down all tasks of these groups, as CREATE takes them."""
+def training_tasks(
+    run: RunSettings, group_ids: Iterable[int], second_tries: Mapping[int, int]
+) -> list[NewTask]:
+    """Write down all tasks of these groups, as CREATE takes them.
+
+    Args:
+        run: Says what a task is.
+        group_ids: Which groups.
+        second_tries: Group -> the one that was dropped as too old, whose prompt it asks again.
+    """
     size = run.group_size
-    return [
-        NewTask(task_id, group_id, encode_spec(training_task(run, task_id)))
-        for group_id in group_ids
-        for task_id in range(group_id * size, (group_id + 1) * size)
-    ]
+    tasks = []
+    for group_id in group_ids:
+        asked = training_task(run, second_tries.get(group_id, group_id) * size)
+        spec = encode_spec(replace(asked, group_id=group_id))
+        ids = range(group_id * size, (group_id + 1) * size)
+        tasks += [NewTask(task_id, group_id, spec) for task_id in ids]
+    return tasks
 
 
 def eval_task(run: RunSettings, index: int, task_id: int) -> TaskSpec:
@@ -164,8 +175,10 @@ class Feeder:
         if wanted:
             groups = range(self._cursor, self._cursor + wanted)
             # Before they are created: a store that forgets them at once is told again.
+            self._ledger.assign_second_tries(groups)
             self._ledger.reach = groups.stop
-            self._store.run(operations.create(self._ledger.lineage, training_tasks(run, groups)))
+            tasks = training_tasks(run, groups, self._ledger.second_tries)
+            self._store.run(operations.create(self._ledger.lineage, tasks))
             # Known ids count as created: they were, by the learner that this one resumes.
             self._cursor += wanted
         return wanted

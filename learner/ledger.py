@@ -9,6 +9,7 @@ loop and the feeder, read by whichever thread notices a rewind; writers keep the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -36,6 +37,10 @@ class Ledger:
     """Groups of the batches since then: k -> trained, or k = step + 1, held."""
     reused: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups that those batches train again."""
+    second_tries: dict[int, int] = field(default_factory=dict)
+    """Group -> the dropped group whose prompt it asks again."""
+    waiting: deque[int] = field(default_factory=deque)
+    """Dropped groups whose prompts are to be asked again."""
     open_rounds: set[int] = field(default_factory=set)
     """Evaluation rounds of this lineage, by step, that wait for answers."""
     publication: Publication | None = None
@@ -45,6 +50,16 @@ class Ledger:
         """Note what batch k is about to be sealed with: new groups, and those trained before."""
         self.batches[k] = tuple(group_ids)
         self.reused[k] = tuple(reused)
+
+    def ask_again(self, group_ids: Iterable[int]) -> None:
+        """Note groups that were dropped as too old; one that is a second try gets no third."""
+        self.waiting.extend(group for group in group_ids if group not in self.second_tries)
+
+    def assign_second_tries(self, group_ids: Iterable[int]) -> None:
+        """Have groups that are about to be created ask what waits."""
+        for group in group_ids:
+            if self.waiting and group not in self.second_tries:
+                self.second_tries[group] = self.waiting.popleft()
 
     def checkpoint(self, step: int) -> None:
         """Note that the batches up to `step` are inside a durable checkpoint."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from buffer.episode import Episode
 
+from .dropped import by_length
 from .policy_lag import token_lags
 
 Figure = float | int | bool | str | dict[str, float] | dict[str, int]
@@ -42,6 +43,8 @@ class BatchFigures:
     response_length_mean: float
     """Completion tokens per episode."""
     response_length_max: int
+    episodes_by_length: dict[str, int]
+    """Completion tokens, in buckets -> episodes; `dropped_by_length` has those that were not."""
     response_truncated_fraction: float
     """Share of episodes that the token limit ended."""
     masked_episodes: int
@@ -117,6 +120,7 @@ def batch_figures(
         zero_variance_groups=sum(1 for values in groups.values() if max(values) == min(values)),
         response_length_mean=float(np.mean(lengths)),
         response_length_max=max(lengths),
+        episodes_by_length=dict(by_length(episodes)),
         masked_episodes=sum(1 for e in episodes if not e.completion.loss_mask.any()),
         response_truncated_fraction=float(np.mean([e.finish_reason == "length" for e in episodes])),
         policy_lag_mean=sum(lag * n for lag, n in lags.items()) / trained if trained else 0.0,

@@ -128,7 +128,8 @@ def _create_again(store: RunsOperations, run: RunSettings, ledger: Ledger) -> in
     missing = [g for g in range(ledger.reach) if g >= len(known) or not known[g]]
     if not missing:
         return 0
-    return store.run(operations.create(ledger.lineage, training_tasks(run, missing)))
+    tasks = training_tasks(run, missing, ledger.second_tries)
+    return store.run(operations.create(ledger.lineage, tasks))
 
 
 def _reopen_rounds(store: RunsOperations, run: RunSettings, ledger: Ledger) -> None:

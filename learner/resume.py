@@ -20,6 +20,7 @@ from buffer.answers import Stats
 from configs.errors import CheckpointError, LostLineage
 from configs.loader import settings_hash
 from configs.settings import Settings
+from configs.store_agreement import too_small_for
 
 from .checkpoint import Checkpoints, LearnerState
 from .guards import GuardState
@@ -94,6 +95,8 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
     run_id = store.trust()
     enter(settings, store)
     store.run(operations.confirm(run_id))
+    if text := too_small_for(settings, store.run(operations.memory()).limit_bytes):
+        log.warning("%sraise it, or lower buffer.max_uncommitted_bytes", text)
     stats = store.run(operations.stats())
     _report(stats, state)
     opening = _take_over(settings, store, stats, state, path)

@@ -95,10 +95,11 @@ def _check_kept(client: redis.Redis, prefix: str, snapshot: invariants.Snapshot)
     total = 0
     for unit in [*kept, *drawn]:
         ids, num_bytes = client.hmget(f"{prefix}:x:{unit}", "ids", "bytes")
-        tasks = {int(task) for task in (ids or b"").split()}
+        assert isinstance(ids, bytes) and isinstance(num_bytes, bytes), f"R3: unit {unit} is empty"
+        tasks = {int(task) for task in ids.split()}
         assert tasks and tasks <= snapshot.tasks["committed"], f"R3: unit {unit} is kept: {tasks}"
         lengths = sum(client.strlen(f"{prefix}:e:{task}") for task in tasks)
-        assert lengths == int(num_bytes), f"R3: unit {unit} has {lengths} of {num_bytes} bytes"
+        assert lengths == int(num_bytes), f"R3: unit {unit} has {lengths} of {num_bytes!r} bytes"
         total += lengths
     counted = int(client.hget(f"{prefix}:meta", "kept_bytes") or 0)
     assert counted == total, f"R3: {counted} bytes are counted, {total} are kept"

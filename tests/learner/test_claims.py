@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from configs.errors import DeadlineError, LostLineage, RecordError, SettingsErro
 from configs.settings import Settings
 from learner.batch import plan_batch
 from learner.claims import Claims
+from learner.ledger import Ledger
 from learner.patience import PatientStore
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
@@ -36,14 +37,13 @@ class Bench:
     url: str
     settings: Settings
     lineage: int
+    ledger: Ledger = field(init=False)
 
     def claims(self) -> Claims:
         """Start a life of the learner in the present lineage."""
+        self.ledger = new_ledger(self.lineage, self.store.run(operations.lineages()))
         return Claims(
-            PatientStore(self.store),
-            self.settings,
-            ledger=new_ledger(self.lineage, self.store.run(operations.lineages())),
-            vocabulary=VOCABULARY,
+            PatientStore(self.store), self.settings, ledger=self.ledger, vocabulary=VOCABULARY
         )
 
     def restart(self, step: int) -> Claims:
@@ -139,6 +139,26 @@ def test_a_stale_group_is_dropped_and_its_place_filled(bench: Bench) -> None:
     batch = claims.look(3)
     assert batch is not None
     assert _groups(batch.episodes) == [2, 3]
+
+
+def test_drops_are_counted_by_length_and_their_prompts_asked_again(
+    bench: Bench, tmp_path: Path
+) -> None:
+    bench.fill(2, completion=[8] * 200)
+    bench.store.run(operations.advance(bench.lineage, 2))
+    claims, ledger = bench.claims(), bench.ledger
+
+    assert claims.look(3) is None
+
+    assert claims.dropped.episodes_by_length == {"<=512": 8}
+    assert list(ledger.waiting) == [0, 1]
+
+    bench.settings = tiny_settings(tmp_path, buffer={"recreate_dropped": False})
+    bench.fill(2, first=2, version=(bench.lineage, 2), answered_by=(bench.lineage, 0))
+    claims = bench.claims()
+    assert claims.look(3) is None
+    assert claims.dropped.units == {"stale": 2}
+    assert not bench.ledger.waiting
 
 
 def test_stale_groups_are_trained_where_the_settings_say_so(bench: Bench, tmp_path: Path) -> None:

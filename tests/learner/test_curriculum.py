@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from broker.codec import decode_spec
 from buffer import operations
 from buffer.answers import ClaimCounts, EvalCounts, Stats
 from buffer.keys import EVAL_BASE
@@ -100,4 +101,25 @@ def test_the_feeder_fills_up_and_a_resumed_one_creates_nothing_twice(redis_url: 
 
     resumed = Feeder(patient, run, BufferSettings(), ledger=new_ledger(lineage), cursor=4)
     assert resumed.feed() == 0
+    store.close()
+
+
+def test_the_prompt_of_a_dropped_group_is_asked_again_once_under_a_new_id(redis_url: str) -> None:
+    store, run = Store(redis_url, RUN.name), RUN.model_copy(update={"groups_per_batch": 1})
+    begin_run(store, run)
+    lineage = store.run(operations.begin_lineage(0, 0))
+    assert lineage is not None
+    ledger = new_ledger(lineage)
+    ledger.ask_again([1, 0])
+    feeder = Feeder(PatientStore(store), run, BufferSettings(), ledger=ledger, cursor=4)
+
+    assert feeder.feed() == 7
+    lease = store.run(operations.lease("a", ttl_ms=60_000, n=12, version=(lineage, 0)))
+
+    specs = {task.task_id // 4: decode_spec(task.spec) for task in lease.tasks}
+    assert [specs[group].index for group in (4, 5, 6)] == [1, 0, 6]
+    assert [specs[group].group_id for group in (4, 5, 6)] == [4, 5, 6]
+    assert specs[4].seed == training_task(RUN, 4).seed
+    ledger.ask_again([4, 6])
+    assert list(ledger.waiting) == [6]
     store.close()

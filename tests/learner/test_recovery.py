@@ -60,7 +60,7 @@ def filled(store: Store, settings: Settings, *, groups: int, lineage: int = 1) -
     enter(settings, store)
     for expected in range(lineage):
         store.run(operations.begin_lineage(expected, 0, owner=OWNER))
-    store.run(operations.create(lineage, training_tasks(settings.run, range(groups))))
+    store.run(operations.create(lineage, training_tasks(settings.run, range(groups), {})))
     version = PolicyVersion(lineage, 0)
     while answer_leases(
         store,

@@ -20,7 +20,7 @@ from configs.identity import run_hashes
 from configs.settings import Settings
 from tests.actors.fake_engine import CharacterTokenizer
 
-from .made_up import PROMPT_TOKENS, Talks, expected, logprob
+from .made_up import PROMPT_TOKENS, Talks, expected, index_of, logprob
 
 TOKENS_PER_S = 20.0
 STEP_S = 0.5  # tokens are handed over this often
@@ -32,8 +32,8 @@ KEY = KeyPair(b"p" * 40, b"s" * 40)
 class TableEngine:
     """Looks every token up; the request's name says whose task it is."""
 
-    def __init__(self, rng: random.Random, group_size: int) -> None:
-        self._rng, self._group_size = rng, group_size
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
         self._speed = rng.uniform(0.5, 1.5) * TOKENS_PER_S * STEP_S
         self._running: dict[str, Request] = {}
         self._work = asyncio.Event()
@@ -77,7 +77,7 @@ class TableEngine:
             return Delta(request.request_id, (), (), (), "abort")
         task_id = int(request.request_id.partition(".")[0])
         at = len(request.token_ids) - PROMPT_TOKENS
-        tokens, _ = expected(task_id, self._group_size)
+        tokens, _ = expected(task_id, index_of(request.token_ids[:PROMPT_TOKENS]))
         some = tokens[at : at + max(1, int(self._rng.uniform(0.5, 1.5) * self._speed))]
         reason = None
         for i, token in enumerate(some):
@@ -189,7 +189,7 @@ class Actor:
             other_endpoints=endpoints[1:],
         )
         self.client.on_ack = on_ack
-        engine = TableEngine(rng, settings.run.group_size)
+        engine = TableEngine(rng)
         gate = SwapGate(hold_s=settings.actors.eval_hold_s)
         self.loop = KilledLoop(
             settings,

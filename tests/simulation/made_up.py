@@ -8,6 +8,7 @@ version made it, is not the expected one.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,10 +26,10 @@ TWO_TURNS = 5
 
 
 @lru_cache(16384)
-def expected(task_id: int, group_size: int) -> tuple[tuple[int, ...], bytes]:
-    """The completion of a task and its loss mask."""
+def expected(task_id: int, index: int) -> tuple[tuple[int, ...], bytes]:
+    """The completion of a task that asks prompt `index`, and its loss mask."""
     first = _turn(task_id, 1)
-    if (task_id // group_size) % TWO_TURNS:
+    if index % TWO_TURNS:
         return first, b"\1" * len(first)
     said, second = CharacterTokenizer().encode_observation(OBSERVATION), _turn(task_id, 2)
     mask = b"\1" * len(first) + b"\0" * len(said) + b"\1" * len(second)
@@ -47,10 +48,18 @@ def logprob(version: PolicyVersion) -> float:
     return -(version.lineage * 8192 + version.step + 1) / 2**23
 
 
+def index_of(prompt_ids: Sequence[int]) -> int:
+    """Which prompt it is."""
+    return int(CharacterTokenizer().decode(prompt_ids))
+
+
 def check_episode(episode: Episode, group_size: int) -> None:
     """Assert that an episode is exactly what its actors must have made (I3, I4, I11)."""
     completion, task = episode.completion, episode.task_id
-    tokens, mask = expected(task, group_size)
+    # A group asks the prompt of its own number, or that of an earlier one that was dropped.
+    index = index_of(episode.prompt_ids.tolist())
+    assert index <= task // group_size, f"I3: task {task} asks prompt {index}"
+    tokens, mask = expected(task, index)
     assert tuple(completion.token_ids.tolist()) == tokens, f"I3: tokens of task {task}"
     assert completion.loss_mask.tobytes() == mask, f"I3: loss mask of task {task}"
     fences = [run.fence for run in completion.fences]

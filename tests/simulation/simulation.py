@@ -245,6 +245,7 @@ class Simulation:
     async def _until(self, holds: Callable[[], bool], limit_s: float, what: str) -> None:
         ends_at = self.loop.time() + limit_s
         while not holds():
+            self._raise_failures()
             assert self.loop.time() < ends_at, f"I15: {what} after {limit_s:.1f} s"
             await asyncio.sleep(0.1)
 
