@@ -12,7 +12,8 @@ from dataclasses import asdict, replace
 
 import structlog
 
-from .claims import ClaimedBatch, Dropped
+from .claims import ClaimedBatch
+from .dropped import Dropped
 from .guards import Alert
 from .journal import Journal
 from .metrics import BatchFigures, StepTimes, batch_figures
