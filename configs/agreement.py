@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .algorithm_agreement import algorithm_disagreements
 from .critic_agreement import critic_disagreements
+from .reference_agreement import reference_disagreements
 from .store_agreement import store_disagreements
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def disagreements(settings: Settings) -> list[str]:
     )
     own = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
+    mathematics += reference_disagreements(settings)
     return own + mathematics + store_disagreements(settings)
 
 

@@ -22,6 +22,7 @@ from .batch import Microbatch
 from .critic import Critic
 from .model import Policy, Scores, release
 from .ranks import Ranks
+from .reference import kl_rewards, rewards_to_go
 from .second_moment import second_moment_bound
 from .token_advantages import token_advantages, whiten
 
@@ -62,17 +63,23 @@ def prepare(
         reference: The frozen policy that a KL is taken to, if there is one.
         critic: Whose values make the advantages, if there is one.
     """
+    pays_in_reward = reference is not None and settings.kl_in == "reward"
+    is_scored = pays_in_reward or critic is not None or settings.proximal == "recomputed"
     prepared = []
     for microbatch in microbatches:
         own = microbatch.to(ranks.device)
-        log_ref_N = None if reference is None else score(reference, own).logprobs_N
-        if critic is not None:
-            prepared.append(_evaluate(policy, own, log_ref_N, critic, settings))
-        else:
-            needs_prox = settings.proximal == "recomputed" or settings.surrogate == "m2po"
-            prox_N = score(policy, own).logprobs_N if needs_prox else None
-            prepared.append(Prepared(own, log_prox_N=prox_N, log_ref_N=log_ref_N))
-    if critic is not None and settings.whiten == "batch":
+        scores = score(policy, own) if is_scored or settings.surrogate == "m2po" else None
+        each = Prepared(
+            own,
+            log_prox_N=None if scores is None else scores.logprobs_N,
+            log_ref_N=None if reference is None else score(reference, own).logprobs_N,
+        )
+        if scores is not None and (pays_in_reward or critic is not None):
+            each = _evaluate(each, scores, critic, settings, pays_in_reward=pays_in_reward)
+        prepared.append(each)
+    if (critic is not None and settings.whiten == "batch") or (
+        critic is None and pays_in_reward and settings.whiten != "none"
+    ):
         whitened = whiten([each.microbatch.advantages_N for each in prepared], ranks)
         prepared = [
             replace(each, microbatch=replace(each.microbatch, advantages_N=advantages_N))
@@ -103,14 +110,22 @@ def score(policy: Policy, microbatch: Microbatch) -> Scores:
 
 
 def _evaluate(
-    policy: Policy,
-    microbatch: Microbatch,
-    log_ref_N: Tensor | None,
-    critic: Critic,
+    prepared: Prepared,
+    scores: Scores,
+    critic: Critic | None,
     settings: AlgorithmSettings,
+    *,
+    pays_in_reward: bool,
 ) -> Prepared:
-    """Turn the rewards of a microbatch into advantages of its tokens, by the critic's values."""
-    scores = score(policy, microbatch)
+    """Turn the rewards of a microbatch into advantages that differ from token to token."""
+    microbatch, rewards_N = prepared.microbatch, None
+    if pays_in_reward:
+        assert prepared.log_ref_N is not None
+        rewards_N = kl_rewards(scores.logprobs_N, prepared.log_ref_N, settings)
+    if critic is None:
+        assert rewards_N is not None
+        advantages_N = rewards_to_go(microbatch, rewards_N)
+        return replace(prepared, microbatch=replace(microbatch, advantages_N=advantages_N))
     values_N = critic.evaluate(microbatch, scores.states_ND)
     found = token_advantages(
         microbatch,
@@ -118,11 +133,11 @@ def _evaluate(
         values_N,
         name=settings.advantage,
         settings=critic.settings,
+        rewards_N=rewards_N,
     )
-    return Prepared(
-        replace(microbatch, advantages_N=found.advantages_N),
-        log_prox_N=scores.logprobs_N,
-        log_ref_N=log_ref_N,
+    return replace(
+        prepared,
+        microbatch=replace(microbatch, advantages_N=found.advantages_N),
         values_N=values_N,
         targets_N=found.targets_N,
     )

@@ -16,7 +16,7 @@ Without u, or with u held constant, the gradient of k3 is that of the reversed K
 zero in expectation. `kl_in: reward` takes coefficient * k1 from each token's reward instead; the
 policy gradient of k1 is that of KL(pi || ref), that of k2 and k3 is not, so they are refused.
 
-Shapes: N scored tokens, flat.
+Shapes: N scored tokens, flat; B episodes.
 
 Source:
     Schulman 2020, "Approximating KL divergence" (k1, k2, k3); Tang and Munos 2025,
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 
+from .batch import Microbatch
 from .model import Policy
 
 ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -85,3 +86,25 @@ def kl_rewards(log_pi_N: Tensor, log_ref_N: Tensor, settings: AlgorithmSettings)
         Ouyang et al. 2022 (InstructGPT), arXiv:2203.02155, equation 2.
     """
     return -settings.kl_coefficient * (log_pi_N - log_ref_N)
+
+
+def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
+    """Add to an episode's reward what its tokens earn from each one on.
+
+    Args:
+        microbatch: Whose episodes have a reward each.
+        rewards_N: What each token earns besides. Shape [N].
+
+    Returns:
+        r + sum over t' >= t of rewards_t', for each token t. Shape [N], float32.
+
+    Source:
+        Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, section 3, with the KL as token reward.
+    """
+    episodes_N, wide_N = microbatch.episodes_N, rewards_N.double()
+    totals_B = wide_N.new_zeros(len(microbatch.rewards_B)).index_add(0, episodes_N, wide_N)
+    # Tokens of an episode are neighbours: what was before it is the same for all of them.
+    before_B = totals_B.cumsum(0) - totals_B
+    earlier_N = wide_N.cumsum(0) - wide_N - before_B[episodes_N]
+    to_go_N = microbatch.rewards_B[episodes_N] + totals_B[episodes_N] - earlier_N
+    return to_go_N.float()

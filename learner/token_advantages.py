@@ -92,6 +92,8 @@ def token_advantages(
     values_N: Tensor,
     name: str,
     settings: CriticSettings,
+    *,
+    rewards_N: Tensor | None = None,
 ) -> TokenAdvantages:
     """Compute the advantages of a microbatch's tokens, and the critic's targets.
 
@@ -101,6 +103,7 @@ def token_advantages(
         values_N: V of the state that each token was drawn in. Shape [N].
         name: A line of `TOKEN_ADVANTAGES`.
         settings: Discounts and bounds.
+        rewards_N: What each token earns besides its episode's reward, such as a KL. Shape [N].
     """
     if not len(values_N):
         return TokenAdvantages(values_N, values_N)
@@ -117,7 +120,9 @@ def token_advantages(
 
     trajectories = Trajectories(
         log_rhos_TB=lay_out(log_rhos_N),
-        rewards_TB=lay_out(microbatch.rewards_B[episodes_N] * is_last_N),
+        rewards_TB=lay_out(
+            microbatch.rewards_B[episodes_N] * is_last_N + (0.0 if rewards_N is None else rewards_N)
+        ),
         discounts_TB=lay_out(settings.gamma * (~is_last_N).float()),
         values_TB=lay_out(values_N),
         nothing_B=values_N.new_zeros(len(lengths_B)),

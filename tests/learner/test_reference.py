@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.reference import ESTIMATORS, kl_penalty, kl_rewards
+from learner.batch import Microbatch, empty_microbatch, pack, plan_batch
+from learner.preparation import prepare
+from learner.ranks import Ranks
+from learner.reference import ESTIMATORS, freeze, kl_penalty, kl_rewards, rewards_to_go
+from tests.learner.made_episodes import random_group_episodes
+from tests.learner.tiny_policy import tiny_policy
 
 # Three policies over four tokens, none near another.
 LOGITS_PI = torch.tensor([0.3, -0.6, 1.1, 0.2], dtype=torch.float64)
@@ -90,3 +97,60 @@ def test_the_reward_loses_the_log_ratio() -> None:
     rewards = kl_rewards(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0]), _settings("k1"))
 
     assert rewards.tolist() == pytest.approx([-0.05, 0.1])
+
+
+def _microbatch(lengths: list[int], rewards: list[float]) -> Microbatch:
+    episodes = [episode for episode, length in enumerate(lengths) for _ in range(length)]
+    return replace(
+        empty_microbatch(),
+        episodes_N=torch.tensor(episodes, dtype=torch.int64),
+        rewards_B=torch.tensor(rewards),
+    )
+
+
+def test_rewards_to_go_are_the_episodes_reward_and_what_its_later_tokens_earn() -> None:
+    earned = [0.1, -0.2, 0.3, 0.5, -0.1, 0.05]
+    lengths, rewards = [2, 0, 3, 1], [1.0, 7.0, -1.0, 0.5]
+
+    found = rewards_to_go(_microbatch(lengths, rewards), torch.tensor(earned))
+
+    expected: list[float] = []
+    start = 0
+    for length, reward in zip(lengths, rewards, strict=True):
+        end = start + length
+        expected += [reward + sum(earned[t:end]) for t in range(start, end)]
+        start = end
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_batch_pays_for_its_kl_before_its_first_optimizer_step(ranks: Ranks) -> None:
+    """However it is cut: advantages fall where pi has left the reference, and are whitened."""
+    settings = AlgorithmSettings.model_validate(
+        {
+            "advantage": "reinforce_pp",
+            "kl_coefficient": 0.5,
+            "kl_in": "reward",
+            "kl_estimator": "k1",
+        }
+    )
+    policy, reference = tiny_policy(), freeze(tiny_policy(seed=3))
+    episodes = random_group_episodes(4, 3, seed=1)
+    plan = plan_batch(1, episodes, ranks=1, settings=settings, max_completion_tokens=8)
+    found = {}
+    for microbatch_tokens in (24, 16384):
+        microbatches = pack(
+            plan,
+            episodes,
+            settings=settings,
+            microbatch_tokens=microbatch_tokens,
+            lineages={1: 0},
+            lineage=1,
+        )
+        prepared = prepare(
+            policy, microbatches, settings=settings, ranks=ranks, reference=reference
+        )
+        found[microbatch_tokens] = torch.cat([each.microbatch.advantages_N for each in prepared])
+
+    assert torch.allclose(found[24], found[16384], atol=1e-5)
+    assert float(found[24].mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(found[24].std(correction=0)) == pytest.approx(1.0, abs=1e-3)
