@@ -14,6 +14,7 @@ import typer
 
 from console.buffer_verbs import app as buffer_verbs
 from console.keys import app as keys_app
+from console.weight_verbs import app as weight_verbs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,6 +28,7 @@ app = typer.Typer(
 
 app.add_typer(buffer_verbs, name="buffer")
 app.add_typer(keys_app, name="keys")
+app.add_typer(weight_verbs, name="weights")
 
 Config = Annotated[
     Path | None,

@@ -147,8 +147,9 @@ class WeightPublisher:
             tensors=self._specs,
             probe=Probe(self._probe_ids, tuple(logprobs)),
         )
-        front.announce(slot, manifest)
+        # First, so that no version is ever seen that is not written down.
         front.log.sealed(manifest, held_s=time.monotonic() - began)
+        front.announce(slot, manifest)
         return manifest
 
     def deliveries(self) -> list[Sent]:

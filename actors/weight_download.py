@@ -1,0 +1,70 @@
+"""Pulling the current weights of a live run without an engine: for a look at them, or a copy.
+
+A guest of the publisher: it says JOIN as an actor that can be in no group, pulls one version, whose
+digest is checked, and leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+
+from broker.keys import KeyPair
+from broker.manifest import WeightManifest
+from broker.messages import Publication
+from broker.weights import Abort, Announce, Chunk, Epoch, Join, Moved, Send
+from configs.errors import DeadlineError
+
+from .publisher_link import PublisherLink
+from .staging_files import StagingFile, StagingFiles
+from .weight_file import save_weights
+from .weight_transfer import WeightTransfer
+
+
+async def download(
+    publication: Publication, path: Path, *, keys: KeyPair, run: str, timeout_s: float
+) -> WeightManifest:
+    """Pull the newest version into a safetensors file.
+
+    Raises:
+        DeadlineError: it has not come within `timeout_s`.
+        WeightsError: its digest cannot be had, or there is no room.
+    """
+    files = StagingFiles("download", fallback=path.parent)
+    staged: asyncio.Future[tuple[WeightManifest, StagingFile]] = asyncio.Future()
+
+    def stage(manifest: WeightManifest, file: StagingFile) -> None:
+        if not staged.done():
+            staged.set_result((manifest, file))
+
+    def take(message: object) -> None:
+        if isinstance(message, Announce | Epoch | Send | Abort | Chunk | Moved):
+            transfer.take(message)
+
+    link = PublisherLink(
+        keys=keys,
+        run=run,
+        incarnation=f"download-{secrets.token_hex(4)}",
+        join=lambda: Join(transfer.held, can_group=False, device="cpu"),
+        take=take,
+    )
+    transfer = WeightTransfer(files, post=link.post, stage=stage, timeout_s=timeout_s)
+    link.follow(publication)
+    try:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(link.run()), tasks.create_task(transfer.run())]
+            manifest, file = await staged
+            for task in working:
+                task.cancel()
+        await asyncio.to_thread(save_weights, file.path, manifest, path)
+    except TimeoutError:
+        raise DeadlineError(
+            f"weights {tuple(publication.version)} must arrive from {publication.endpoint} within "
+            f"{timeout_s:g} s, got nothing whole; is the run alive, and the address reachable?"
+        ) from None
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group  # the first one has cancelled the other task
+    finally:
+        files.close()
+    return manifest
