@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from console.progress import Progress
 
@@ -103,7 +104,10 @@ class LiveDisplay:
             completed=view.progress.step,
             eta="" if eta is None else f"{duration(eta)} left",
         )
-        self._live.update(Group(self._bar, _figures_table(view)))
+        shown: list[RenderableType] = [self._bar, _figures_table(view)]
+        if view.progress.alerts is not None:
+            shown.append(Text(f"ALERT {view.progress.alerts}", style="yellow"))
+        self._live.update(Group(*shown))
 
     def say(self, text: str) -> None:
         """Print above the bar."""
@@ -129,6 +133,7 @@ class PlainDisplay:
         self._clock = clock
         self._told: dict[str, str] = {}
         self._last_step = 0
+        self._alerts: str | None = None
         self._due = clock()
 
     def __enter__(self) -> Self:
@@ -156,6 +161,9 @@ class PlainDisplay:
         self._last_step, self._due = step, self._clock() + PLAIN_EVERY_S
         values = ", ".join(f"{label} {value}" for label, value in figures(view).items())
         self.say(f"{self._name}: batch {step}/{view.progress.steps}, {values}")
+        if view.progress.alerts not in (None, self._alerts):
+            self.say(f"{self._name}: ALERT {view.progress.alerts}; the learner's log says why")
+        self._alerts = view.progress.alerts
 
     def say(self, text: str) -> None:
         """Print a line."""

@@ -34,6 +34,8 @@ class Progress:
     idle_fraction: float | None = None
     """Share of the last batches' time in which the learner waited for episodes."""
     eta_s: float | None = None
+    alerts: str | None = None
+    """What the guards last found among the last batches, such as `ess, kl at batch 57`."""
 
 
 class RunProgress:
@@ -91,7 +93,16 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         if known
         else None,
         eta_s=(steps - step) * wall_s / len(timed) if known else None,
+        alerts=_newest_alerts(recent),
     )
+
+
+def _newest_alerts(rows: list[Row]) -> str | None:
+    for row in reversed(rows):
+        names = row.get("alerts")
+        if isinstance(names, list) and names:
+            return f"{', '.join(map(str, names))} at batch {number(row, 'step'):.0f}"
+    return None
 
 
 def _durations(rows: list[Row]) -> list[float]:

@@ -53,6 +53,16 @@ def test_one_batch_has_no_speed_yet():
     assert (progress.tokens_per_s, progress.eta_s, progress.idle_fraction) == (None, None, None)
 
 
+def test_the_newest_alerts_of_the_recent_batches_are_shown():
+    rows = [row(k) for k in range(1, 41)]
+    rows[24]["alerts"] = ["kl"]
+    rows[29]["alerts"] = ["skipped", "rollback"]
+    rows[39]["alerts"] = []
+
+    assert summarise(rows, {}, steps=99).alerts == "skipped, rollback at batch 30"
+    assert summarise(rows[:9], {}, steps=99).alerts is None
+
+
 def test_a_figure_that_is_null_counts_as_zero():
     assert summarise([row(1, reward_mean=None)], {}, steps=2).reward == 0.0
 
@@ -126,6 +136,23 @@ def test_plain_lines_tell_each_stage_once_and_figures_now_and_then():
         "reward 0.250, accuracy 0.500, tokens/s -, policy lag -, learner idle -, actors 2, "
         "left 1:05 min"
     )
+
+
+def test_alerts_are_one_line_each_time_they_change():
+    now, out = [0.0], io.StringIO()
+    display = PlainDisplay(Console(file=out, width=200), name="demo", clock=lambda: now[0])
+
+    with display:
+        for step, alerts in enumerate((None, "ess at batch 2", "ess at batch 2", None), start=1):
+            now[0] += 10
+            display.show(view(step, alerts=alerts))
+
+    alerts = [line for line in out.getvalue().splitlines() if "ALERT" in line]
+    assert alerts == ["demo: ALERT ess at batch 2; the learner's log says why"]
+    live = io.StringIO()
+    with LiveDisplay(Console(file=live, force_terminal=True, width=120), name="demo") as display:
+        display.show(view(4, alerts="kl at batch 4"))
+    assert "ALERT kl at batch 4" in live.getvalue()
 
 
 def test_a_terminal_gets_the_live_display_unless_plain_lines_are_asked_for():
