@@ -17,8 +17,8 @@ from tests.learner.tiny_policy import save_tiny_model
 
 LAG = 2
 SHORT_RUN = (
-    "run.steps=5",
-    "run.eval_every=5",
+    "run.steps=12",
+    "run.eval_every=12",
     "run.eval_episodes=4",
     "run.group_size=2",
     "run.groups_per_batch=2",
