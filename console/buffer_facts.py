@@ -57,10 +57,12 @@ class BufferOfRun:
         lost = stats.created - stats.accounted
         if lost:
             rows.append({"place": "lost", "tasks": lost})
+        kept = stats.kept_units + stats.reused_units
+        reuse = f"; {kept} groups kept for reuse, {stats.reused_units} in a batch" if kept else ""
         return Facts(
             f"{stats.state}, lineage {stats.lineage}, {stats.version} batches trained, "
             f"{stats.committed_step} committed; {stats.created} tasks created; "
-            f"{memory.used_bytes / 2**20:.1f} MiB used ({memory.share:.0%} of the limit)",
+            f"{memory.used_bytes / 2**20:.1f} MiB used ({memory.share:.0%} of the limit){reuse}",
             rows,
             {**asdict(stats), "memory": memory._asdict()},
         )

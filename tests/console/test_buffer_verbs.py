@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from broker.codec import encode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import BeatLine, NewTask
+from buffer.answers import BeatLine, NewTask, Rating
 from buffer.codec import encode_completion, encode_episode
 from buffer.store import Store
 from configs.loader import save
@@ -77,6 +77,20 @@ def test_stats_count_tasks_by_place(folder):
     stats = ask_json("stats", folder)
     assert (stats["dead"], stats["buffered"], stats["leased"]) == (3, 2, 1)
     assert stats["memory"]["limit_bytes"] == 512 * 2**20
+
+
+def test_stats_say_how_many_groups_are_kept_for_reuse(folder, redis_url):
+    assert "kept for reuse" not in ask("stats", folder)
+
+    with Store(redis_url, run="r") as store:
+        store.run(operations.claim(1, 1, 1))
+        store.run(operations.seal(1, 1, [Rating(1, 1, 0, 0.0)]))
+        store.run(operations.advance(1, 1))
+        store.run(operations.commit(1, 1))
+        store.run(operations.reuse(1, 2, 1, sampling="newest", numbers=[0.5]))
+
+    shown = " ".join(ask("stats", folder).split())
+    assert "1 groups kept for reuse, 1 in a batch" in shown
 
 
 def test_peek_shows_what_the_records_say(folder):
