@@ -37,6 +37,7 @@ READ_PAUSES_S = (0.5, 1.0, 2.0)  # between attempts; after the last a bucket is 
 Referenced = Callable[[Sequence[int]], list[bytes]]
 """What the store has for each task: a reference, or something else."""
 
+_REFERENCE = re.compile(re.escape(MAGIC) + rb"([0-9a-f]{64}) (\d{1,12})")
 _NAME = re.compile(r"(\d+)-([0-9a-f]{64})")
 
 
@@ -85,12 +86,15 @@ class ObjectStore:
         """Read the record that a reference points to.
 
         Raises:
-            RecordError: It is gone, or is not what was written.
+            RecordError: It is gone, or is not what was written; or this is no reference.
             StoreUnreachable: The object store does not answer.
         """
-        digest, _, length = reference.removeprefix(MAGIC).decode().partition(" ")
+        found = _REFERENCE.fullmatch(reference)
+        if found is None:
+            raise RecordError(f"a reference must hold SHA-256 and length, got {reference!r:.60}")
+        digest, length = found[1].decode(), int(found[2])
         record = self._read(self._path(task_id, digest))
-        if len(record) != int(length) or hashlib.sha256(record).hexdigest() != digest:
+        if len(record) != length or hashlib.sha256(record).hexdigest() != digest:
             raise RecordError(
                 f"the object of task {task_id} must have {length} bytes of SHA-256 {digest:.12}, "
                 f"got {len(record)} others; it was changed or cut off"

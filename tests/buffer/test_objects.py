@@ -11,7 +11,7 @@ import fsspec
 import pytest
 
 from buffer import objects
-from buffer.objects import LONGEST_REFERENCE, ObjectStore, is_reference
+from buffer.objects import LONGEST_REFERENCE, MAGIC, ObjectStore, is_reference
 from configs.errors import RecordError, SettingsError, StoreUnreachable
 from configs.tables.buffer import BufferSettings
 
@@ -36,6 +36,12 @@ def test_a_record_comes_back_by_its_reference(store: ObjectStore) -> None:
     assert len(reference) <= LONGEST_REFERENCE
     assert store.get(7, reference) == RECORD
     assert store.put(7, RECORD) == reference
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xff", b"../../etc/passwd 3", b"0" * 64 + b" many"])
+def test_what_is_no_reference_is_refused(store: ObjectStore, junk: bytes) -> None:
+    with pytest.raises(RecordError, match="must hold SHA-256 and length"):
+        store.get(7, MAGIC + junk)
 
 
 def test_another_task_cannot_borrow_a_reference(store: ObjectStore) -> None:
