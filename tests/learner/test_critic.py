@@ -171,6 +171,24 @@ def test_a_warm_up_trains_the_critic_alone(
     assert not all(torch.equal(a, b) for a, b in zip(_policy_parameters(pair), before, strict=True))
 
 
+def test_all_steps_of_a_batch_train_towards_the_targets_of_its_beginning(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    ppo = AlgorithmSettings(advantage="gae", correction="none", surrogate="clip")
+    found = []
+    for num_epochs in (1, 20):
+        pair = make_pair(HEAD.model_copy(update={"clip": 0.5}), tmp_path, ranks)
+        settings = ppo.model_copy(update={"num_epochs": num_epochs})
+        figures = train_pair(pair, 1, ranks, settings=settings).critic
+        assert figures is not None
+        found.append(figures)
+
+    # Their own figures tell of the beginning, which was the same.
+    assert found[1].explained_variance == pytest.approx(found[0].explained_variance, abs=1e-9)
+    assert found[1].value_mean == found[0].value_mean == 0.0
+    assert found[1].value_loss < 0.8 * found[0].value_loss
+
+
 def test_padding_between_ranks_needs_no_tokens(tmp_path: Path, ranks: Ranks) -> None:
     pair = make_pair(HEAD, tmp_path, ranks)
 
