@@ -55,11 +55,16 @@ def sampled_gradient(num_samples: int, settings: AlgorithmSettings, *, seed: int
 
 
 def gradient(
-    arms_N: Tensor, weights_N: Tensor, settings: AlgorithmSettings, *, mu: Tensor = MU
+    arms_N: Tensor,
+    weights_N: Tensor,
+    settings: AlgorithmSettings,
+    *,
+    mu: Tensor = MU,
+    advantages: Tensor = ADVANTAGES,
 ) -> Tensor:
     """Differentiate the objective of these arms by the logits."""
     logits = LOGITS.clone().requires_grad_()
-    prepared = make_prepared(mu.log()[arms_N], ADVANTAGES[arms_N], weights_N)
+    prepared = make_prepared(mu.log()[arms_N], advantages[arms_N], weights_N)
     log_pi_N = logits.log_softmax(0)[arms_N]
     loss = policy_loss(log_pi_N, torch.zeros_like(weights_N), prepared, settings).loss
     (found,) = torch.autograd.grad(-loss, logits)

@@ -60,6 +60,20 @@ def test_the_bias_of_masking_is_what_it_leaves_out():
     assert 0 < is_out.sum() < 5
 
 
+def test_a_wrong_baseline_cancels_unless_ratios_are_truncated():
+    """E_mu[u dlog(pi)] is 0 for u = rho alone: a critic that is off by 1 moves truncated ones."""
+    off_by_one = torch.ones(5, dtype=torch.float64)
+
+    plain, truncated = (
+        gradient(torch.arange(5), MU, settings, advantages=off_by_one)
+        for settings in (PLAIN, TRUNCATED)
+    )
+
+    assert torch.allclose(plain, torch.zeros(5, dtype=torch.float64), atol=EXACT, rtol=0)
+    assert torch.allclose(truncated, (MU * TRUNCATED_RHOS) @ SCORES, atol=EXACT, rtol=0)
+    assert truncated.abs().max() > 0.1
+
+
 def test_ignoring_mu_follows_the_objective_of_another_policy():
     """What the gradient is of when every sample is taken for one of pi: E_mu[A], not E_pi[A]."""
     ignoring = moments(torch.ones(5, dtype=torch.float64)).mean
