@@ -72,6 +72,8 @@ class Account:
                 **asdict(trained.outcome),
                 **({} if trained.critic is None else asdict(trained.critic)),
                 "loss": trained.loss,
+                "kl_coefficient": trained.kl_coefficient,
+                "entropy_bonus": trained.entropy_bonus,
                 "alerts": [alert.name for alert in alerts],
                 **asdict(times),
                 "idle_fraction": self.totals.idle_fraction,

@@ -59,6 +59,10 @@ class TrainedBatch:
     """Mean over the optimizer steps; with the KL to the reference, where the loss pays for it."""
     outcome: BatchOutcome
     divergence: Divergence
+    kl_coefficient: float
+    """Weight of the KL to the reference in this batch."""
+    entropy_bonus: float
+    """Weight of the entropy in this batch."""
     critic: CriticFigures | None = None
 
 
@@ -97,6 +101,8 @@ def train_batch(
         loss=sum(losses) / len(losses),
         outcome=merge(steps),
         divergence=meter.merge(ranks),
+        kl_coefficient=settings.kl_coefficient,
+        entropy_bonus=settings.entropy_bonus,
         critic=None if critic is None else critic.figures(ranks),
     )
 

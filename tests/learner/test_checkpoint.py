@@ -13,6 +13,7 @@ from configs.errors import CheckpointError
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.batch import pack, plan_batch
 from learner.checkpoint import MANIFEST, Checkpoints, LearnerState, verify
+from learner.guards import GuardState
 from learner.metrics import Totals
 from learner.model import Policy
 from learner.optimizer import AdamWithSchedule
@@ -30,6 +31,7 @@ STATE = LearnerState(
     cursor=9,
     trained=((0, 3), (5, 9)),
     totals=Totals(episodes=5, wall_s=2.5),
+    guards=GuardState(rollbacks=1, kl_lr_scale=0.3, kl_coefficient=0.1 / 3),
 )
 
 

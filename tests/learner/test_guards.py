@@ -29,7 +29,13 @@ def _settings(guards: dict[str, object], **algorithm: object) -> Settings:
 def _trained(ranks: Ranks, outcome: BatchOutcome = GOOD, **figures: Any) -> TrainedBatch:
     """Make what training a batch showed: on policy but for these figures."""
     divergence = DivergenceMeter(AlgorithmSettings(), ranks.device).merge(ranks)
-    return TrainedBatch(loss=0.0, outcome=outcome, divergence=replace(divergence, **figures))
+    return TrainedBatch(
+        loss=0.0,
+        outcome=outcome,
+        divergence=replace(divergence, **figures),
+        kl_coefficient=0.0,
+        entropy_bonus=0.0,
+    )
 
 
 def _names(guard: Guard, trained: TrainedBatch) -> list[str]:

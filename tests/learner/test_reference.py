@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.settings import AlgorithmSettings
+from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.batch import Microbatch, empty_microbatch, pack, plan_batch
+from learner.optimizer import AdamWithSchedule
 from learner.preparation import prepare
 from learner.ranks import Ranks
 from learner.reference import ESTIMATORS, freeze, kl_penalty, kl_rewards, rewards_to_go
+from learner.step import train_batch
 from tests.learner.made_episodes import random_group_episodes
-from tests.learner.tiny_policy import tiny_policy
+from tests.learner.tiny_policy import constant_rate, tiny_policy
 
 # Three policies over four tokens, none near another.
 LOGITS_PI = torch.tensor([0.3, -0.6, 1.1, 0.2], dtype=torch.float64)
@@ -154,3 +156,36 @@ def test_a_batch_pays_for_its_kl_before_its_first_optimizer_step(ranks: Ranks) -
     assert torch.allclose(found[24], found[16384], atol=1e-5)
     assert float(found[24].mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(found[24].std(correction=0)) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_loss_of_a_batch_pays_the_kl_as_often_as_its_tokens_weigh(ranks: Ranks) -> None:
+    # No ratio is truncated, so what is paid is the figure that is shown.
+    plain = AlgorithmSettings(rho_bar=1e6, num_epochs=2)
+    losses, figures = [], []
+    for settings in (plain, plain.model_copy(update={"kl_coefficient": 0.3})):
+        policy = tiny_policy(ranks.mesh)
+        optimizer = AdamWithSchedule(policy, constant_rate(1e-12), LearnerSettings())
+        episodes = random_group_episodes(4, 3, seed=1)
+        plan = plan_batch(1, episodes, ranks=1, settings=settings, max_completion_tokens=8)
+        microbatches = pack(
+            plan,
+            episodes,
+            settings=settings,
+            microbatch_tokens=24,
+            lineages={1: 0},
+            lineage=1,
+        )
+        trained = train_batch(
+            policy,
+            optimizer,
+            1,
+            microbatches,
+            settings=settings,
+            ranks=ranks,
+            reference=freeze(tiny_policy(ranks.mesh, seed=3)),
+        )
+        losses.append(trained.loss)
+        figures.append(trained.divergence.kl_pi_ref_k3)
+
+    assert figures[0] is None and figures[1] is not None and figures[1] > 0.1
+    assert losses[1] - losses[0] == pytest.approx(0.3 * figures[1], rel=1e-5)

@@ -136,3 +136,28 @@ def test_rollbacks_go_further_back_and_end_with_an_error_for_people(
     assert _are_equal(ring, (1, 3), (1, 2))
     assert _are_equal(ring, (1, 4), (1, 0)), "no checkpoint before that of step 2: the beginning"
     assert PolicyVersion(1, 5) not in ring.shelf.history
+
+
+def test_coefficients_that_follow_a_target_go_on_after_a_crash_as_if_there_had_been_none(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = tiny_settings(
+        tmp_path,
+        run={"groups_per_batch": 4, "group_size": 4, "steps": 4},
+        algorithm={"kl_coefficient": 0.1, "kl_target": 1e-6, "entropy_target": 9.0},
+    )
+    ring = RingInProcess(settings, redis_url, ranks)
+    ring.shelf.end_life_at = 3
+    with pytest.raises(LifeEnded):
+        ring.live()
+
+    assert ring.live()
+
+    assert _are_equal(ring, (2, 3), (1, 3))
+    metrics = _metrics(ring)
+    assert metrics[0]["kl_pi_ref_k3"] == pytest.approx(0.0, abs=1e-6), "pi begins at the reference"
+    assert [line["entropy_bonus"] for line in metrics] == pytest.approx([0, 0.005, 0.01, 0.015])
+    # The first batch pays no KL yet, so the coefficient falls once; then pi has left.
+    assert [line["kl_coefficient"] for line in metrics] == pytest.approx(
+        [0.1, 0.098, 0.098 * 1.02, 0.098 * 1.02**2]
+    )
