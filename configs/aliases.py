@@ -192,7 +192,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "algorithm.correction": (
         "rollout_is",
         "use_tis",
-        "use_decoupled_loss",
         "off_policy_correction",
     ),
     "algorithm.surrogate": (
@@ -228,6 +227,14 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "vllm_importance_sampling_cap",
         "rho_clip",
     ),
+    "algorithm.dual_clip": ("clip_ratio_c", "ratio_clip_c", "eps_clip_c"),
+    "algorithm.second_moment": ("m2_threshold",),
+    "algorithm.veto": ("rollout_token_veto_threshold", "token_veto_threshold"),
+    "algorithm.mask_high": ("rollout_rs_threshold", "icepop_beta"),
+    "algorithm.mask_low": ("rollout_rs_threshold_lower", "icepop_alpha", "tis_clip_low"),
+    "algorithm.num_epochs": ("ppo_epochs", "num_ppo_epochs", "update_epochs", "num_iterations"),
+    "algorithm.num_minibatches": ("ppo_n_minibatches", "num_mini_batches", "ppo_mini_batch_size"),
+    "algorithm.proximal": ("prox_logp_method", "recompute_logprob", "use_decoupled_loss"),
     "algorithm.entropy_bonus": ("entropy_coeff", "entropy_coef", "ent_coef", "entropy_loss_coef"),
     "algorithm.entropy_target": ("target_entropy", "adaptive_entropy_target"),
     "algorithm.kl_coefficient": (

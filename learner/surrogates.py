@@ -84,7 +84,7 @@ def reinforce(terms: Terms, _settings: AlgorithmSettings) -> Objective:
 
 
 def clip(terms: Terms, settings: AlgorithmSettings) -> Objective:
-    """Stop the gradient of a token that has left the trust region in its advantage's direction.
+    """Stop the gradient of a token that is pushed further out of the trust region.
 
     Formula:
         S = min(r A, clamp(r, 1 - clip_low, 1 + clip_high) A);  dual: max(S, dual_clip A) if A < 0
@@ -125,7 +125,7 @@ def gspo(terms: Terms, settings: AlgorithmSettings) -> Objective:
 
 
 def gmpo(terms: Terms, settings: AlgorithmSettings) -> Objective:
-    """Maximise the geometric mean of token ratios, each clipped in its advantage's direction.
+    """Maximise the geometric mean of token ratios, each clipped where it is pushed outwards.
 
     Formula:
         S = (product over 1..T of c)^(1/T) A,
@@ -218,7 +218,7 @@ def m2po(terms: Terms, _settings: AlgorithmSettings) -> Objective:
 
 
 def dppo_tv(terms: Terms, settings: AlgorithmSettings) -> Objective:
-    """Leave out tokens whose probability has moved too far, in their advantage's direction.
+    """Leave out tokens that are pushed outwards and whose probability has moved too far.
 
     Formula:
         S = r A, 0 where A > 0, pi - mu > clip_high or A < 0, mu - pi > clip_low
@@ -237,7 +237,7 @@ def dppo_tv(terms: Terms, settings: AlgorithmSettings) -> Objective:
 
 
 def dppo_kl(terms: Terms, settings: AlgorithmSettings) -> Objective:
-    """Leave out tokens by the KL divergence of token against rest, in their advantage's direction.
+    """Leave out tokens that are pushed outwards, by the KL divergence of token against rest.
 
     Formula:
         S = r A, 0 where A > 0, r > 1, D > clip_high or A < 0, r < 1, D > clip_low;
