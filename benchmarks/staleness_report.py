@@ -45,11 +45,11 @@ def area(accuracies: Curve) -> float:
 
 
 def ratios(arms: Figures) -> dict[str, float | str | None]:
-    """Divide mean final accuracies; `best` is the correction with the largest sum over all lags."""
+    """Divide mean final accuracies; `best` is the correction with the largest mean of them."""
     corrected = [name for name in arms if name != NAIVE]
     if not corrected:
         return {}
-    best = max(corrected, key=lambda name: sum(at["final"] for at in arms[name].values()))
+    best = max(corrected, key=lambda m: statistics.fmean(at["final"] for at in arms[m].values()))
 
     def over(above: tuple[str, int], below: tuple[str, int]) -> float | None:
         top, bottom = (arms.get(m, {}).get(str(lag), {}).get("final") for m, lag in (above, below))
@@ -78,6 +78,7 @@ def draw(arms: Figures, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
+    all_lags = sorted({int(lag) for at_lag in arms.values() for lag in at_lag})
     for axes, name in zip(figure.subplots(1, 2, sharey=True), ("final", "area"), strict=True):
         for method, at_lag in arms.items():
             lags = sorted(map(int, at_lag))
@@ -90,7 +91,7 @@ def draw(arms: Figures, path: Path) -> None:
                 lags, means, [below, above], linestyle=style, marker="o", capsize=3, label=method
             )
         axes.set_xscale("symlog", base=4, linthresh=1)
-        axes.set_xticks(lags, map(str, lags))
+        axes.set_xticks(all_lags, map(str, all_lags))
         axes.set(xlabel="policy lag, batches", ylim=(0, 1.02))
         axes.grid(alpha=0.3)
     figure.axes[0].set(title="at the end", ylabel="held-out accuracy (greedy)")
