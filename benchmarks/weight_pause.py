@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type checkers
+from torch.distributed import ProcessGroupGloo
 
 from actors.engine import Request
 from actors.engine_thread import ThreadedEngine
@@ -101,15 +103,14 @@ def _send(model: Path, port: int, announced: Connection, updates: int) -> None:
     """Be the trainer: at each request send all parameters, one after the other."""
     parameters = [p.detach() for _, p in _load(model).named_parameters()]
     names = [name for name, _ in _load(model).named_parameters()]
-    _join(0, port)
+    group = _join(0, port)
     for _ in range(updates):
         announced.recv()
         for name, parameter in zip(names, parameters, strict=True):
             announced.send({"name": name, "dtype": "float32", "shape": list(parameter.shape)})
-            distributed.broadcast(parameter, 0)
+            group.broadcast(parameter, 0).wait()
         announced.send(None)
     announced.send("end")
-    distributed.destroy_process_group()
 
 
 def _generate_and_block(
@@ -117,7 +118,7 @@ def _generate_and_block(
 ) -> None:
     stepper = _stepper(engine, model)
     stepper.start()
-    _join(1, port)
+    group = _join(1, port)
     keys, pauses, steps = count(1), [], []
     while True:
         for _ in range(STEPS_BETWEEN):
@@ -132,17 +133,17 @@ def _generate_and_block(
         began = time.perf_counter()
         stepper.pause()
         news.send("go")
-        _load_into(engine, stepper, _parameters(news))
+        _load_into(engine, stepper, _parameters(news, group))
         stepper.resume()
         pauses.append(time.perf_counter() - began)
         time.sleep(0.05)  # the trainer says whether there is more
     results.send((pauses, steps))
 
 
-def _parameters(news: Connection) -> Iterator[tuple[str, Tensor]]:
+def _parameters(news: Connection, group: Any) -> Iterator[tuple[str, Tensor]]:
     while (entry := news.recv()) is not None:
         parameter = torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]))
-        distributed.broadcast(parameter, 0)
+        group.broadcast(parameter, 0).wait()
         yield entry["name"], parameter
 
 
@@ -166,14 +167,14 @@ def _load_into(engine: str, stepper: Any, parameters: Iterator[tuple[str, Tensor
     finalize_layerwise_reload(model, worker.model_runner.model_config)
 
 
-def _join(rank: int, port: int) -> None:
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=TIMEOUT_S),
-    )
+def _join(rank: int, port: int) -> Any:
+    """Make a group of two; not the default one, which is vLLM's."""
+    store = TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=TIMEOUT_S))
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=TIMEOUT_S)
+    return gloo(store, rank, 2, options)
 
 
 def _save_model(path: Path, width: int, layers: int) -> Any:
