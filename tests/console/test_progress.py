@@ -143,15 +143,15 @@ def test_alerts_are_one_line_each_time_they_change():
     display = PlainDisplay(Console(file=out, width=200), name="demo", clock=lambda: now[0])
 
     with display:
-        for step, alerts in enumerate((None, "ess at batch 2", "ess at batch 2", None), start=1):
+        for step, alert in enumerate((None, "ess at batch 2", "ess at batch 2", None), start=1):
             now[0] += 10
-            display.show(view(step, alerts=alerts))
+            display.show(view(step, alerts=alert))
 
     alerts = [line for line in out.getvalue().splitlines() if "ALERT" in line]
     assert alerts == ["demo: ALERT ess at batch 2; the learner's log says why"]
     live = io.StringIO()
-    with LiveDisplay(Console(file=live, force_terminal=True, width=120), name="demo") as display:
-        display.show(view(4, alerts="kl at batch 4"))
+    with LiveDisplay(Console(file=live, force_terminal=True, width=120), name="demo") as in_place:
+        in_place.show(view(4, alerts="kl at batch 4"))
     assert "ALERT kl at batch 4" in live.getvalue()
 
 
