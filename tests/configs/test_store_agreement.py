@@ -32,8 +32,8 @@ def make(**tables: dict[str, object]) -> Settings:
         (
             {"run": {"groups_per_batch": 512, "group_size": 16, "max_completion_tokens": 32768}},
             (
-                r"1536 groups x 16 episodes x 294 KiB = 7056 MiB under way \+ 512 MiB trained and not "
-                "committed within buffer.pause_at_memory = 0.8 of it, got 1024 MiB; raise buffer.max"
+                r"1536 groups x 16 episodes x 294 KiB = 7056 MiB under way \+ 512 MiB trained "
+                "and not committed within buffer.pause_at_memory = 0.8 of it, got 1024 MiB; raise"
             ),
         ),
     ],
