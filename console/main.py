@@ -55,6 +55,15 @@ def up(  # noqa: PLR0917 - typer calls it by name
     config: Config = None,
     config_option: ConfigOption = None,
     overrides: Overrides = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Train by a published method, such as GSPO; `nyala losses` lists them. Its "
+            "settings go over those of the file, and --set over both.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, start nothing, show the settings.")
     ] = False,
@@ -70,13 +79,19 @@ def up(  # noqa: PLR0917 - typer calls it by name
     Starts Redis, broker, learner and actors, restarts what dies, and stops cleanly with Ctrl-C. The
     same command again goes on from the newest checkpoint; a run that has finished is reported.
 
-    Example: `nyala up configs/demo.yaml --set actors.count=3`
+    Example: `nyala up configs/demo.yaml --method GSPO --set actors.count=3`
     """
+    from configs.errors import SettingsError
     from console.up import Launch, run_up
+    from learner.published import overrides_of
 
+    try:
+        of_method = overrides_of(method) if method else []
+    except SettingsError as error:
+        _refuse(error)
     launch = Launch(
         _one_of(config, config_option),
-        overrides or [],
+        of_method + (overrides or []),
         fresh=fresh,
         dry_run=dry_run,
         plain=plain,

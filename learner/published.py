@@ -6,8 +6,11 @@ run's. Bounds that a surrogate's paper differs in are its own by default (`clip_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from configs.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,3 +212,16 @@ PUBLISHED = (
         proximal="recomputed",
     ),
 )
+
+
+def overrides_of(name: str) -> list[str]:
+    """Write a method as overrides, `TABLE.KEY=VALUE`.
+
+    Raises:
+        SettingsError: No method has this name.
+    """
+    for method in PUBLISHED:
+        if method.name.casefold() == name.casefold():
+            return [f"{key}={json.dumps(value)}" for key, value in method.settings.items()]
+    known = ", ".join(method.name for method in PUBLISHED)
+    raise SettingsError(f"--method must be one of {known}, got {name!r}; `nyala losses` has more")

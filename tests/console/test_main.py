@@ -94,6 +94,24 @@ def test_an_error_is_a_sentence_and_code_2_and_starts_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_method_by_name_goes_over_the_file_and_under_set():
+    chosen = ("--method", "gspo", "--set", "algorithm.clip_low=0.1")
+
+    done = nyala("up", "configs/demo.yaml", "--dry-run", *chosen)
+
+    assert "surrogate: gspo" in done.stdout
+    assert "correction: none" in done.stdout
+    assert "clip_low: 0.1" in done.stdout
+
+
+def test_a_method_that_does_not_exist_is_refused_with_those_that_do():
+    done = nyala("up", "configs/demo.yaml", "--method", "GPSO")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("nyala: --method must be one of PPO, IMPALA, ")
+    assert "got 'GPSO'" in done.stderr
+
+
 def test_a_verb_without_a_config_says_what_is_missing():
     done = nyala("up")
 
