@@ -15,6 +15,8 @@ ROWS = {
     "held_out_accuracy_after": ("held-out accuracy after", "{:.3f}"),
     "steps": ("batches", "{:,.0f}"),
     "episodes": ("episodes trained", "{:,.0f}"),
+    "reused_episodes": ("  for another time", "{:,.0f}"),
+    "resumed_episodes": ("  that another actor had begun", "{:,.0f}"),
     "generated_tokens": ("tokens generated", "{:,.0f}"),
     "trained_tokens": ("tokens trained", "{:,.0f}"),
     "wall_s": ("time, s", "{:,.1f}"),
@@ -23,13 +25,21 @@ ROWS = {
     "generation_paused_fraction": ("generation paused for weights", "{:.1%}"),
     "policy_lag_mean": ("policy lag, mean", "{:.2f}"),
     "policy_lag_max": ("policy lag, max", "{:.0f}"),
+    "skipped_steps": ("optimizer steps skipped", "{:,.0f}"),
+    "skipped_for_loss": ("  because of the loss", "{:,.0f}"),
+    "rollbacks": ("rollbacks", "{:,.0f}"),
+    "learner_lives": ("lives of the learner", "{:,.0f}"),
     "tasks_created": ("tasks created", "{:,.0f}"),
     "tasks_committed": ("  committed", "{:,.0f}"),
     "tasks_dropped": ("  dropped", "{:,.0f}"),
+    "tasks_dropped_by_reason": ("    by reason", "{}"),
     "tasks_dead": ("  dead", "{:,.0f}"),
     "tasks_cancelled": ("  cancelled at the end", "{:,.0f}"),
 }
 """Key of `summary.json` -> label and format."""
+
+QUIET = {"reused_episodes", "resumed_episodes", "skipped_steps", "skipped_for_loss", "rollbacks"}
+"""What goes without saying where there was none of it."""
 
 
 def print_result(console: Console, folder: RunFolder) -> None:
@@ -56,8 +66,11 @@ def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
     rows: dict[str, str] = {}
     for key, (label, form) in ROWS.items():
         value = summary.get(key)
-        if isinstance(value, int | float):
+        if isinstance(value, Mapping):
+            if value:
+                rows[label] = ", ".join(f"{reason} {count:,}" for reason, count in value.items())
+        elif value is not None and not (value == 0 and key in QUIET):
             rows[label] = form.format(value)
-        elif key in summary:
+        elif key in summary and key not in QUIET:
             rows[label] = "-"
     return rows | {key: str(value) for key, value in summary.items() if key not in ROWS}

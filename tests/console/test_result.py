@@ -1,0 +1,19 @@
+"""The table of a finished run."""
+
+from __future__ import annotations
+
+from console.result import rows_of
+
+
+def test_what_did_not_happen_is_left_out_and_what_is_not_known_is_a_dash():
+    rows = rows_of({"rollbacks": 0, "tasks_dead": 0, "held_out_accuracy_after": None})
+
+    assert rows == {"  dead": "0", "held-out accuracy after": "-"}
+
+
+def test_what_happened_is_counted_with_its_reasons():
+    rows = rows_of(
+        {"rollbacks": 2, "tasks_dropped_by_reason": {"stale": 1600, "zero_variance": 3}, "new": [1]}
+    )
+
+    assert rows == {"rollbacks": "2", "    by reason": "stale 1,600, zero_variance 3", "new": "[1]"}
