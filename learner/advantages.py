@@ -14,49 +14,16 @@ Shapes: E episodes of a batch, G episodes of one group.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import comb
 
 import numpy as np
-import numpy.typing as npt
 
 from configs.settings import AlgorithmSettings
 
-Float64 = npt.NDArray[np.float64]
-Int64 = npt.NDArray[np.int64]
-
-# Keeps a group whose rewards differ by rounding alone from being blown up to unit variance.
-STD_FLOOR = 1e-4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Outcomes:
-    """What the episodes of a batch came to, in the order of the batch."""
-
-    rewards_E: Float64
-    """Shaped rewards."""
-    lengths_E: Float64
-    """Trained tokens; 0 for an episode that overlong filtering took out."""
-    groups_E: Int64
-    """Which group an episode is of: 0, 1, ..."""
-
-    @property
-    def sizes_E(self) -> Float64:
-        """Members of each episode's group."""
-        return self.group_sum(np.ones_like(self.rewards_E))
-
-    def group_sum(self, values_E: Float64) -> Float64:
-        """Sum over an episode's group, said of each of its members."""
-        sums = np.bincount(self.groups_E, values_E).astype(np.float64)
-        return sums[self.groups_E]
-
-    def group_mean(self, values_E: Float64) -> Float64:
-        """Average over an episode's group, said of each of its members."""
-        return self.group_sum(values_E) / self.sizes_E
-
+from .outcomes import Float64, Outcomes
+from .whitening import STD_FLOOR, WHITENINGS
 
 Advantage = Callable[[Outcomes, AlgorithmSettings], Float64]
-Whitening = Callable[[Float64, Outcomes], Float64]
 
 
 def estimate(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
@@ -159,7 +126,7 @@ def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
         Chu et al. 2025, arXiv:2504.02546 (F_norm = 1, alpha = B / (B - M)).
     """
     centred_E = outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
-    rewards_by_group = (outcomes.rewards_E[rows] for rows in rows_by_group(outcomes))
+    rewards_by_group = (outcomes.rewards_E[rows] for rows in outcomes.rows_by_group())
     num_idle = sum(len(rewards_G) for rewards_G in rewards_by_group if np.ptp(rewards_G) == 0)
     return centred_E * len(centred_E) / max(1, len(centred_E) - num_idle)
 
@@ -204,7 +171,7 @@ def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
         the order statistics of Walder & Karkhanis 2025, arXiv:2505.15201.
     """
     advantages_E = np.zeros_like(outcomes.rewards_E)
-    for rows in rows_by_group(outcomes):
+    for rows in outcomes.rows_by_group():
         k = min(settings.pass_k, len(rows))  # a group may have lost members
         advantages_E[rows] = _best_of_k(outcomes.rewards_E[rows], k)
     return advantages_E
@@ -265,42 +232,6 @@ WHITENED_BY: Mapping[str, str] = {
     "reinforce_pp_baseline": "batch",
 }
 """What the paper of an advantage whitens by; the others do not."""
-
-
-def leave_plain(advantages_E: Float64, _outcomes: Outcomes) -> Float64:
-    """Whiten nothing."""
-    return advantages_E
-
-
-def whiten_group(advantages_E: Float64, outcomes: Outcomes) -> Float64:
-    """Bring each group to mean 0 and sample standard deviation 1, over its episodes."""
-    centred_E = advantages_E - outcomes.group_mean(advantages_E)
-    variance_E = outcomes.group_sum(centred_E**2) / np.maximum(1, outcomes.sizes_E - 1)
-    return np.asarray(centred_E / (np.sqrt(variance_E) + STD_FLOOR))
-
-
-def whiten_batch(advantages_E: Float64, outcomes: Outcomes) -> Float64:
-    """Bring the batch to mean 0 and standard deviation 1, over its trained tokens.
-
-    Over tokens, as for advantages that differ from token to token: an episode counts as often as
-    the loss sees it.
-    """
-    shares_E = outcomes.lengths_E / max(1.0, float(outcomes.lengths_E.sum()))
-    centred_E = advantages_E - shares_E @ advantages_E
-    return np.asarray(centred_E / (np.sqrt(shares_E @ centred_E**2) + STD_FLOOR))
-
-
-WHITENINGS: Mapping[str, Whitening] = {
-    "none": leave_plain,
-    "group": whiten_group,
-    "batch": whiten_batch,
-}
-
-
-def rows_by_group(outcomes: Outcomes) -> list[Int64]:
-    """List the rows of each group."""
-    num_groups = int(outcomes.groups_E.max(initial=-1)) + 1
-    return [np.flatnonzero(outcomes.groups_E == group) for group in range(num_groups)]
 
 
 def _best_of_k(rewards_G: Float64, k: int) -> Float64:

@@ -23,8 +23,9 @@ from buffer.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 
-from .advantages import Outcomes, estimate
+from .advantages import estimate
 from .aggregations import AGGREGATIONS, Counts
+from .outcomes import Outcomes
 from .policy_lag import token_lags
 
 

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from configs.settings import CriticSettings
 
-from .advantages import STD_FLOOR
 from .batch import Microbatch
 from .ranks import Ranks
 from .returns import gae
 from .vtrace import vtrace
+from .whitening import STD_FLOOR
 
 
 class TokenAdvantages(NamedTuple):

@@ -1,0 +1,45 @@
+"""What a batch's episodes came to: the numbers that advantages are made of.
+
+Shapes: E episodes of a batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcomes:
+    """What the episodes of a batch came to, in the order of the batch."""
+
+    rewards_E: Float64
+    """Shaped rewards."""
+    lengths_E: Float64
+    """Trained tokens; 0 for an episode that overlong filtering took out."""
+    groups_E: Int64
+    """Which group an episode is of: 0, 1, ..."""
+
+    @property
+    def sizes_E(self) -> Float64:
+        """Members of each episode's group."""
+        return self.group_sum(np.ones_like(self.rewards_E))
+
+    def group_sum(self, values_E: Float64) -> Float64:
+        """Sum over an episode's group, said of each of its members."""
+        sums = np.bincount(self.groups_E, values_E).astype(np.float64)
+        return sums[self.groups_E]
+
+    def group_mean(self, values_E: Float64) -> Float64:
+        """Average over an episode's group, said of each of its members."""
+        return self.group_sum(values_E) / self.sizes_E
+
+    def rows_by_group(self) -> list[Int64]:
+        """List the rows of each group."""
+        num_groups = int(self.groups_E.max(initial=-1)) + 1
+        return [np.flatnonzero(self.groups_E == group) for group in range(num_groups)]
