@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from broker.messages import Hello, Lease, LeaseRequest, Publication, ReleaseRequest
+from broker.messages import Hello, Lease, LeaseReply, LeaseRequest, Publication, ReleaseRequest
 from configs.errors import DeadlineError, NyalaError
 from configs.settings import Settings
 
@@ -229,7 +229,7 @@ class ActorLoop:
             request = LeaseRequest(self._capacity - len(self._flights), self._engine.version)
             # The broker judges by the version it was told: newer weights may be let in at once.
             reply = await unless(
-                self._broker.lease(request, deadline_s=self._give_up_s),
+                self._ask(request),
                 self._weights.newer_than(request.version),
             )
             if reply is None:
@@ -242,6 +242,13 @@ class ActorLoop:
                 await self._sampling.begin(maker, reply.leases)
             else:
                 await asyncio.sleep(reply.retry_after_s)
+
+    async def _ask(self, request: LeaseRequest) -> LeaseReply:
+        """Ask for leases and hold them at once: a drain that comes now gives them back."""
+        reply = await self._broker.lease(request, deadline_s=self._give_up_s)
+        for lease in reply.leases:
+            self._snapshots.hold(lease)
+        return reply
 
     async def _drain(self) -> None:
         """Finish what has all its tokens, give the rest back."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ from learner.critic import make_critic
 from learner.curriculum import eval_task, training_task
 from learner.model import Policy, load_causal_lm
 from learner.optimizer import AdamWithSchedule, Schedule
-from learner.ranks import Ranks, join
+from learner.ranks import Ranks
 from learner.step import train_batch
 
 LINEAGE = 1
@@ -105,18 +104,19 @@ class LaggedRun:
     """An actor and a learner of one process, the actor `lag` batches behind.
 
     Example:
-        accuracies = LaggedRun(settings, lag=16).train()
+        accuracies = LaggedRun(settings, lag=16, ranks=join("cpu", threads=1)).train()
     """
 
-    def __init__(self, settings: Settings, *, lag: int) -> None:
+    def __init__(self, settings: Settings, *, lag: int, ranks: Ranks) -> None:
         """Load model and environment.
 
         Args:
             settings: Of the run; `run.max_policy_lag` is not looked at.
             lag: Batches between the policy that samples and the one that is trained.
+            ranks: This process alone.
         """
         self._settings = settings
-        self._ranks = _alone()
+        self._ranks = ranks
         self._actor = LaggedActor(settings)
         learner = settings.learner
         self._policy = Policy(
@@ -192,9 +192,3 @@ class LaggedRun:
     def _weights(self) -> dict[str, Tensor]:
         named = self._policy.causal_lm.named_parameters()
         return {name: parameter.detach().clone() for name, parameter in named}
-
-
-@cache
-def _alone() -> Ranks:
-    """Join a process group of one; a process joins once."""
-    return join("cpu", threads=1)

@@ -25,13 +25,18 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.machine import describe_machine
 from benchmarks.staleness_report import NAIVE, Curve, Point, draw, ratios, summarise, table
 from benchmarks.workload import Workload, make_model
+
+if TYPE_CHECKING:
+    from learner.ranks import Ranks
 
 WORDS = "{dataset: spell_backward, min_word_len: 4, max_word_len: 4, dense: true}"
 TASK = (
@@ -135,7 +140,7 @@ def run(workload: Workload, points: Sequence[Point], *, workers: int) -> dict[Po
     # Spawned, because torch's threads do not survive a fork.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         missing = [point for point in points if point not in curves]
-        futures = {pool.submit(train, workload, model, point): point for point in missing}
+        futures = {pool.submit(train_alone, workload, model, point): point for point in missing}
         for future in as_completed(futures):
             point, curve = futures[future], future.result()
             arms.keep(point, curve)
@@ -145,13 +150,26 @@ def run(workload: Workload, points: Sequence[Point], *, workers: int) -> dict[Po
     return {point: curves[point] for point in points}
 
 
-def train(workload: Workload, model: Path, point: Point) -> Curve:
+def train_alone(workload: Workload, model: Path, point: Point) -> Curve:
     """Train one arm, in a worker process."""
+    return train(workload, model, point, ranks=_alone())
+
+
+def train(workload: Workload, model: Path, point: Point, *, ranks: Ranks) -> Curve:
+    """Train one arm."""
     from benchmarks.lagged_run import LaggedRun  # imports torch
 
     overrides = (*METHODS[point.method], f"run.model={model}", f"run.seed={point.seed}")
     settings = replace(workload, overrides=(*workload.overrides, *overrides)).settings()
-    return LaggedRun(settings, lag=point.lag).train()
+    return LaggedRun(settings, lag=point.lag, ranks=ranks).train()
+
+
+@cache
+def _alone() -> Ranks:
+    """Join a process group of one; a process has one in its life."""
+    from learner.ranks import join
+
+    return join("cpu", threads=1)
 
 
 class Arms:

@@ -20,7 +20,6 @@ import asyncio
 import itertools
 import random
 import time
-from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
@@ -50,6 +49,7 @@ from .messages import (
     Verdicts,
     Welcome,
 )
+from .orphans import Orphans
 
 MAX_IN_FLIGHT = 32  # half the send queue: a call and its copy always fit
 FIRST_WAIT_S = 0.2  # a reply takes milliseconds; after this it was lost or the broker is busy
@@ -103,8 +103,7 @@ class BrokerClient:
         )
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[object | None]] = {}
-        self._abandoned: deque[int] = deque(maxlen=MAX_IN_FLIGHT)
-        """LEASE calls that gave up: what is granted to them is nobody's."""
+        self._orphans = Orphans(self._give_back, most=MAX_IN_FLIGHT)
         self._credit = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._greeting: Hello | None = None
         self._greetings = 0
@@ -162,6 +161,7 @@ class BrokerClient:
 
     async def bye(self, *, deadline_s: float = 2.0) -> None:
         """Say that this incarnation ends; without an answer the broker finds out by itself."""
+        await self._orphans.settle(deadline_s)
         try:
             await self._call(Bye(), Bye, deadline_s)
         except (DeadlineError, RefusedError) as error:
@@ -169,6 +169,7 @@ class BrokerClient:
 
     async def close(self) -> None:
         """Drop the connection; calls that still wait are cancelled."""
+        await self._orphans.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -215,7 +216,7 @@ class BrokerClient:
                 pause = min(2 * pause, LAST_WAIT_S)
         except asyncio.CancelledError:  # by the caller, or at the deadline
             if kind is LeaseReply:
-                self._abandoned.append(seq)
+                self._orphans.abandon(seq, self._pending.get(seq))
             raise
         finally:
             self._pending.pop(seq, None)
@@ -281,9 +282,8 @@ class BrokerClient:
             answer = self._pending.get(seq)
             if answer is not None and not answer.done():
                 answer.set_result(message)
-            elif isinstance(message, LeaseReply) and seq in self._abandoned:
-                self._abandoned.remove(seq)  # a second copy must not be given back as well
-                self._spawn(self._give_back(message))
+            else:
+                self._orphans.take(seq, message)
 
     async def _give_back(self, orphan: LeaseReply) -> None:
         """Release what was granted to a call that had given up, so that it need not expire."""

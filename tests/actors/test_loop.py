@@ -42,7 +42,7 @@ def in_ring(redis_url, keys, story, *, groups=4, **broker):
     asyncio.run(asyncio.wait_for(tell(), 60))
 
 
-async def until(ring: Ring, holds: Callable[[Stats], bool], timeout_s: float = 10.0) -> Stats:
+async def until(ring: Ring, holds: Callable[[Stats], bool], timeout_s: float = 60.0) -> Stats:
     end = time.monotonic() + timeout_s
     while True:
         stats = await ring.store.run(operations.stats())

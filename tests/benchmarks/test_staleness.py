@@ -68,8 +68,8 @@ def workload(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def watched(workload):
-    run = WatchedRun(workload.settings(), lag=LAG)
+def watched(workload, ranks):
+    run = WatchedRun(workload.settings(), lag=LAG, ranks=ranks)
     run.train()
     return run
 
@@ -91,10 +91,10 @@ def test_versions_answer_differently(watched):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_trains(workload, method):
+def test_every_method_trains(workload, method, ranks):
     model = workload.folder / "model"
 
-    curve = train(workload, model, Point(LAG, method, 1))
+    curve = train(workload, model, Point(LAG, method, 1), ranks=ranks)
 
     assert len(curve) == 2
     assert all(0 <= accuracy <= 1 for accuracy in curve)

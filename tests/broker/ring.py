@@ -43,6 +43,7 @@ def settings_with(
         buffer=BufferSettings(
             max_episode_bytes=2**18,
             pause_at_memory=pause_at_memory,
+            max_uncommitted_bytes=2**20,
             object_store=object_store,
             inline_bytes=1024,
         ),
