@@ -67,7 +67,6 @@ class WeightRing:
     ) -> None:
         from learner.weights import WeightPublisher
 
-        configure_logging("benchmark", run="weights")
         keys = make_keys(folder / "keys")
         self._publications: list[Publication] = []
         self._model = model

@@ -31,6 +31,7 @@ from benchmarks.weight_pause import blocking_pauses, our_pauses
 from benchmarks.weight_ring import WeightRing, parameters_of
 from benchmarks.weight_sparse import plot_density, sparse_run
 from benchmarks.weight_transport import digest, memcpy, raw_broadcast
+from configs.logging import configure_logging
 
 ARMS = ("broadcast", "pause", "sparse", "fan_out")
 MIB = 2**20
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
     parser.add_argument("--plot", type=Path, help="draw the density of changes into this file")
     chosen = parser.parse_args()
+    configure_logging("benchmark", run="weights")
     machine = describe_machine()
     size = FULL if chosen.full else SHORT
     say = _say_since(time.monotonic())
