@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from broker.messages import Lease, LeaseReply, TaskSpec, Verdicts
 from broker.orphans import Orphans
 
@@ -28,18 +26,28 @@ class Released:
         self.task_ids += [lease.task_id for lease in reply.leases]
 
 
-@pytest.mark.parametrize("comes", ["before the call ends, unread", "after the call has ended"])
-def test_what_is_granted_to_a_call_that_ends_is_given_back_once(comes: str) -> None:
+def test_a_reply_that_nobody_read_before_the_call_ended_is_given_back() -> None:
     async def story() -> None:
         released = Released()
         orphans = Orphans(released, most=4)
         answer: asyncio.Future[object | None] = asyncio.get_running_loop().create_future()
-        if comes == "before the call ends, unread":
-            answer.set_result(GRANT)
-        orphans.abandon(5, answer)
-        if comes == "after the call has ended":
-            orphans.take(5, GRANT)
+        answer.set_result(GRANT)
 
+        orphans.abandon(5, answer)
+        await orphans.settle(5.0)
+
+        assert released.task_ids == [7]
+
+    asyncio.run(story())
+
+
+def test_a_reply_that_comes_after_the_call_ended_is_given_back_once() -> None:
+    async def story() -> None:
+        released = Released()
+        orphans = Orphans(released, most=4)
+        orphans.abandon(5, asyncio.get_running_loop().create_future())
+
+        orphans.take(5, GRANT)
         orphans.take(5, GRANT)  # the reply to a second copy of the request
         await orphans.settle(5.0)
 
