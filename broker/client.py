@@ -161,8 +161,10 @@ class BrokerClient:
 
     async def bye(self, *, deadline_s: float = 2.0) -> None:
         """Say that this incarnation ends; without an answer the broker finds out by itself."""
-        await self._orphans.settle(deadline_s)
         try:
+            if self._orphans:  # what was granted to them before has come when this is answered
+                await self.release(ReleaseRequest(()), deadline_s=deadline_s)
+            await self._orphans.settle(deadline_s)
             await self._call(Bye(), Bye, deadline_s)
         except (DeadlineError, RefusedError) as error:
             log.info("bye was not heard", reason=str(error))

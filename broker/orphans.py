@@ -41,6 +41,9 @@ class Orphans:
             self._abandoned.remove(seq)  # a second copy must not be given back as well
             self._begin(message)
 
+    def __bool__(self) -> bool:
+        return bool(self._abandoned)
+
     async def settle(self, timeout_s: float) -> None:
         """Wait until what has come so far is given back."""
         if self._tasks:
