@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import torch
 from configs.errors import SettingsError
 from learner.checkpoint import Checkpoints
 from learner.model import probe_logprobs
-from learner.ranks import RENDEZVOUS_FILE, Ranks, join
+from learner.ranks import Ranks, join
 from tests.learner.one_of_two_ranks import (
     PROBE,
     new_policy,
@@ -25,8 +22,7 @@ from tests.learner.one_of_two_ranks import (
     whole_parameters,
 )
 from tests.learner.tiny_policy import tiny_causal_lm
-
-ROOT = Path(__file__).parents[2]
+from tests.learner.two_ranks import run_two_ranks
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +30,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two ranks have left what they found."""
     folder = tmp_path_factory.mktemp("two-ranks")
     tiny_causal_lm(seed=0).save_pretrained(folder / "model")
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": "2",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        RENDEZVOUS_FILE: str(folder / "rendezvous"),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.learner.one_of_two_ranks", str(folder)],
-            env={**environment, "RANK": str(rank)},
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(120) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_two_ranks("tests.learner.one_of_two_ranks", folder)
     return folder
 
 

@@ -5,10 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -23,13 +19,13 @@ from learner.diagnostics import DivergenceMeter
 from learner.model import Policy
 from learner.optimizer import AdamWithSchedule, Schedule, StepOutcome
 from learner.preparation import prepare
-from learner.ranks import RENDEZVOUS_FILE, Ranks
+from learner.ranks import Ranks
 from learner.step import accumulate, train_batch
 from tests.learner.exact_training import CASES, Descent, train
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_policy
+from tests.learner.two_ranks import run_two_ranks
 
-ROOT = Path(__file__).parents[2]
 EPISODES = random_group_episodes(4, 3, seed=1)
 
 
@@ -37,27 +33,7 @@ EPISODES = random_group_episodes(4, 3, seed=1)
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, Tensor]]:
     """What two ranks found, for each case."""
     folder = tmp_path_factory.mktemp("exact-training")
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": "2",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        RENDEZVOUS_FILE: str(folder / "rendezvous"),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.learner.exact_training", str(folder)],
-            env={**environment, "RANK": str(rank)},
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(120) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    run_two_ranks("tests.learner.exact_training", folder)
     found: list[tuple[float, Tensor]] = torch.load(folder / "found.pt")
     return found
 
