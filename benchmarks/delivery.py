@@ -35,6 +35,7 @@ from benchmarks.delivery_arms import ARMS, REVERB_LIMIT_S, measure
 from benchmarks.delivery_records import RECORD_BYTES, Records
 from benchmarks.delivery_soak import soak
 from benchmarks.machine import describe_machine
+from benchmarks.progress import say_since
 from benchmarks.workload import environment
 
 CHOICES = (*ARMS, "reverb", "fleet")
@@ -73,7 +74,7 @@ def main() -> None:
     minutes = SOAK_MINUTES if chosen.full and chosen.soak is None else chosen.soak
     fleet_s = size.fleet_s if minutes is None else 60 * minutes
     machine = describe_machine()
-    say = _say_since(time.monotonic())
+    say = say_since(time.monotonic())
     names = chosen.only or CHOICES
     arms: dict[str, Any] = carry(names, size, say)
     if "reverb" in names:
@@ -157,13 +158,6 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
 def _median(passes: list[dict[str, object]]) -> dict[str, object]:
     rates = [float(str(figures["episodes_per_cpu_s"])) for figures in passes]
     return dict(passes[rates.index(statistics.median_low(rates))])
-
-
-def _say_since(began: float) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
-
-    return say
 
 
 if __name__ == "__main__":

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.progress import say_since
 from benchmarks.ring_arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
 from benchmarks.workload import LONGER
 
@@ -71,7 +70,7 @@ def main() -> None:
 
 def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dict[str, Any]:
     """Run arms one after the other."""
-    say = _say_since(time.monotonic())
+    say = say_since(time.monotonic())
     arms: dict[str, Any] = {}
     for name, suffix, overrides in (("actor", "", ()), ("longer", "_longer", LONGER)):
         if name in names:
@@ -115,13 +114,6 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_s": ratio("ring", "trl", "tokens_per_s"),
     }
-
-
-def _say_since(began: float) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
-
-    return say
 
 
 if __name__ == "__main__":

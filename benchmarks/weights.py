@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import describe_machine
+from benchmarks.progress import say_since
 from benchmarks.weight_pause import blocking_pauses, our_pauses
 from benchmarks.weight_ring import WeightRing, parameters_of
 from benchmarks.weight_sparse import plot_density, sparse_run
@@ -101,11 +101,12 @@ def main() -> None:
     configure_logging("benchmark", run="weights")
     machine = describe_machine()
     size = FULL if chosen.full else SHORT
-    say = _say_since(time.monotonic())
+    say = say_since(time.monotonic())
+    measures = {"broadcast": broadcast, "pause": pause, "sparse": sparse, "fan_out": fan_out}
     arms: dict[str, Any] = {}
     for name in chosen.only or ARMS:
         with tempfile.TemporaryDirectory(prefix="nyala-weights-") as folder:
-            arms[name] = globals()[name](Path(folder), size, say=say)
+            arms[name] = measures[name](Path(folder), size, say=say)
     machine["load_after"] = describe_machine()["load"]
     if chosen.plot is not None and "sparse" in arms:
         plot_density(arms["sparse"], chosen.plot)
@@ -212,13 +213,6 @@ def _figures(seconds: list[float]) -> dict[str, float]:
         "best": round(min(seconds), 5),
         "worst": round(max(seconds), 5),
     }
-
-
-def _say_since(began: float) -> Callable[[str], None]:
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
-
-    return say
 
 
 if __name__ == "__main__":

@@ -1,0 +1,16 @@
+"""What a benchmark says on stderr while it runs: stdout is for its JSON."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+
+
+def say_since(began: float) -> Callable[[str], None]:
+    """Return a function that prints a line with the seconds since `began`, of the steady clock."""
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:5.0f} s  {text}", file=sys.stderr, flush=True)
+
+    return say
