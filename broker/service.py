@@ -195,6 +195,7 @@ class Service:
             case ReleaseRequest():
                 check_releases(message)
                 verdicts = await self._store.run(operations.release(message.tasks))
+                self._leasing.row.open()  # somebody may wait for just that
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
             case FailRequest():
                 check_failures(message)
