@@ -12,12 +12,10 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
-import ipaddress
 import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,20 +25,18 @@ import zmq
 import zmq.asyncio
 
 from broker.allow_list import AllowList, Role
-from broker.auth import Door
 from broker.keys import load_pair
-from broker.sockets import bind_router, bound_endpoint
-from broker.weights import PULL_CREDIT
+from broker.sockets import bound_endpoint
+from broker.weight_port import host_and_port, open_router, reachable
 from buffer.episode import PolicyVersion
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
 from .slots import Slots
 from .sparse_chain import SparseChain
-from .weight_server import MAX_REQUEST_BYTES, Sent, WeightServer
+from .weight_server import Sent, WeightServer
 
 ALIVE_EVERY_S = 1.0
-SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
 PR_SET_PDEATHSIG = 1
 
 
@@ -94,18 +90,12 @@ def main() -> None:
     configure_logging("publisher", run=settings.run)
     os.set_blocking(sys.stdout.fileno(), False)  # a learner that does not read must not stop us
     context = zmq.asyncio.Context()
-    with Door(context, settings.keys, roles=(Role.ACTOR,)) as door:
-        router = bind_router(
-            context,
-            settings.endpoint,
-            keys=load_pair(settings.keys, "learner"),
-            max_message_bytes=2 * MAX_REQUEST_BYTES,  # of actors; what they are sent may be longer
-            send_hwm=SEND_HWM,
-        )
+    keys = load_pair(settings.keys, "learner")
+    door = open_router(context, settings.endpoint, folder=settings.keys, keys=keys)
+    with door as (router, allowed):
         try:
-            asyncio.run(_serve(settings, router, door.allowed))
+            asyncio.run(_serve(settings, router, allowed))
         finally:
-            router.close(linger=0)
             if os.getppid() != parent:  # the learner was killed: nobody else cleans up
                 shutil.rmtree(settings.slots, ignore_errors=True)
 
@@ -113,7 +103,8 @@ def main() -> None:
 async def _serve(
     settings: PublisherSettings, router: zmq.asyncio.Socket, allowed: AllowList
 ) -> None:
-    host, port = reachable(bound_endpoint(router))
+    endpoint = reachable(bound_endpoint(router))
+    host, _ = host_and_port(endpoint)
     groups = BroadcastSettings(host, settings.join_s, settings.send_s, settings.use_cuda)
     server = WeightServer(
         router,
@@ -128,24 +119,12 @@ async def _serve(
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), _read_stdin, server, ended)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    shown = f"[{host}]" if ":" in host else host
-    _say({"event": "listening", "endpoint": f"tcp://{shown}:{port}"})
+    _say({"event": "listening", "endpoint": endpoint})
     async with asyncio.TaskGroup() as tasks:
         working = [tasks.create_task(server.serve()), tasks.create_task(_say_alive(allowed))]
         await ended.wait()
         for task in working:
             task.cancel()
-
-
-def reachable(endpoint: str) -> tuple[str, int]:
-    """Return host and port for others; for `0.0.0.0`, the one that outward packets come from."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    host = host.strip("[]")
-    if ipaddress.ip_address(host).is_unspecified:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
-            outward.connect(("192.0.2.1", 9))  # a documentation address; connecting sends nothing
-            host = outward.getsockname()[0]
-    return host, int(port)
 
 
 def _read_stdin(server: WeightServer, ended: asyncio.Event) -> None:

@@ -10,12 +10,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-import zmq
 import zmq.asyncio
 
-from broker.codec import decode, encode
 from broker.manifest import SparseLink
+from broker.weight_port import WeightPort
 from broker.weights import (
     Ack,
     Announce,
@@ -35,10 +33,6 @@ from .pauses import Pauses
 from .shelf import Shelf
 from .slots import Slot, Slots
 from .sparse_chain import SparseChain
-
-log = structlog.get_logger()
-MAX_REQUEST_BYTES = 4096
-"""Actors only send small messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +85,8 @@ class WeightServer:
         report: Callable[[Sent], None],
         allows: Callable[[str], bool] | None = None,
     ) -> None:
-        self._socket = socket
-        self._run = run
+        self._port = WeightPort(socket, run=run, take=self._take, allows=allows)
         self._report = report
-        self._allows = allows
         self._clock = asyncio.get_running_loop().time
         self._chain = chain
         self._shelf = Shelf(slots, clock=self._clock)
@@ -118,26 +110,10 @@ class WeightServer:
     async def serve(self) -> None:
         """Read the socket and carry versions, for ever."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read())
+            tasks.create_task(self._port.read())
             tasks.create_task(self._carry())
 
-    async def _read(self) -> None:
-        while True:
-            frames = await self._socket.recv_multipart(copy=False)
-            if len(frames) == 2 and self._may_speak(frames[1]):
-                try:
-                    self._take(frames[0].bytes, frames[1].bytes)
-                except RecordError as error:
-                    log.warning("malformed message ignored", reason=str(error))
-
-    def _may_speak(self, frame: zmq.Frame) -> bool:
-        return self._allows is None or self._allows(str(frame.get("User-Id")))
-
-    def _take(self, route: bytes, frame: bytes) -> None:
-        envelope = decode(frame, max_bytes=MAX_REQUEST_BYTES)
-        actor, message = envelope.inc, envelope.message
-        if envelope.run != self._run:
-            raise RecordError(f"run must be {self._run}, got {envelope.run:.64}")
+    def _take(self, route: bytes, actor: str, message: object) -> None:
         self._routes[actor] = route
         match message:
             case Join():
@@ -224,10 +200,5 @@ class WeightServer:
     def _post(self, actor: str, message: object) -> None:
         """Send if the actor is there and reads. What matters is asked for again."""
         route = self._routes.get(actor)
-        if route is None:
-            return
-        frame = encode(message, run=self._run, incarnation="", seq=0)
-        sending = self._socket.send_multipart([route, frame], flags=zmq.NOBLOCK)
-        assert isinstance(sending, asyncio.Future)
-        if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
-            log.debug("message not sent", actor=actor, message=type(message).__name__)
+        if route is not None:
+            self._port.post(route, message)

@@ -1,0 +1,132 @@
+"""Where actors ask for weights: at the publisher, and at each actor that shares what it has.
+
+Owns the socket and who may speak on it; knows nothing of versions. Only what a key of an actor
+says is decoded, nothing is waited for, and an answer that its peer does not read is lost: what
+matters is asked for again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from configs.errors import RecordError
+
+from .allow_list import AllowList, Role
+from .auth import Door
+from .codec import decode, encode
+from .keys import KeyPair
+from .sockets import bind_router
+from .weights import PULL_CREDIT
+
+log = structlog.get_logger()
+
+MAX_REQUEST_BYTES = 4096
+"""Actors only send small messages."""
+SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
+
+Take = Callable[[bytes, str, object], None]
+"""Takes (route, incarnation, message); raises `RecordError` on a message that is not for it."""
+
+
+@contextmanager
+def open_router(
+    context: zmq.asyncio.Context, endpoint: str, *, folder: Path, keys: KeyPair
+) -> Iterator[tuple[zmq.asyncio.Socket, AllowList]]:
+    """Listen for the actors of a run.
+
+    Args:
+        context: Has no other door.
+        endpoint: Where to listen.
+        folder: Keys of the run; who is in its `allowed/` as an actor gets in.
+        keys: What this server shows.
+
+    Raises:
+        SettingsError: the endpoint cannot be listened on.
+    """
+    with Door(context, folder, roles=(Role.ACTOR,)) as door:
+        router = bind_router(
+            context,
+            endpoint,
+            keys=keys,
+            max_message_bytes=2 * MAX_REQUEST_BYTES,  # of actors; what they are sent may be longer
+            send_hwm=SEND_HWM,
+        )
+        try:
+            yield router, door.allowed
+        finally:
+            router.close(linger=0)
+
+
+def reachable(endpoint: str) -> str:
+    """Return an endpoint for others; for `0.0.0.0`, that which outward packets come from."""
+    host, port = host_and_port(endpoint)
+    if ipaddress.ip_address(host).is_unspecified:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+            outward.connect(("192.0.2.1", 9))  # a documentation address; connecting sends nothing
+            host = outward.getsockname()[0]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Take an endpoint apart."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class WeightPort:
+    """Reads a ROUTER of `open_router` and answers on it.
+
+    Args:
+        router: The socket.
+        run: Name of the run; messages of another are ignored.
+        take: Is given each message.
+        allows: Says whether the holder of this public key may still speak; None = the socket's door
+            has the last word.
+    """
+
+    def __init__(
+        self,
+        router: zmq.asyncio.Socket,
+        *,
+        run: str,
+        take: Take,
+        allows: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._router = router
+        self._run = run
+        self._take = take
+        self._allows = allows
+
+    async def read(self) -> None:
+        """Read the socket until cancelled; a malformed message is ignored."""
+        while True:
+            frames = await self._router.recv_multipart(copy=False)
+            if len(frames) != 2 or not self._may_speak(frames[1]):
+                continue
+            try:
+                envelope = decode(frames[1].bytes, max_bytes=MAX_REQUEST_BYTES)
+                if envelope.run != self._run:
+                    raise RecordError(f"run must be {self._run}, got {envelope.run:.64}")
+                self._take(frames[0].bytes, envelope.inc, envelope.message)
+            except RecordError as error:
+                log.warning("malformed message ignored", reason=str(error))
+
+    def post(self, route: bytes, message: object) -> None:
+        """Send if the peer is there and reads."""
+        frame = encode(message, run=self._run, incarnation="", seq=0)
+        sending = self._router.send_multipart([route, frame], flags=zmq.NOBLOCK)
+        assert isinstance(sending, asyncio.Future)
+        if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
+            log.debug("message not sent", message=type(message).__name__)
+
+    def _may_speak(self, frame: zmq.Frame) -> bool:
+        return self._allows is None or self._allows(str(frame.get("User-Id")))
