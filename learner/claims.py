@@ -120,10 +120,12 @@ class Claims:
         bad = self._judge(step, claim.units)
         for reason, groups in bad.items():
             log.info("dropping groups", step=step, reason=reason, groups=len(groups))
+            if reason == "stale" and self._settings.buffer.recreate_dropped:
+                # Before they are gone: a life that ends here judges them again, and finds this.
+                again = self._ledger.ask_again(groups)
+                self._store.run(operations.ask_again(self._lineage, dict.fromkeys(again)))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
             self.dropped.add_units(reason, len(groups))
-            if reason == "stale" and self._settings.buffer.recreate_dropped:
-                self._ledger.ask_again(groups)
         if bad or not claim.complete:
             return None
         check_weights(chain.from_iterable(self._episodes.values()), self._settings.rewards)

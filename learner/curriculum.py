@@ -175,10 +175,12 @@ class Feeder:
         if wanted:
             groups = range(self._cursor, self._cursor + wanted)
             # Before they are created: a store that forgets them at once is told again.
-            self._ledger.assign_second_tries(groups)
-            self._ledger.reach = groups.stop
-            tasks = training_tasks(run, groups, self._ledger.second_tries)
-            self._store.run(operations.create(self._ledger.lineage, tasks))
+            ledger = self._ledger
+            assigned = ledger.assign_second_tries(groups)
+            ledger.reach = max(ledger.reach, groups.stop)
+            self._store.run(operations.ask_again(ledger.lineage, assigned))
+            tasks = training_tasks(run, groups, ledger.second_tries)
+            self._store.run(operations.create(ledger.lineage, tasks))
             # Known ids count as created: they were, by the learner that this one resumes.
             self._cursor += wanted
         return wanted

@@ -40,7 +40,7 @@ class Ledger:
     second_tries: dict[int, int] = field(default_factory=dict)
     """Group -> the dropped group whose prompt it asks again."""
     waiting: deque[int] = field(default_factory=deque)
-    """Dropped groups whose prompts are to be asked again."""
+    """Dropped groups whose prompts are to be asked again. The store has both, for the next life."""
     open_rounds: set[int] = field(default_factory=set)
     """Evaluation rounds of this lineage, by step, that wait for answers."""
     publication: Publication | None = None
@@ -51,15 +51,32 @@ class Ledger:
         self.batches[k] = tuple(group_ids)
         self.reused[k] = tuple(reused)
 
-    def ask_again(self, group_ids: Iterable[int]) -> None:
-        """Note groups that were dropped as too old; one that is a second try gets no third."""
-        self.waiting.extend(group for group in group_ids if group not in self.second_tries)
+    def ask_again(self, group_ids: Iterable[int]) -> list[int]:
+        """Note groups that are too old; a second try gets no third. Returns those that are new."""
+        known = {*self.second_tries, *self.second_tries.values(), *self.waiting}
+        new = [group for group in group_ids if group not in known]
+        self.waiting.extend(new)
+        return new
 
-    def assign_second_tries(self, group_ids: Iterable[int]) -> None:
-        """Have groups that are about to be created ask what waits."""
+    def assign_second_tries(self, group_ids: Iterable[int]) -> dict[int, int]:
+        """Have groups that are about to be created ask what waits.
+
+        Returns:
+            Dropped group -> the group that asks its prompt now.
+        """
+        assigned = {}
         for group in group_ids:
-            if self.waiting and group not in self.second_tries:
+            # Below its reach an earlier life has created it, to ask something else.
+            if self.waiting and group >= self.reach and group not in self.second_tries:
                 self.second_tries[group] = self.waiting.popleft()
+                assigned[self.second_tries[group]] = group
+        return assigned
+
+    @property
+    def asked_again(self) -> dict[int, int | None]:
+        """What the store is to know: dropped group -> second try; None = it waits for one."""
+        waiting: dict[int, int | None] = dict.fromkeys(self.waiting)
+        return waiting | {dropped: group for group, dropped in self.second_tries.items()}
 
     def checkpoint(self, step: int) -> None:
         """Note that the batches up to `step` are inside a durable checkpoint."""

@@ -60,6 +60,7 @@ def recover(store: RunsOperations, run_id: str, *, settings: Settings, ledger: L
     )
     reused = {k: ledger.reused.get(k, ()) for k in ledger.batches}
     unkept = store.run(operations.check_replay(ledger.lineage, ledger.checkpoint_step, reused))
+    store.run(operations.ask_again(ledger.lineage, ledger.asked_again))
     forgotten = _reassert_batches(store, settings.run, ledger)
     created = _create_again(store, settings.run, ledger)
     _reopen_rounds(store, settings.run, ledger)
@@ -124,7 +125,7 @@ def _reassert_batches(store: RunsOperations, run: RunSettings, ledger: Ledger) -
 
 def _create_again(store: RunsOperations, run: RunSettings, ledger: Ledger) -> int:
     """Create the groups that the store knows nothing of any more; returns the tasks."""
-    known = _groups_in(store.run(operations.known_tasks()), run.group_size)
+    known = known_groups(store, run)
     missing = [g for g in range(ledger.reach) if g >= len(known) or not known[g]]
     if not missing:
         return 0
@@ -140,6 +141,11 @@ def _reopen_rounds(store: RunsOperations, run: RunSettings, ledger: Ledger) -> N
             store.run(operations.create(ledger.lineage, tasks))
         elif is_due(run, step):
             store.run(operations.close_eval(ledger.lineage, step))
+
+
+def known_groups(store: RunsOperations, run: RunSettings) -> npt.NDArray[np.bool_]:
+    """Read which groups the store knows. Shape [groups up to the last that it knows, at least]."""
+    return _groups_in(store.run(operations.known_tasks()), run.group_size)
 
 
 def _groups_in(bits: bytes, group_size: int) -> npt.NDArray[np.bool_]:

@@ -9,10 +9,12 @@ lineage.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import structlog
 
 from buffer import operations
@@ -28,7 +30,7 @@ from .ledger import Ledger, from_ranges
 from .lineages import LineageFile
 from .metrics import Totals
 from .patience import PatientStore
-from .recovery import enter, recover
+from .recovery import enter, known_groups, recover
 
 log = structlog.get_logger()
 
@@ -46,24 +48,32 @@ class Opening:
     """Where the run stands."""
     checkpoint: Path | None
     """To load; None = the initial weights."""
+    reach: int
+    """Groups below it exist, by the cursor of the checkpoint or by the store."""
+    asked_again: dict[int, int | None]
+    """Group dropped as too old -> the one that asks its prompt again; None = none does yet."""
 
     def encode(self) -> bytes:
         """Turn it into msgpack bytes."""
         path = None if self.checkpoint is None else str(self.checkpoint)
         lineages = list(self.lineages.items())
-        fields = (self.lineage, lineages, self.owner, self.state.encode(), path)
+        again = list(self.asked_again.items())
+        state = self.state.encode()
+        fields = (self.lineage, lineages, self.owner, state, path, self.reach, again)
         return bytes(msgpack.packb(fields) or b"")
 
     @classmethod
     def decode(cls, encoded: bytes) -> Opening:
         """Read what `encode` wrote."""
-        lineage, lineages, owner, state, path = msgpack.unpackb(encoded)
+        lineage, lineages, owner, state, path, reach, again = msgpack.unpackb(encoded)
         return cls(
             lineage=lineage,
             lineages=dict(lineages),
             owner=owner,
             state=LearnerState.decode(state),
             checkpoint=None if path is None else Path(path),
+            reach=reach,
+            asked_again=dict(again),
         )
 
     def ledger(self) -> Ledger:
@@ -75,7 +85,9 @@ class Opening:
             step=self.state.step,
             checkpoint_step=self.state.step,
             checkpointed=from_ranges(self.state.trained),
-            reach=self.state.cursor,
+            reach=self.reach,
+            second_tries={g: dropped for dropped, g in self.asked_again.items() if g is not None},
+            waiting=deque(sorted(d for d, group in self.asked_again.items() if group is None)),
         )
 
 
@@ -144,7 +156,16 @@ def _take_over(
         raise LostLineage("another learner has just taken the run over; this one must stop")
     lineages = remembered | store.run(operations.lineages())
     file.write(lineages)
-    return Opening(lineage, lineages, owner, state, path)
+    known = np.flatnonzero(known_groups(store, settings.run))
+    return Opening(
+        lineage,
+        lineages,
+        owner,
+        state,
+        path,
+        reach=max(state.cursor, int(known[-1]) + 1 if len(known) else 0),
+        asked_again=store.run(operations.asked_again()),
+    )
 
 
 def _fresh_state(settings: Settings) -> LearnerState:

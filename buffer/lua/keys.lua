@@ -5,6 +5,7 @@ local run = KEYS[1]
 local META, LINEAGES = run .. ':meta', run .. ':lineages'
 local KNOWN, COMMITTED, CANCELLED = run .. ':known', run .. ':committed', run .. ':cancelled'
 local REASONS, DEAD, PURGED = run .. ':reasons', run .. ':dead', run .. ':purged'
+local AGAIN = run .. ':again'
 local NEW, OPEN, BUF = run .. ':new', run .. ':open', run .. ':buf'
 local READY, DONE, CLAIMED, CLAIMS = run .. ':ready', run .. ':done', run .. ':claimed', run .. ':claims'
 local ROUNDS = run .. ':rounds'

@@ -9,8 +9,9 @@ Who uses which (the table of keys is in `keys.py`):
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
-|         | clear_replay, references; after a rewind restore_lineage, known_tasks, |
-|         | committed_tasks, reconcile, restore_committed, check_replay, recovered |
+|         | clear_replay, references, ask_again, asked_again; after a rewind |
+|         | restore_lineage, known_tasks, committed_tasks, reconcile, |
+|         | restore_committed, check_replay, recovered |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -38,13 +39,24 @@ from .look import audit, look
 from .recovery import confirm, reconcile, recovered, restore_committed
 from .replay import check_replay, clear_replay, forget_reused, reuse, trim_replay
 from .run import actors, begin_run, lineages, memory, publication, stats
-from .tasks import cancel, close_eval, committed_tasks, create, eval_round, known_tasks
+from .tasks import (
+    ask_again,
+    asked_again,
+    cancel,
+    close_eval,
+    committed_tasks,
+    create,
+    eval_round,
+    known_tasks,
+)
 
 __all__ = [
     "abandon",
     "actor_seen",
     "actors",
     "advance",
+    "ask_again",
+    "asked_again",
     "audit",
     "beat",
     "begin_lineage",

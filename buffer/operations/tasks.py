@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from buffer.answers import EvalRound, NewTask
 from buffer.keys import EVAL_BASE, MAX_TRAINING_TASKS
-from buffer.operation import SLICE, Argument, Operation, Steps, repeated, single, sliced
+from buffer.operation import (
+    SLICE,
+    Argument,
+    Operation,
+    Reply,
+    Steps,
+    nothing,
+    repeated,
+    single,
+    sliced,
+)
 from buffer.replies import parse_eval_round
 from configs.errors import RecordError
 
@@ -40,6 +50,22 @@ def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
         return created
 
     return Operation("create", steps)
+
+
+def ask_again(lineage: int, groups: Mapping[int, int | None]) -> Operation[None]:
+    """Note which groups were too old, and which ask their prompts again; None = none does yet."""
+    rows = [(dropped, "" if group is None else group) for dropped, group in groups.items()]
+    return sliced("ask_again", (lineage,), rows, nothing)
+
+
+def asked_again() -> Operation[dict[int, int | None]]:
+    """Read what `ask_again` noted, in no order."""
+
+    def parse(reply: Reply) -> dict[int, int | None]:
+        pairs = zip(reply[::2], reply[1::2], strict=True)
+        return {int(dropped): int(group) if group else None for dropped, group in pairs}
+
+    return single("asked_again", (), parse)
 
 
 def known_tasks() -> Operation[bytes]:

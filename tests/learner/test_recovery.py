@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,7 +72,9 @@ def filled(store: Store, settings: Settings, *, groups: int, lineage: int = 1) -
 
 
 def test_a_wiped_store_learns_all_that_the_learner_knows(store: Store, settings: Settings) -> None:
-    ledger = ledger_of_step_2(publication=WEIGHTS, open_rounds={2})
+    ledger = ledger_of_step_2(
+        publication=WEIGHTS, open_rounds={2}, second_tries={6: 1}, waiting=deque([2])
+    )
 
     put_right(store, settings, ledger)
 
@@ -81,6 +84,7 @@ def test_a_wiped_store_learns_all_that_the_learner_knows(store: Store, settings:
     assert stats.new_units == 3, "groups 2, 5 and 6 are made again"
     assert stats.eval.ready == 3
     assert store.run(operations.lineages()) == {1: 0, 2: 0, 3: 1}
+    assert store.run(operations.asked_again()) == {1: 6, 2: None}
     found = store.run(operations.publication())
     assert found is not None
     assert (found.version, found.fields["endpoint"]) == (WEIGHTS.version, WEIGHTS.endpoint)
