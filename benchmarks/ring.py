@@ -2,8 +2,9 @@
 
 Arms, each with both sides in this one run:
 
-    actor  a real actor with real broker and Redis, and a sink for a learner, over the bare engine
-    longer the same with completions of up to 128 tokens
+    actor  a real actor with real broker and Redis, and a sink for a learner, over the bare engine;
+           completions of up to 128 tokens
+    short  the same with completions of at most 32 tokens: more records for as many tokens
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward
 
@@ -27,7 +28,7 @@ from benchmarks.progress import say_since
 from benchmarks.ring_arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
 from benchmarks.workload import LONGER
 
-ARMS = ("actor", "longer", "async", "trl")
+ARMS = ("actor", "short", "async", "trl")
 DEFAULT = ("actor",)
 
 
@@ -43,7 +44,7 @@ class Size:
     trl_threads: tuple[int, ...]
 
 
-SHORT = Size(6, 2.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
+SHORT = Size(3, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
 FULL = Size(10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2))
 
 
@@ -72,7 +73,7 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
     """Run arms one after the other."""
     say = say_since(time.monotonic())
     arms: dict[str, Any] = {}
-    for name, suffix, overrides in (("actor", "", ()), ("longer", "_longer", LONGER)):
+    for name, suffix, overrides in (("actor", "", LONGER), ("short", "_short", ())):
         if name in names:
             from benchmarks.actor_arm import compare  # imports torch
 
@@ -102,11 +103,9 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     return {
         "actor_over_bare_engine": ratio("actor", "bare_engine", "tokens_per_s"),
         "actor_over_bare_engine_per_cpu_s": ratio("actor", "bare_engine", "tokens_per_cpu_s"),
-        "actor_over_bare_engine_longer": ratio(
-            "actor_longer", "bare_engine_longer", "tokens_per_s"
-        ),
-        "actor_over_bare_engine_longer_per_cpu_s": ratio(
-            "actor_longer", "bare_engine_longer", "tokens_per_cpu_s"
+        "actor_over_bare_engine_short": ratio("actor_short", "bare_engine_short", "tokens_per_s"),
+        "actor_over_bare_engine_short_per_cpu_s": ratio(
+            "actor_short", "bare_engine_short", "tokens_per_cpu_s"
         ),
         # The time of the other arm on top: how many times sooner the asynchronous one is there.
         "async_over_sync_time": ratio("sync", "async", "time_s"),
