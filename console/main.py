@@ -209,6 +209,9 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
         bool,
         typer.Option("--long", help="Several matrices, then whole runs whose actors keep dying."),
     ] = False,
+    kill_run: Annotated[
+        bool, typer.Option("--kill-run", help="Only the whole runs whose actors keep dying.")
+    ] = False,
     names: Annotated[bool, typer.Option("--list", help="Name the faults and end.")] = False,
 ) -> None:
     """Hurt a live run on purpose and write down what happened.
@@ -223,7 +226,7 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
     if names:
         list_faults()
         return
-    wish = Wish(config, tuple(overrides or ()), tuple(only or ()), engine, out, is_long=long)
+    wish = Wish(config, tuple(overrides or ()), tuple(only or ()), engine, out, long, kill_run)
     raise typer.Exit(run_chaos(wish))
 
 

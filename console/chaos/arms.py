@@ -1,5 +1,12 @@
 """One arm of the kill runs: a whole run, left alone or disturbed at a fixed pace, and its figures.
 
+    undisturbed:  actors serve --------------------------------------------------> end
+    starts:       actors serve; one more starts, and leaves when it serves; again -> end
+    kill, drain:  actors serve; one goes; its replacement starts and serves; again -> end
+
+The engine of a replacement takes cores from the run while it starts. The second arm pays for the
+same starts and loses nobody: what the others do worse than it is the price of losing actors.
+
 What the killed actors made is known from their heartbeats: the last count that the store has of
 each, and its rate since then.
 """
@@ -12,11 +19,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from buffer import operations
 from configs.errors import StoreError
-from console.chaos.fleet import Actor
+from console.chaos.cpu_time import CpuTime, cpu_s
 from console.chaos.ring import Ring
 from console.chaos.trail import Observer, Trail
 from console.json_lines import number, read_rows
@@ -25,13 +31,15 @@ from console.run_folder import RunState
 LOOK_S = 0.02
 ACTORS_S = 0.5
 END_S = 3600.0
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+VISITOR = "console.refresh_s=0.5"
+"""A setting that changes nothing for an actor: one with settings of its own is not replaced."""
 
 
 class Harm(StrEnum):
     """What is done to an actor again and again."""
 
     NONE = "none"
+    START = "start"
     KILL = "kill"
     DRAIN = "drain"
 
@@ -42,20 +50,26 @@ class Arm:
 
     harm: Harm
     harmed: int = 0
-    """Actors killed or asked to leave."""
+    """Actors killed, or asked to leave, or started for nothing."""
     moved_s: list[float] = field(default_factory=list)
     """For each of their tasks: until another actor held it. From the kill, or, for an actor that
     drained, from when the store had it back."""
     lost: int = 0
     """Of their tasks, those that nobody went on with."""
+    startup_s: list[float] = field(default_factory=list)
+    """For each actor that started during the run: until it served."""
     startup_cpu_s: float = 0.0
-    """CPU time of replacements until they served."""
+    """CPU time of these until they served."""
+    cpu_s: float = 0.0
+    """CPU time of all processes of the run since it was left to itself, start-ups included."""
     made: dict[str, float] = field(default_factory=dict)
     """Incarnation -> tokens sampled."""
     summary: dict[str, float] = field(default_factory=dict)
     trained_tokens: float = 0.0
+    tokens_in_window: float = 0.0
+    """Of them, those of batches after the first one that the run trained left to itself."""
     wall_s: float = 0.0
-    """From the first batch to the last."""
+    """From that batch to the last."""
 
     @property
     def generated_tokens(self) -> float:
@@ -72,12 +86,13 @@ class Watcher:
         self._every_s = every_s
         self._say = say
         self._trails: list[tuple[float, Trail]] = []
-        self._turn = 0
-        self._starting: list[Actor] = []
+        self._used = CpuTime()
 
     def follow(self) -> None:
         """Until the run has finished."""
         ring, arm = self._ring, self._arm
+        self._used.note(ring.all_pids)
+        used_before_s, began_at = self._used.total_s, time.time()
         began = next_harm = time.monotonic()
         next_harm += self._every_s
         count_at = 0.0
@@ -93,15 +108,22 @@ class Watcher:
             self._look(now)
             ring.fleet.refill()
             time.sleep(LOOK_S)
-        for began_at, trail in self._trails:
-            self._note_end(began_at, trail)
-        self._read()
+        for harmed_at, trail in self._trails:
+            self._note_end(harmed_at, trail)
+        starting = [a for a in ring.fleet.actors if a.serving_at is None]
+        arm.startup_cpu_s += sum(cpu_s(actor.pid) for actor in starting)
+        arm.cpu_s = self._used.total_s - used_before_s
+        self._read(began_at)
 
     def _harm(self) -> bool:
-        """Choose the next actor that is at work; False if there is none."""
+        """Do what the arm is about to the next actor that is at work; False if there is none."""
         actors = [a for a in self._ring.fleet.actors if a.serving_at is not None]
         if len(actors) < len(self._ring.fleet.actors):
             return False  # one at a time: the last one's replacement is not there yet
+        self._arm.harmed += 1
+        if self._arm.harm is Harm.START:
+            self._ring.fleet.add(VISITOR)
+            return True
         victim = actors[0]  # the oldest
         os.kill(victim.pid, signal.SIGSTOP if self._arm.harm is Harm.KILL else signal.SIGTERM)
         try:
@@ -113,7 +135,6 @@ class Watcher:
         self._trails.append((now, Trail.of(mine, Observer(0.0), now)))
         if self._arm.harm is Harm.KILL:
             os.kill(victim.pid, signal.SIGKILL)
-        self._arm.harmed += 1
         return True
 
     def _look(self, now: float) -> None:
@@ -140,39 +161,37 @@ class Watcher:
                 self._arm.lost += 1
 
     def _count(self) -> None:
-        """Read what the actors have sampled and how far the run is."""
-        ring = self._ring
-        before = {a.incarnation for a in ring.fleet.actors if a.serving_at is not None}
+        """Read what the actors have sampled and used, and how far the run is."""
+        ring, arm = self._ring, self._arm
+        self._used.note(ring.all_pids)
+        starting = [actor for actor in ring.fleet.actors if actor.serving_at is None]
         ring.fleet.all_serve()
-        for actor in ring.fleet.actors:
-            if actor.serving_at is not None and actor.incarnation not in before:
-                self._arm.startup_cpu_s += _cpu_s(actor.pid)
+        for actor in starting:
+            if actor.serving_at is None:
+                continue
+            arm.startup_s.append(actor.serving_at - actor.started_at)
+            arm.startup_cpu_s += cpu_s(actor.pid)
+            if arm.harm is Harm.START:
+                actor.process.ask_to_stop()
         try:
             for seen in ring.store.run(operations.actors()):
                 tokens, rate = (float(seen.fields.get(n, 0)) for n in ("tokens", "tokens_per_s"))
                 silent_s = min(seen.silent_s, ring.settings.broker.heartbeat_timeout_s)
                 has_ended = seen.incarnation not in {a.incarnation for a in ring.fleet.actors}
                 # Of a dead one nothing more comes; of a living one the next look tells.
-                known = self._arm.made.get(seen.incarnation, 0.0)
+                known = arm.made.get(seen.incarnation, 0.0)
                 guess = 0.0 if has_ended else rate * min(silent_s, 1.0)
-                self._arm.made[seen.incarnation] = max(known, tokens + guess)
+                arm.made[seen.incarnation] = max(known, tokens + guess)
         except StoreError:
             return
         self._say(len(read_rows(ring.folder.metrics)))
 
-    def _read(self) -> None:
+    def _read(self, began_at: float) -> None:
         """Read the files of the finished run."""
         rows = read_rows(self._ring.folder.metrics)
         arm, folder = self._arm, self._ring.folder
         arm.summary = folder.read_summary()
         arm.trained_tokens = sum(number(row, "trained_tokens") for row in rows)
-        arm.wall_s = number(rows[-1], "time") - number(rows[0], "time")
-
-
-def _cpu_s(pid: int) -> float:
-    """CPU time that a process has used."""
-    try:
-        stat = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(stat[11]) + int(stat[12])) / TICKS_PER_S
+        first, *window = [row for row in rows if number(row, "time") >= began_at]
+        arm.tokens_in_window = sum(number(row, "trained_tokens") for row in window)
+        arm.wall_s = number(rows[-1], "time") - number(first, "time")

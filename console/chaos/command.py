@@ -40,6 +40,8 @@ class Wish:
     engine: str | None
     out: Path | None
     is_long: bool = False
+    is_kill_run: bool = False
+    """The last part of the long one alone."""
 
 
 def list_faults() -> None:
@@ -71,6 +73,9 @@ def run_chaos(wish: Wish) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         plan = _plan(wish)
+        if wish.is_kill_run:
+            _kill_runs(wish, plan, console)
+            return 0
         if wish.is_long:
             return 0 if _long(wish, plan, console) else 1
         return 0 if all(row.holds for row in _with_bar(plan, console)) else 1
@@ -106,8 +111,17 @@ def _long(wish: Wish, plan: Plan, console: Console) -> bool:
         overrides = (*plan.overrides, f"run.seed={seed}")
         sweep = replace(plan, folder=plan.folder / f"seed-{seed}", overrides=overrides)
         holds = all(row.holds for row in _with_bar(sweep, console)) and holds
+    _kill_runs(wish, plan, console)
+    return holds
+
+
+def _kill_runs(wish: Wish, plan: Plan, console: Console) -> None:
+    """Let actors die for whole runs."""
     kills = KillPlan(
-        plan.folder / "kill-run", wish.config, wish.overrides, engine=wish.engine or "torch"
+        plan.folder / "kill-run",
+        wish.config,
+        wish.overrides,
+        engine=wish.engine or "torch",
     )
     with Progress(*_columns(), console=console) as progress:
         bars = {harm: progress.add_task(f"actors: {harm}", total=None) for harm in kills.harms}
@@ -118,7 +132,6 @@ def _long(wish: Wish, plan: Plan, console: Console) -> bool:
         result = kill_runs(kills, say)
     console.print_json(json.dumps(result))
     console.print(f"written to {kills.folder}/kill_run.json", soft_wrap=True)
-    return holds
 
 
 def _with_bar(plan: Plan, console: Console) -> list[Row]:

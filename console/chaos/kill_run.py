@@ -1,16 +1,20 @@
 """What dying actors cost: whole runs side by side, one left alone, one whose actors are killed.
 
-    undisturbed   the run as it is
-    killed        one of several actors is killed every `every_s`, for the whole length
-    drained       one of several actors is asked to leave every `every_s`, for the whole length
+    none    the run as it is
+    start   every `every_s` one more actor starts, and leaves as soon as it serves
+    kill    every `every_s` one of several actors is killed, for the whole length
+    drain   every `every_s` one of several actors is asked to leave, for the whole length
 
-All arms begin with the same model and see the same tasks. An actor that ends is replaced at once.
+All arms begin with the same model and see the same tasks. An actor that ends is replaced at once,
+and the next is hurt when its replacement serves, `every_s` after the last at the earliest.
+
+A rate outside of engine start-up is measured twice. Against `start`, in wall time: both arms pay
+for as many starts. Against `none`, in CPU time: what the starts used is taken away.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -76,24 +80,25 @@ def kill_runs(plan: KillPlan, say: Callable[[Harm, int, int], None]) -> dict[str
 
 
 def compare(arms: dict[Harm, Arm]) -> dict[str, object]:
-    """Put the figures of the arms side by side; ratios are to the undisturbed one."""
-    figures = {harm.value: _figures(arm) for harm, arm in arms.items()}
-    calm = figures.get(Harm.NONE.value)
-    for name, values in figures.items():
-        if calm is None or name == Harm.NONE.value:
-            continue
-        for key in ("trained_over_generated", "tokens_per_s", "tokens_per_s_outside_startup"):
-            mine, theirs = values[key], calm[key]
-            assert mine is not None and theirs, "every run trains"
-            values[f"{key}_ratio"] = round(mine / theirs, 3)
-    return {"arms": figures}
+    """Put the figures of the arms side by side, with their ratios to the undisturbed ones."""
+    figures = {harm: _figures(arm) for harm, arm in arms.items()}
+    for harm in (Harm.KILL, Harm.DRAIN):
+        for base, key, name in (
+            (Harm.NONE, "trained_over_generated", "trained_over_generated_ratio"),
+            (Harm.NONE, "tokens_per_s", "tokens_per_s_ratio"),
+            (Harm.NONE, "tokens_per_cpu_s_outside_startup", "outside_startup_cpu_ratio"),
+            (Harm.START, "tokens_per_s", "outside_startup_wall_ratio"),
+        ):
+            if harm in figures and base in figures:
+                mine, theirs = figures[harm][key], figures[base][key]
+                assert mine is not None and theirs, "every run trains"
+                figures[harm][name] = round(mine / theirs, 3)
+    return {"arms": {harm.value: values for harm, values in figures.items()}}
 
 
 def _figures(arm: Arm) -> dict[str, float | None]:
     summary = arm.summary
     created = float(summary["tasks_created"] - summary["tasks_cancelled"])
-    # The start of an engine takes cores away from the others: that time is measured as CPU time.
-    startup_s = arm.startup_cpu_s / (os.cpu_count() or 1)
     return {
         "accuracy_before": summary["held_out_accuracy_before"],
         "accuracy_after": summary["held_out_accuracy_after"],
@@ -102,9 +107,14 @@ def _figures(arm: Arm) -> dict[str, float | None]:
         "generated_tokens": round(arm.generated_tokens),
         "trained_over_generated": round(arm.trained_tokens / arm.generated_tokens, 4),
         "wall_s": round(arm.wall_s, 1),
+        "cpu_s": round(arm.cpu_s, 1),
+        "starts": len(arm.startup_s),
+        "startup_s_p50": _quantile(arm.startup_s, 0.5),
         "startup_cpu_s": round(arm.startup_cpu_s, 1),
-        "tokens_per_s": round(arm.trained_tokens / arm.wall_s, 1),
-        "tokens_per_s_outside_startup": round(arm.trained_tokens / (arm.wall_s - startup_s), 1),
+        "tokens_per_s": round(arm.tokens_in_window / arm.wall_s, 1),
+        "tokens_per_cpu_s_outside_startup": round(
+            arm.tokens_in_window / (arm.cpu_s - arm.startup_cpu_s), 1
+        ),
         "moved_tasks": len(arm.moved_s),
         "moved_s_p50": _quantile(arm.moved_s, 0.5),
         "moved_s_p99": _quantile(arm.moved_s, 0.99),

@@ -159,6 +159,15 @@ class Ring:
         return sorted(pid for pid, words in descendants(leader).items() if plays(role, words))
 
     @property
+    def all_pids(self) -> list[int]:
+        """List every process of the run: what `nyala up` started, and the actors beside it."""
+        leader = self._up.pid
+        if leader is None:
+            return []
+        actors = [actor.pid for actor in self.fleet.actors]
+        return [leader, *descendants(leader), *actors]
+
+    @property
     def log(self) -> Path:
         """What `nyala up` printed."""
         return self.folder.path.parent / f"{self.folder.path.name}.log"
