@@ -67,6 +67,7 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
         run=settings.run.name,
         incarnation=incarnation,
         staging=settings.run.folder / "staging",
+        keys_folder=keys_folder,
         device=device,
         gate=gate.passed,
     )

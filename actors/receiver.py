@@ -42,6 +42,10 @@ from configs.settings import ActorSettings
 from .engine import StagedWeights
 from .publisher_link import PublisherLink
 from .staging_files import StagingFile, StagingFiles
+from .weight_counters import ReceiverCounters
+from .weight_link import Caller
+from .weight_share import WeightShare
+from .weight_sources import WeightSources
 from .weight_transfer import NOTHING, WeightTransfer
 
 log = structlog.get_logger()
@@ -66,27 +70,6 @@ async def open_gate() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceiverCounters:
-    """What has happened so far, for heartbeats and metrics."""
-
-    updates: int
-    """Swaps whose probe agreed."""
-    broadcasts: int
-    pulls: int
-    sparse_pulls: int
-    """Of these, by what had changed alone."""
-    pulled_bytes: int
-    digest_mismatches: int
-    probe_mismatches: int
-    transfer_s: float
-    """From news to staged bytes, summed; generation goes on meanwhile."""
-    pause_s: float
-    """Generation paused for swaps, summed."""
-    probe_max_diff: float
-    """Largest difference that passed, nats."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Staged:
     manifest: WeightManifest
     file: StagingFile
@@ -102,6 +85,7 @@ class WeightReceiver:
         run: Name of the run.
         incarnation: This life of the actor.
         staging: Folder for models that do not fit into shared memory.
+        keys_folder: Keys of the run, for who may pull from here; for `actors.share_endpoint`.
         device: `cuda` if this process can be in an NCCL group.
         gate: Returns when a swap may happen; bounds its own waiting.
     """
@@ -115,6 +99,7 @@ class WeightReceiver:
         run: str,
         incarnation: str,
         staging: Path,
+        keys_folder: Path | None = None,
         device: str = "cpu",
         gate: Gate = open_gate,
     ) -> None:
@@ -123,15 +108,24 @@ class WeightReceiver:
         self._device = device
         self._gate = gate
         self._files = StagingFiles("staging", fallback=staging)
-        self._link = PublisherLink(
-            keys=keys, run=run, incarnation=incarnation, join=self._join, take=self._take
-        )
+        caller = Caller(keys, run, incarnation)
+        self._link = PublisherLink(caller=caller, join=self._join, take=self._take)
         self._transfer = WeightTransfer(
             self._files,
             post=self._link.post,
+            sources=WeightSources(self._link.post, caller=caller),
             stage=self._stage,
             timeout_s=settings.weight_timeout_s,
         )
+        self._share: WeightShare | None = None
+        if settings.share_endpoint is not None and keys_folder is not None:
+            self._share = WeightShare(
+                self._transfer.shared,
+                settings.share_endpoint,
+                folder=keys_folder,
+                keys=keys,
+                run=run,
+            )
         self._staged: _Staged | None = None
         self._arrived = asyncio.Event()
         self._served = asyncio.Condition()
@@ -153,6 +147,7 @@ class WeightReceiver:
             pulls=transfer.pulls,
             sparse_pulls=transfer.sparse_pulls,
             pulled_bytes=transfer.pulled_bytes,
+            peer_bytes=transfer.peer_bytes,
             digest_mismatches=transfer.digest_mismatches,
             probe_mismatches=self._probe_mismatches,
             transfer_s=transfer.transfer_s,
@@ -199,11 +194,14 @@ class WeightReceiver:
         Raises:
             WeightsError: the engine's weights cannot be made to agree with the learner's.
             EngineError: the engine died.
+            SettingsError: `actors.share_endpoint` cannot be listened on, or lets nobody in.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._transfer.run())
                 tasks.create_task(self._link.run())
+                if self._share is not None:
+                    tasks.create_task(self._share.run())
                 tasks.create_task(self._apply_all())
         except ExceptionGroup as group:
             raise _first(group) from group  # it has cancelled the others
@@ -218,6 +216,7 @@ class WeightReceiver:
             device=self._device,
             paused_s=self._pause_s,
             served_s=served_s,
+            share=self._share.peer if self._share is not None else None,
         )
 
     def _take(self, message: object) -> None:

@@ -19,6 +19,8 @@ from configs.errors import DeadlineError
 from .publisher_link import PublisherLink
 from .staging_files import StagingFile, StagingFiles
 from .weight_file import save_weights
+from .weight_link import Caller
+from .weight_sources import WeightSources
 from .weight_transfer import WeightTransfer
 
 
@@ -43,13 +45,14 @@ async def download(
             transfer.take(message)
 
     link = PublisherLink(
-        keys=keys,
-        run=run,
-        incarnation=f"download-{secrets.token_hex(4)}",
+        caller=Caller(keys, run, f"download-{secrets.token_hex(4)}"),
         join=lambda: Join(transfer.held, can_group=False, device="cpu"),
         take=take,
     )
-    transfer = WeightTransfer(files, post=link.post, stage=stage, timeout_s=timeout_s)
+    sources = WeightSources(link.post)
+    transfer = WeightTransfer(
+        files, post=link.post, sources=sources, stage=stage, timeout_s=timeout_s
+    )
     link.follow(publication)
     try:
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as tasks:

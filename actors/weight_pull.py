@@ -1,23 +1,42 @@
 """Pulling bytes over ZeroMQ, slice by slice: all of a version, or a sparse update to it.
 
-Consumes CHUNK and MOVED; waits for the next slice; unanswered requests are repeated with growing
-patience, so that a slow link is not buried under repetitions. Checks places, not contents: the
-digest of the whole is the caller's.
+Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice; unanswered requests are repeated
+with growing patience, so that a slow link is not buried under repetitions. Asks one source after
+the other: a peer that is silent, lies or has nothing makes way for the next, which goes on at the
+slices that are missing. Slices of peers are checked by their digests; the digest of the whole is
+the caller's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from broker.weights import CHUNK_BYTES, PULL_CREDIT, Chunk, Moved, Pull
+from broker.manifest import DIGEST_BYTES, chunk_digests
+from broker.weights import CHUNK_BYTES, PULL_CREDIT, Chunk, Gone, Later, Moved, Pull
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError
 
+from .weight_sources import Answer, Post, Source
+
 FIRST_PATIENCE_S = 1.0
 """Loopback and a rack answer in milliseconds; a lost request costs this much."""
+SILENT_S = 3 * FIRST_PATIENCE_S
+"""Two rounds without a word (the second has twice the patience): this peer is gone."""
+LATER_S = 10.0
+"""A peer that only ever promises has no source itself: one nearer to the publisher is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Why a source is left."""
+
+    reason: str
+    is_fault: bool = True
+    has_lied: bool = False
 
 
 class WeightPull:
@@ -26,9 +45,12 @@ class WeightPull:
     Args:
         version: What to pull.
         memory: Where to put it; as long as it is.
+        sources: Whom to ask, in order; at least one.
         base: Where the sparse update begins; None = pull all bytes of the version.
-        post: Sends a message to the publisher; may lose it.
-        progress_timeout_s: Time without any new slice after which the pull ends.
+        digests: Of the slices; what a peer sends is of no use without.
+        failed: Is told which source was left, why, and whether it lied.
+        arrived: Is told the offset of each slice that is in its place.
+        progress_timeout_s: Time without any new slice after which the last source is left too.
     """
 
     def __init__(
@@ -36,71 +58,117 @@ class WeightPull:
         version: PolicyVersion,
         memory: mmap.mmap | bytearray,
         *,
+        sources: Sequence[Source],
         base: PolicyVersion | None = None,
-        post: Callable[[object], bool],
+        digests: bytes = b"",
+        failed: Callable[[Source, str, bool], None] = lambda _source, _reason, _has_lied: None,
+        arrived: Callable[[int], None] = lambda _offset: None,
         progress_timeout_s: float,
     ) -> None:
         self._version = version
         self._base = base
         self._num_bytes = len(memory)
         self._memory = memory
-        self._post = post
+        self._sources = sources
+        self._digests = digests
+        self._failed = failed
+        self._arrived = arrived
         self._progress_timeout_s = progress_timeout_s
-        self._inbox: asyncio.Queue[Chunk | Moved] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Answer] = asyncio.Queue()
         self._todo = deque(range(0, len(memory), CHUNK_BYTES))
         self._asked: set[int] = set()
+        self.num_bytes = Counter[bool]()
+        """Received from peers (True), and from others."""
 
-    def take(self, answer: Chunk | Moved) -> None:
-        """Take an answer of the publisher."""
+    def take(self, answer: Answer) -> None:
+        """Take an answer of a source."""
         self._inbox.put_nowait(answer)
 
     async def run(self) -> Moved | None:
         """Pull everything. Returns None when complete, or what there is instead.
 
         Raises:
-            DeadlineError: nothing has come for `progress_timeout_s`.
+            DeadlineError: no source has brought anything for `progress_timeout_s`.
         """
-        patience_s, silent_s = FIRST_PATIENCE_S, 0.0
+        for source in self._sources:
+            self._inbox = asyncio.Queue()  # what the one before has sent is not this one's
+            async with source.open(self.take) as post:
+                end = await self._pull_from(source, post)
+            if not isinstance(end, _Failed):
+                return end
+            if end.is_fault and source.is_peer:
+                self._failed(source, end.reason, end.has_lied)
+            self._ask_again()
+        raise DeadlineError(
+            f"a pull of weights must make progress within {self._progress_timeout_s:g} s, got "
+            f"nothing of {tuple(self._version)}; the next news start another"
+        )
+
+    async def _pull_from(self, source: Source, post: Post) -> Moved | _Failed | None:
+        """Ask one source for all that is missing."""
+        patience_s, silent_s, has_promised = FIRST_PATIENCE_S, 0.0, False
         while self._todo or self._asked:
-            self._ask()
+            self._ask(post)
+            bound_s = self._silence_s(source, has_promised=has_promised)
+            pause_s = min(patience_s, bound_s - silent_s)
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(pause_s):
                     answer = await self._inbox.get()
             except TimeoutError:
-                silent_s += patience_s
-                if silent_s >= self._progress_timeout_s:
-                    raise DeadlineError(
-                        f"a pull of weights must make progress within {self._progress_timeout_s:g} "
-                        f"s, got nothing of {tuple(self._version)}; the next news start another"
-                    ) from None
-                patience_s *= (
-                    2  # for the rest of this pull: the link is slow, or the publisher away
-                )
-                self._todo.extendleft(self._asked)
-                self._asked.clear()
+                silent_s += pause_s
+                if silent_s >= bound_s:
+                    return _Failed(f"it has brought nothing for {silent_s:.1f} s")
+                patience_s *= 2  # for as long as it is asked: the link is slow, or it is away
+                self._ask_again()
                 continue
-            if isinstance(answer, Moved):
-                if self._base is not None or answer.manifest.version > self._version:
-                    return answer
-            elif self._store(answer):
-                silent_s = 0.0
+            match answer:
+                case Moved():
+                    if self._base is not None or answer.manifest.version > self._version:
+                        return answer
+                case Later():
+                    has_promised = True
+                case Gone(version=self._version):
+                    return _Failed("it has another version", is_fault=False)
+                case Chunk() if self._is_missing(answer):
+                    if source.is_peer and not await self._is_right(answer):
+                        return _Failed("what it sent has a wrong digest", has_lied=True)
+                    self._store(answer)
+                    self.num_bytes[source.is_peer] += len(answer.payload)
+                    silent_s = 0.0
+                case _:  # a repetition, or an answer to another pull
+                    pass
         return None
 
-    def _ask(self) -> None:
+    def _silence_s(self, source: Source, *, has_promised: bool) -> float:
+        if source is self._sources[-1]:
+            return self._progress_timeout_s
+        return LATER_S if has_promised else SILENT_S
+
+    def _ask(self, post: Post) -> None:
         while self._todo and len(self._asked) < PULL_CREDIT:
             offset = self._todo.popleft()
             self._asked.add(offset)
-            self._post(Pull(self._version, offset, self._length(offset), self._base))
+            post(Pull(self._version, offset, self._length(offset), self._base))
 
-    def _store(self, chunk: Chunk) -> bool:
-        """Write a slice to its place, unless it is a repetition or not what was asked for."""
-        offset, payload = chunk.offset, chunk.payload
+    def _ask_again(self) -> None:
+        self._todo.extendleft(sorted(self._asked, reverse=True))
+        self._asked.clear()
+
+    def _is_missing(self, chunk: Chunk) -> bool:
+        """Whether it is what was asked for, and no repetition."""
         is_ours = (chunk.version, chunk.base) == (self._version, self._base)
-        if not is_ours or offset not in self._asked or len(payload) != self._length(offset):
-            return False
-        self._memory[offset : offset + len(payload)] = payload
-        self._asked.discard(offset)
-        return True
+        is_asked = chunk.offset in self._asked
+        return is_ours and is_asked and len(chunk.payload) == self._length(chunk.offset)
+
+    async def _is_right(self, chunk: Chunk) -> bool:
+        begin = chunk.offset // CHUNK_BYTES * DIGEST_BYTES
+        right = self._digests[begin : begin + DIGEST_BYTES]
+        return await asyncio.to_thread(chunk_digests, chunk.payload, CHUNK_BYTES) == right
+
+    def _store(self, chunk: Chunk) -> None:
+        self._memory[chunk.offset : chunk.offset + len(chunk.payload)] = chunk.payload
+        self._asked.discard(chunk.offset)
+        self._arrived(chunk.offset)
 
     def _length(self, offset: int) -> int:
         return min(CHUNK_BYTES, self._num_bytes - offset)

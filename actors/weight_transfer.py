@@ -12,19 +12,21 @@ import asyncio
 import mmap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
 from broker.manifest import SparseLink, WeightManifest, digest_of
 from broker.sparse import apply_changes, elements
-from broker.weights import Abort, Announce, Chunk, Epoch, Moved, Send
+from broker.weights import Abort, Announce, Chunk, Epoch, Moved, Send, Sources
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
+from .held_weights import HeldWeights
 from .staging_files import StagingFile, StagingFiles
+from .weight_counters import TransferCounters
 from .weight_member import WeightMember
 from .weight_pull import WeightPull
+from .weight_sources import WeightSources
 
 log = structlog.get_logger()
 
@@ -34,26 +36,13 @@ MAX_MISMATCHES = 3
 """Pulls with a wrong digest before the actor gives up: CURVE has already excluded the network."""
 
 
-@dataclass(slots=True)
-class TransferCounters:
-    """What has happened so far."""
-
-    broadcasts: int = 0
-    pulls: int = 0
-    sparse_pulls: int = 0
-    """Of these, by sparse updates."""
-    pulled_bytes: int = 0
-    digest_mismatches: int = 0
-    transfer_s: float = 0.0
-    """From news to staged bytes, summed."""
-
-
 class WeightTransfer:
     """Stages the newest version that it hears of.
 
     Args:
         files: Where the bytes are put.
         post: Sends a message to the publisher; may lose it.
+        sources: Whom to pull from.
         stage: Takes a whole version, and the file with it.
         timeout_s: Time for a broadcast, and for a pull to make progress.
     """
@@ -63,22 +52,26 @@ class WeightTransfer:
         files: StagingFiles,
         *,
         post: Callable[[object], bool],
+        sources: WeightSources,
         stage: Callable[[WeightManifest, StagingFile], None],
         timeout_s: float,
     ) -> None:
         self._files = files
-        self._post = post
+        self._sources = sources
         self._stage = stage
         self._timeout_s = timeout_s
         self._member = WeightMember(post)
         self._pull: WeightPull | None = None
         self._wanted: WeightManifest | None = None
         self._links: tuple[SparseLink, ...] = ()
+        self._offered: Sources | None = None
         self._base: tuple[PolicyVersion, StagingFile] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._is_by_group = False
         self.held = NOTHING
         """The newest version that is staged or applied here."""
+        self.shared = HeldWeights()
+        """What of it other actors can have."""
         self.counters = TransferCounters()
 
     async def run(self) -> None:
@@ -92,6 +85,7 @@ class WeightTransfer:
                 await asyncio.Event().wait()  # transfers start as news arrive
         finally:
             self._member.leave()
+            self._sources.close()
 
     def take(self, message: Announce | Epoch | Send | Abort | Chunk | Moved) -> None:
         """Take a message of the publisher."""
@@ -119,7 +113,8 @@ class WeightTransfer:
             log.warning("weights refused: lower lineage", offered=tuple(version))
         if version <= self.held:
             return
-        known, self._wanted, self._links = self._wanted, news.manifest, news.links
+        known = self._wanted
+        self._want(news)
         is_busy = any(not task.done() for task in self._running)
         is_same = known is not None and known.version == version
         if news.epoch:
@@ -182,6 +177,7 @@ class WeightTransfer:
                 is_whole = await self._fill(manifest, file)
             finally:
                 if not is_whole:
+                    self.shared.abandon()
                     self._files.discard(file)  # if this was cancelled, a thread may still write
             if is_whole:
                 self._hand_over(manifest, file)
@@ -198,6 +194,7 @@ class WeightTransfer:
         """Fill the file. False: overtaken (then `_wanted` is newer), or not the right bytes."""
         base, chain = self._base, self._chain_to(manifest)
         if base is None or not chain:
+            self.shared.begin(manifest.version, file.memory)
             if not await self._pull_into(file.memory, manifest.version):
                 return False
         else:
@@ -215,7 +212,8 @@ class WeightTransfer:
             self.counters.sparse_pulls += bool(chain)
             return True
         self.counters.digest_mismatches += 1
-        self._forget_base()  # then the next try takes all bytes
+        self._forget_base()  # then the next try takes all bytes,
+        self._offered = None  # from the publisher
         log.warning("pulled weights have a wrong digest", pulled=tuple(manifest.version))
         return False
 
@@ -237,29 +235,43 @@ class WeightTransfer:
         base: PolicyVersion | None = None,
     ) -> bool:
         """Fill `memory`. False: the publisher offers something else, which `_wanted` now is."""
-        self._pull = WeightPull(
-            version, memory, base=base, post=self._post, progress_timeout_s=self._timeout_s
+        offered = self._offered if base is None else None
+        self._pull = pull = WeightPull(
+            version,
+            memory,
+            sources=self._sources.of(offered),
+            base=base,
+            digests=offered.digests if offered is not None else b"",
+            failed=self._sources.failed,
+            arrived=self.shared.arrived,
+            progress_timeout_s=self._timeout_s,
         )
         try:
-            moved = await self._pull.run()
+            moved = await pull.run()
         finally:
             self._pull = None
+            self.counters.peer_bytes += pull.num_bytes[True]
+            self.counters.pulled_bytes += pull.num_bytes.total()
         if moved is None:
-            self.counters.pulled_bytes += len(memory)
             return True
         if self._wanted is None or moved.manifest.version >= self._wanted.version:
-            self._wanted, self._links = moved.manifest, moved.links
+            self._want(moved)
         return False
+
+    def _want(self, news: Announce | Moved) -> None:
+        self._wanted, self._links, self._offered = news.manifest, news.links, news.sources
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version
         self._forget_base()
         self._files.share(file)
         self._base = manifest.version, file
+        self.shared.hold(manifest.version, file.memory)
         self._stage(manifest, file)
 
     def _forget_base(self) -> None:
         if self._base is not None:
+            self.shared.release()
             self._files.give_back(self._base[1])
             self._base = None
 

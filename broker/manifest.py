@@ -15,6 +15,8 @@ from blake3 import blake3
 
 from buffer.episode import PolicyVersion
 
+DIGEST_BYTES = 32
+
 
 def digest_of(
     parts: Iterable[mmap.mmap | memoryview | bytearray | bytes], *, threads: int = 1
@@ -28,6 +30,13 @@ def digest_of(
     for part in parts:
         running.update(part)
     return str(running.hexdigest())
+
+
+def chunk_digests(memory: mmap.mmap | memoryview | bytes, chunk_bytes: int) -> bytes:
+    """Return the BLAKE3 digests of wire bytes cut into chunks, `DIGEST_BYTES` each, in order."""
+    with memoryview(memory) as whole:
+        starts = range(0, len(whole), chunk_bytes)
+        return b"".join(blake3(whole[i : i + chunk_bytes]).digest() for i in starts)
 
 
 @dataclass(frozen=True, slots=True)

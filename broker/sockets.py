@@ -82,11 +82,12 @@ def connect_dealer(
     max_message_bytes: int,
     send_hwm: int = SEND_HWM,
     receive_hwm: int = RECEIVE_HWM,
+    may_queue: bool = False,
 ) -> Socket:
     """Make a client socket. It connects, and reconnects, in the background.
 
     Send with NOBLOCK: without a connection `zmq.Again` says so at once, and nothing old is waiting
-    to be sent to the next server.
+    to be sent to the next server; with `may_queue` it waits for the connection, up to the mark.
     """
     socket = context.socket(zmq.DEALER)
     socket.curve_serverkey = server_key
@@ -94,7 +95,7 @@ def connect_dealer(
     socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
     socket.setsockopt(zmq.SNDHWM, send_hwm)
     socket.setsockopt(zmq.RCVHWM, receive_hwm)
-    socket.setsockopt(zmq.IMMEDIATE, 1)
+    socket.setsockopt(zmq.IMMEDIATE, 0 if may_queue else 1)
     socket.setsockopt(zmq.LINGER, 0)  # what matters is resent until it is acknowledged
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)

@@ -14,6 +14,9 @@ ABORT), or the bytes themselves (CHUNK). `codec.py` turns these structs into byt
                   ◀────────────── Abort       leave the group, pull instead
     Pull          ──────────────▶             at most `PULL_CREDIT` outstanding
                   ◀────────────── Chunk       or Moved: this version is gone, take a newer one
+
+An actor that shares its weights listens too. It is asked for slices by PULL as the publisher is; it
+answers with CHUNK, with LATER if it does not have that slice yet and sends it when it has, or GONE.
 """
 
 from __future__ import annotations
@@ -32,10 +35,30 @@ CHUNK_BYTES = 4 * 2**20
 """Largest chunk of a pull: beyond 1 MiB CURVE's cost for each message no longer shows."""
 PULL_CREDIT = 4
 """Chunks a puller may have outstanding: hides the round trip, bounds what one actor can queue."""
-BUCKETS_IN_FLIGHT = 2
-"""Of a broadcast: one travels while the receiver is told that it may have the next."""
+BUCKETS_IN_FLIGHT = 4
+"""Of a broadcast: one travels, and one is digested, while the next ones are agreed on."""
 MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
 """A chunk and its header; also a manifest of 20 000 tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where an actor shares its weights. Producer: that actor. Consumer: others that pull."""
+
+    endpoint: str
+    public_key: str
+    """Its CURVE key (z85)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Who besides the publisher has a version. Producer: publisher. Consumer: who pulls it."""
+
+    peers: tuple[Peer, ...]
+    """Nearest first: each but the last pulls from the next one."""
+    digests: bytes
+    """Of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`): what others
+    send is checked slice by slice before it is kept or passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +74,8 @@ class Join:
     """For which generation has stood still for swaps, in this incarnation."""
     served_s: float = 0.0
     """Since its first version was served."""
+    share: Peer | None = None
+    """Where it shares its weights; None = it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +87,8 @@ class Announce:
     """Weight epoch that will bring them; 0 = pull."""
     links: tuple[SparseLink, ...] = ()
     """Updates that lead to them from older versions, in order."""
+    sources: Sources | None = None
+    """None: ask the publisher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +158,24 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Actor -> publisher: send this slice of this version, or of a sparse update to it."""
+    """Actor -> publisher or peer: send this slice of this version, or of a sparse update to it."""
 
     version: PolicyVersion
     offset: int
     num_bytes: int
     base: PolicyVersion | None = None
-    """Where the sparse update begins; None = all bytes of the version."""
+    """Where the sparse update begins; None = all bytes of the version. Peers have no updates."""
+
+    def within(self, num_bytes: int) -> slice | None:
+        """Return the place of the slice in so many bytes; None if it is outside of them."""
+        if not 0 <= self.offset < num_bytes or self.num_bytes < 1:
+            return None
+        return slice(self.offset, min(self.offset + min(self.num_bytes, CHUNK_BYTES), num_bytes))
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Publisher -> actor: the slice that was asked for."""
+    """Publisher or peer -> actor: the slice that was asked for."""
 
     version: PolicyVersion
     offset: int
@@ -160,6 +193,24 @@ class Moved:
     """Of the pull that it answers."""
     links: tuple[SparseLink, ...] = ()
     """As of an announcement."""
+    sources: Sources | None = None
+    """Likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Peer -> actor: that slice is not here yet, and will be sent when it is."""
+
+    version: PolicyVersion
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Peer -> actor: that version is no longer here."""
+
+    version: PolicyVersion
+    offset: int
 
 
 for _op, _kind in {
@@ -174,5 +225,7 @@ for _op, _kind in {
     "weights.pull": Pull,
     "weights.chunk": Chunk,
     "weights.moved": Moved,
+    "weights.later": Later,
+    "weights.gone": Gone,
 }.items():
     register(_op, _kind)

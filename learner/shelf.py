@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.weights import CHUNK_BYTES, Pull
+from broker.weights import Pull
 from buffer.episode import PolicyVersion
 
 from .slots import Slot, Slots
@@ -60,14 +60,14 @@ class Shelf:
     def read(self, actor: str, pull: Pull) -> bytes | None:
         """Return the slice that was asked for; None if that version or place does not exist."""
         slot = self._find(pull.version)
-        if slot is None or not 0 <= pull.offset < slot.manifest.num_bytes:
+        place = pull.within(slot.manifest.num_bytes) if slot is not None else None
+        if slot is None or place is None:
             return None
-        end = min(pull.offset + min(pull.num_bytes, CHUNK_BYTES), slot.manifest.num_bytes)
-        if end == slot.manifest.num_bytes:
+        if place.stop == slot.manifest.num_bytes:
             self._readers.pop(actor, None)
         else:
             self._readers[actor] = _Reader(pull.version, self._clock())
-        return slot.memory[pull.offset : end]
+        return slot.memory[place]
 
     def _find(self, version: PolicyVersion) -> Slot | None:
         for slot in (self.current, self._pinned):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from broker.manifest import SparseLink
 from broker.sparse import apply_changes, elements, encode_changes
-from broker.weights import CHUNK_BYTES, Pull
+from broker.weights import Pull
 from buffer.episode import PolicyVersion
 
 from .slots import Slot
@@ -69,8 +69,8 @@ class SparseChain:
         """Return the slice that was asked for; None if that link or place does not exist."""
         for link, update in self._updates:
             if (link.base, link.version) == (pull.base, pull.version):
-                end = pull.offset + min(pull.num_bytes, CHUNK_BYTES)
-                return update[pull.offset : end] if 0 <= pull.offset < len(update) else None
+                place = pull.within(len(update))
+                return update[place] if place is not None else None
         return None
 
 

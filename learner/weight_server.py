@@ -7,14 +7,15 @@ so that pulls are answered while a broadcast is under way; another carries versi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import zmq.asyncio
 
-from broker.manifest import SparseLink
+from broker.manifest import SparseLink, chunk_digests
 from broker.weight_port import WeightPort
 from broker.weights import (
+    CHUNK_BYTES,
     Ack,
     Announce,
     Chunk,
@@ -23,13 +24,15 @@ from broker.weights import (
     Moved,
     Pull,
     Ready,
+    Sources,
 )
 from buffer.episode import PolicyVersion
 from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings
-from .epochs import WeightEpochs
+from .epochs import Membership, WeightEpochs
 from .pauses import Pauses
+from .pull_tree import PullTree
 from .shelf import Shelf
 from .slots import Slot, Slots
 from .sparse_chain import SparseChain
@@ -91,6 +94,9 @@ class WeightServer:
         self._chain = chain
         self._shelf = Shelf(slots, clock=self._clock)
         self._pauses = Pauses()
+        self._tree = PullTree()
+        self._digests: tuple[PolicyVersion, bytes] | None = None
+        self._is_digesting = False
         self._routes: dict[str, bytes] = {}
         self._devices: dict[str, str] = {}
         self._woken = asyncio.Event()
@@ -128,12 +134,14 @@ class WeightServer:
     def _joined(self, actor: str, join: Join) -> None:
         self._devices[actor] = join.device
         self._pauses.heard(actor, join)
+        self._tree.heard(actor, join.share)
         self._epochs.heard(actor, can_group=join.can_group)
         current = self._shelf.current
         if current is None or join.version >= current.manifest.version:
             return
         epoch = self._epochs.open_epoch_of(actor)
-        self._post(actor, Announce(current.manifest, epoch, self._links()))
+        if epoch or not self._is_digesting:
+            self._post_news(actor, current, epoch)
 
     def _pulled(self, actor: str, pull: Pull) -> None:
         if pull.base is None:
@@ -142,8 +150,21 @@ class WeightServer:
             payload = self._chain.read(pull) if self._chain is not None else None
         if payload is not None:
             self._post(actor, Chunk(pull.version, pull.offset, payload, pull.base))
-        elif self._shelf.current is not None:
-            self._post(actor, Moved(self._shelf.current.manifest, pull.offset, self._links()))
+        elif (current := self._shelf.current) is not None:
+            version = current.manifest.version
+            sources = self._sources_of(actor, version)
+            self._post(actor, Moved(current.manifest, pull.offset, self._links(), sources))
+
+    def _post_news(self, actor: str, slot: Slot, epoch: int = 0) -> None:
+        sources = self._sources_of(actor, slot.manifest.version)
+        self._post(actor, Announce(slot.manifest, epoch, self._links(), sources))
+
+    def _sources_of(self, actor: str, version: PolicyVersion) -> Sources | None:
+        """Return whom this actor can ask before the publisher; None: nobody, or not yet."""
+        if self._digests is None or self._digests[0] != version:
+            return None
+        way = self._tree.way_of(actor)
+        return Sources(way, self._digests[1]) if way else None
 
     def _links(self) -> tuple[SparseLink, ...]:
         return self._chain.links if self._chain is not None else ()
@@ -166,12 +187,9 @@ class WeightServer:
         version, actors = slot.manifest.version, self._epochs.live()
         membership = self._broadcast.begin(version) if self._broadcast is not None else None
         members = membership.members if membership is not None else ()
-        for actor in actors:
-            epoch = membership.number if membership is not None and actor in members else 0
-            self._post(actor, Announce(slot.manifest, epoch, self._links()))
-        is_complete = True
-        if self._broadcast is not None and membership is not None:
-            is_complete = await self._broadcast.run(slot, membership)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._offer(slot, members))
+            sending = tasks.create_task(self._send(slot, membership))
         wall_s = self._clock() - started
         epoch = membership.number if membership is not None else 0
         self._report(
@@ -180,7 +198,7 @@ class WeightServer:
                 actors=len(actors),
                 members=len(members),
                 epoch=epoch,
-                is_complete=is_complete,
+                is_complete=sending.result(),
                 wall_s=wall_s,
                 density=change.density if change is not None else 1.0,
                 sparse_bytes=change.num_bytes if change is not None else 0,
@@ -189,10 +207,28 @@ class WeightServer:
             )
         )
 
+    async def _send(self, slot: Slot, membership: Membership | None) -> bool:
+        """Take a version through its weight epoch. False: a member has not confirmed it."""
+        if self._broadcast is None or membership is None:
+            return True
+        for actor in membership.members:
+            self._post_news(actor, slot, membership.number)
+        return await self._broadcast.run(slot, membership)
+
+    async def _offer(self, slot: Slot, members: Collection[str]) -> None:
+        """Announce a version to those who pull it: all but the members of its weight epoch."""
+        if not self._tree.is_flat and set(self._epochs.live()).difference(members):
+            self._is_digesting = True  # who joins meanwhile is told with the others
+            digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
+            self._digests, self._is_digesting = (slot.manifest.version, digests), False
+        for actor in set(self._epochs.live()).difference(members):
+            self._post_news(actor, slot)
+
     def _forget_silent(self) -> None:
         self._epochs.forget_silent()
         live = set(self._epochs.live())
         self._pauses.forget_all_but(live)
+        self._tree.forget_all_but(live)
         for table in (self._routes, self._devices):
             for actor in table.keys() - live:
                 del table[actor]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Positive, Seconds, Table
+from .base import Endpoint, Positive, Seconds, Table
 
 
 class ActorSettings(Table):
@@ -52,6 +52,9 @@ class ActorSettings(Table):
     """Longest time an evaluation may hold back new weights."""
     weight_timeout_s: Seconds = 30.0
     """Time for one weight transfer before the actor pulls instead."""
+    share_endpoint: Endpoint | None = None
+    """Where an actor shares the weights that it pulls, so that not all come from the learner's
+    machine; port 0 = a free one, null = it shares none. Its machine needs `keys/allowed`."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
     null = 1e-3 for float32, 0.1 for bfloat16."""

@@ -7,14 +7,16 @@ it, `failed` with the error that ended it.
 
 import asyncio
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from actors import weight_group
+from actors.held_weights import HeldWeights
 from actors.receiver import WeightReceiver
 from broker.keys import load_pair
+from broker.weights import Chunk
 from configs.errors import NyalaError
 from configs.logging import configure_logging
 from configs.settings import ActorSettings
@@ -30,6 +32,18 @@ class TellingEngine(ToyEngine):
         pause_s = await super().apply(staged)
         self.say(event="applied", version=staged.manifest.version, digest=staged.manifest.digest)
         return pause_s
+
+
+def lie_to_others() -> None:
+    """Make this process send other actors slices that are not what they should be."""
+
+    def lying(held, pull):
+        told = answer(held, pull)
+        if isinstance(told, Chunk):
+            told = replace(told, payload=bytes([told.payload[0] ^ 1]) + told.payload[1:])
+        return told
+
+    answer, HeldWeights.answer = HeldWeights.answer, lying  # type: ignore[method-assign]
 
 
 def strike_in_collective(strike: int | str, nth: int) -> None:
@@ -54,11 +68,15 @@ async def live(options: dict, pipe: Connection, say) -> None:
     engine.spoil = options.get("spoil", 0)
     receiver = WeightReceiver(
         engine,
-        ActorSettings(weight_timeout_s=options.get("timeout_s", 8.0)),
+        ActorSettings(
+            weight_timeout_s=options.get("timeout_s", 8.0),
+            share_endpoint="tcp://127.0.0.1:0" if options.get("shares") else None,
+        ),
         keys=load_pair(Path(options["keys"]), options.get("key", "actor")),
         run=options.get("run", "toy"),
         incarnation=options["name"],
         staging=Path(options["staging"]),
+        keys_folder=Path(options["keys"]),
     )
     loop = asyncio.get_running_loop()
     loop.add_reader(pipe.fileno(), lambda: receiver.offer(pipe.recv()))
@@ -82,6 +100,9 @@ def run(options: dict, pipe: Connection) -> None:
     configure_logging("actor", run="toy", incarnation=options["name"])
     if "strike" in options:
         strike_in_collective(options["strike"], options["nth"])
+
+    if options.get("lies"):
+        lie_to_others()
 
     def say(**line):
         pipe.send(line)

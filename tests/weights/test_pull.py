@@ -10,6 +10,7 @@ import pytest
 from actors import weight_pull
 from actors.staging_files import StagingFile, StagingFiles
 from actors.weight_pull import WeightPull
+from actors.weight_sources import WeightSources
 from actors.weight_transfer import MAX_MISMATCHES, WeightTransfer
 from broker import sparse
 from broker.manifest import Probe, SparseLink, TensorSpec, WeightManifest, digest_of
@@ -97,7 +98,8 @@ def memory():
 
 async def pulled(publisher, memory, step=1, timeout_s=5.0):
     version = manifest(step).version
-    pull = WeightPull(version, memory, post=publisher.post, progress_timeout_s=timeout_s)
+    sources = WeightSources(publisher.post).of(None)
+    pull = WeightPull(version, memory, sources=sources, progress_timeout_s=timeout_s)
     publisher.answer = pull.take
     return await pull.run()
 
@@ -135,7 +137,8 @@ def test_a_version_that_is_gone_is_answered_by_a_newer_one(publisher, memory):
 
 def test_slices_that_were_not_asked_for_are_not_written(publisher, memory):
     async def story():
-        pull = WeightPull(manifest(1).version, memory, post=publisher.post, progress_timeout_s=5.0)
+        sources = WeightSources(publisher.post).of(None)
+        pull = WeightPull(manifest(1).version, memory, sources=sources, progress_timeout_s=5.0)
         publisher.answer = pull.take
         pull.take(Chunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version
         pull.take(Chunk(PolicyVersion(1, 1), 1, b"x" * CHUNK_BYTES))  # another place
@@ -160,7 +163,11 @@ class Stage:
         self.keeps = False
         self.arrived = asyncio.Event()
         self.transfer = WeightTransfer(
-            self.files, post=publisher.post, stage=self._take, timeout_s=5.0
+            self.files,
+            post=publisher.post,
+            sources=WeightSources(publisher.post),
+            stage=self._take,
+            timeout_s=5.0,
         )
         publisher.answer = self.transfer.take
 

@@ -1,0 +1,267 @@
+"""Who is asked for weights and what is believed: the tree, what an actor offers, and bad peers.
+
+Peers are scripted here, because a real one cannot be made to stop at a given slice; real ones, with
+their own ports, are in test_share.py.
+"""
+
+import asyncio
+import mmap
+from contextlib import asynccontextmanager
+
+import pytest
+
+from actors import weight_pull, weight_sources
+from actors.held_weights import HeldWeights
+from actors.weight_pull import WeightPull
+from actors.weight_sources import PeerSource, WeightSources
+from broker.manifest import chunk_digests
+from broker.weights import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
+from buffer.episode import PolicyVersion
+from configs.errors import DeadlineError
+from learner.pull_tree import FAN_OUT, PullTree
+from tests.weights.test_pull import CHUNK_BYTES, NUM_BYTES, contents
+
+VERSION = PolicyVersion(1, 1)
+DIGESTS = chunk_digests(contents(1), CHUNK_BYTES)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks_and_little_patience(monkeypatch):
+    monkeypatch.setattr(weight_pull, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(weight_pull, "FIRST_PATIENCE_S", 0.02)
+    monkeypatch.setattr(weight_pull, "SILENT_S", 0.06)
+    monkeypatch.setattr(weight_pull, "LATER_S", 0.2)
+
+
+class ScriptedSource:
+    """Answers at once: with the right slices, or what `answer` makes of one."""
+
+    def __init__(self, name, *, is_peer=True, answer=lambda chunk: chunk) -> None:
+        self.name = name
+        self.is_peer = is_peer
+        self.answer = answer
+        self.asked: list[int] = []
+
+    @asynccontextmanager
+    async def open(self, take):
+        is_open = True
+
+        def deliver(answer) -> None:
+            if is_open:
+                take(answer)
+
+        def post(pull) -> bool:
+            self.asked.append(pull.offset)
+            whole = contents(pull.version.step)
+            payload = whole[pull.offset : pull.offset + pull.num_bytes]
+            answer = self.answer(Chunk(pull.version, pull.offset, payload))
+            if answer is not None:
+                asyncio.get_running_loop().call_soon(deliver, answer)
+            return True
+
+        yield post
+        is_open = False
+
+
+def corrupt(chunk):
+    return Chunk(chunk.version, chunk.offset, bytes([chunk.payload[0] ^ 1]) + chunk.payload[1:])
+
+
+def after(count, answer):
+    """Answer rightly so often, and then as `answer` does."""
+    left = [count]
+
+    def switch(chunk):
+        left[0] -= 1
+        return chunk if left[0] >= 0 else answer(chunk)
+
+    return switch
+
+
+def pulled(*sources, timeout_s=1.0):
+    """Pull from these; returns the bytes, the pull, and who was left with (has it lied)."""
+    memory, left = mmap.mmap(-1, NUM_BYTES), {}
+
+    async def pull():
+        made = WeightPull(
+            VERSION,
+            memory,
+            sources=sources,
+            digests=DIGESTS,
+            failed=lambda source, _reason, has_lied: left.update({source.name: has_lied}),
+            progress_timeout_s=timeout_s,
+        )
+        assert await made.run() is None
+        return made
+
+    made = asyncio.run(pull())
+    return memory[:], made, left
+
+
+def publisher():
+    return ScriptedSource("publisher", is_peer=False)
+
+
+def test_a_peer_spares_the_publisher():
+    last = publisher()
+
+    got, pull, left = pulled(ScriptedSource("peer"), last)
+
+    assert (got, left, last.asked) == (contents(1), {}, [])
+    assert pull.num_bytes[True] == NUM_BYTES
+
+
+@pytest.mark.parametrize(
+    ("answer", "has_lied"), [(lambda _: None, False), (corrupt, True)], ids=["silent", "lying"]
+)
+def test_what_a_failing_peer_did_not_bring_comes_from_the_next_source(answer, has_lied):
+    last = publisher()
+
+    got, pull, left = pulled(ScriptedSource("peer", answer=after(3, answer)), last)
+
+    assert got == contents(1)
+    assert left == {"peer": has_lied}
+    assert sorted(last.asked) == [i * CHUNK_BYTES for i in (3, 4, 5, 6)]
+    assert pull.num_bytes == {True: 3 * CHUNK_BYTES, False: NUM_BYTES - 3 * CHUNK_BYTES}
+
+
+def test_a_peer_that_only_promises_is_left_and_one_that_keeps_its_word_is_not():
+    promising = ScriptedSource("promising", answer=lambda c: Later(c.version, c.offset))
+    first_promises = iter(range(2 * PULL_CREDIT))
+    late = ScriptedSource(
+        "late",
+        answer=lambda c: c if next(first_promises, None) is None else Later(c.version, c.offset),
+    )
+    last = publisher()
+
+    got, _, left = pulled(promising, late, last)
+
+    assert (got, left, last.asked) == (contents(1), {"promising": False}, [])
+
+
+def test_a_peer_that_has_moved_on_is_left_without_a_grudge():
+    moved = ScriptedSource("moved", answer=after(2, lambda c: Gone(c.version, c.offset)))
+
+    got, pull, left = pulled(moved, publisher())
+
+    assert (got, left) == (contents(1), {})
+    assert pull.num_bytes[True] == 2 * CHUNK_BYTES
+
+
+def test_a_pull_ends_when_its_last_source_is_silent_too():
+    silent = [ScriptedSource(name, answer=lambda _: None) for name in "ab"]
+
+    with pytest.raises(DeadlineError, match=r"must make progress within 0\.1 s, got nothing of"):
+        pulled(*silent, timeout_s=0.1)
+
+
+def test_who_was_silent_rests_and_who_lied_is_never_asked_again(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(weight_sources.time, "monotonic", lambda: now[0])
+    peers = tuple(Peer(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
+    offered = Sources(peers, DIGESTS)
+    sources = WeightSources(lambda _: True, caller=object())  # type: ignore[arg-type]
+    silent, liar, _, _ = sources.of(offered)
+    assert isinstance(silent, PeerSource)
+
+    sources.failed(silent, "silent", False)
+    sources.failed(liar, "lied", True)
+
+    def names():
+        return [source.name for source in sources.of(offered)]
+
+    assert names() == [peers[2].endpoint, "publisher"]
+    now[0] = 2 * weight_sources.REST_S
+    assert names() == [peers[0].endpoint, peers[2].endpoint, "publisher"]
+    assert [s.name for s in sources.of(None)] == ["publisher"]
+    sources.close()
+
+
+def memory_of(step: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, NUM_BYTES)
+    memory[:] = contents(step)
+    return memory
+
+
+def asked(step: int, offset: int = 0, base: PolicyVersion | None = None) -> Pull:
+    return Pull(PolicyVersion(1, step), offset, CHUNK_BYTES, base)
+
+
+def test_an_actor_offers_its_newest_version_and_what_has_arrived_of_the_next():
+    held, calls = HeldWeights(), []
+    held.changed = lambda: calls.append(1)
+    assert isinstance(held.answer(asked(1)), Later)
+
+    held.hold(PolicyVersion(1, 1), memory_of(1))
+    held.begin(PolicyVersion(1, 2), memory_of(2))
+    held.arrived(CHUNK_BYTES)
+
+    assert held.answer(asked(1)) == Chunk(PolicyVersion(1, 1), 0, contents(1)[:CHUNK_BYTES])
+    assert isinstance(held.answer(asked(2)), Later)
+    assert isinstance(held.answer(asked(2, CHUNK_BYTES)), Chunk)
+    assert isinstance(held.answer(asked(3)), Later)
+    assert isinstance(held.answer(asked(0)), Gone)
+    assert len(calls) == 2
+
+
+def test_an_actor_offers_nothing_that_it_has_taken_back_nor_what_is_not_there():
+    held = HeldWeights()
+    held.hold(PolicyVersion(1, 1), memory_of(1))
+
+    assert isinstance(held.answer(asked(1, NUM_BYTES)), Gone)
+    assert isinstance(held.answer(asked(1, -1)), Gone)
+    assert isinstance(held.answer(asked(1, base=PolicyVersion(1, 0))), Gone)
+    held.begin(PolicyVersion(1, 2), memory_of(2))
+    held.arrived(0)
+    held.abandon()
+    held.release()
+    assert isinstance(held.answer(asked(1)), Later)
+    assert isinstance(held.answer(asked(2)), Later)
+
+
+def grown(num_sharing: int, num_others: int = 0) -> tuple[PullTree, dict[str, Peer]]:
+    tree = PullTree()
+    peers = {f"s{i}": Peer(f"tcp://127.0.0.1:{i + 1}", "k") for i in range(num_sharing)}
+    for i in range(num_others):
+        tree.heard(f"o{i}", None)
+    for name, peer in peers.items():
+        tree.heard(name, peer)
+    return tree, peers
+
+
+@pytest.mark.parametrize("num_sharing", [1, 2, 3, 16, 100])
+def test_every_source_is_asked_by_few_and_every_way_ends_at_the_publisher(num_sharing):
+    tree, peers = grown(num_sharing)
+    ways = {name: tree.way_of(name) for name in peers}
+
+    assert sum(not way for way in ways.values()) == min(FAN_OUT, num_sharing)
+    nearest = [way[0] for way in ways.values() if way]
+    assert all(nearest.count(peer) <= FAN_OUT for peer in nearest)
+    name_of = {peer: name for name, peer in peers.items()}
+    for way in ways.values():
+        assert len(way) <= 6
+        if way:
+            assert ways[name_of[way[0]]] == way[1:]  # each peer's own way is the rest of it
+
+
+def test_who_shares_nothing_is_asked_by_nobody():
+    tree, peers = grown(3, num_others=20)
+
+    ways = [tree.way_of(f"o{i}") for i in range(20)]
+
+    assert all(way and set(way) <= set(peers.values()) for way in ways)
+    assert tree.way_of("never heard") != ()
+    assert grown(0, num_others=5)[0].way_of("o4") == ()
+
+
+def test_those_behind_an_actor_that_is_gone_move_up():
+    tree, peers = grown(5)
+    assert tree.way_of("s4") == (peers["s1"],)
+
+    tree.forget_all_but({"s0", "s2", "s4"})
+
+    assert tree.way_of("s2") == ()
+    assert tree.way_of("s4") == (peers["s0"],)
+    tree.heard("s0", None)
+    assert tree.way_of("s4") == ()
+    assert tree.way_of("s0") == (peers["s2"],)

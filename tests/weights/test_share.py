@@ -1,0 +1,200 @@
+"""Actors that pull from each other, as processes: real ports, real CURVE, real deaths."""
+
+import asyncio
+import mmap
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+import zmq.asyncio
+
+from actors.held_weights import HeldWeights
+from actors.weight_link import Caller, WeightLink
+from actors.weight_share import REFRESH_S, WeightShare
+from broker.allow_list import Role, add, revoke
+from broker.keys import load_pair, make_keys
+from broker.weights import Chunk, Join, Later, Peer, Pull
+from buffer.episode import PolicyVersion
+from configs.errors import SettingsError
+from learner.pull_tree import FAN_OUT
+from tests.weights.listening import addresses
+from tests.weights.plane import Plane
+from tests.weights.test_plane import MAX_PUBLISH_S
+
+BALLAST = 3_000_000  # 12 MB: three slices
+
+
+@pytest.fixture
+def plane(tmp_path):
+    plane = Plane(tmp_path, ballast=BALLAST, broadcast=False)
+    try:
+        plane.publish()
+        yield plane
+    finally:
+        plane.close()
+
+
+def join(plane, count: int, **odd):
+    """Let actors that share come one after the other, so that their places are known."""
+    for place in range(count):
+        actor = plane.actor(f"peer-{place}", shares=True, **odd.get(f"peer_{place}", {}))
+        actor.wait("synced", timeout_s=60.0)
+    return plane.actors[-count:]
+
+
+def held_by_all(plane, actors):
+    manifest = plane.publish()
+    for actor in actors:
+        assert actor.applied(manifest)["digest"] == manifest.digest
+    return manifest
+
+
+def pulled(actors) -> tuple[int, int]:
+    """Bytes that these have pulled from the publisher, and from each other."""
+    found = [actor.counters() for actor in actors]
+    peers = sum(counters["peer_bytes"] for counters in found)
+    return sum(counters["pulled_bytes"] for counters in found) - peers, peers
+
+
+def test_a_version_leaves_the_publisher_as_often_as_its_fan_out_says(plane):
+    actors = join(plane, 6)
+    held_by_all(plane, actors)
+
+    found = []
+    while (FAN_OUT, len(actors) - FAN_OUT) not in found:
+        assert len(found) < 4, found  # a busy machine may make a peer look silent, not every time
+        before = pulled(actors)
+        size = held_by_all(plane, actors).num_bytes
+        after = pulled(actors)
+        found.append(((after[0] - before[0]) / size, (after[1] - before[1]) / size))
+
+    assert all(actor.counters()["digest_mismatches"] == 0 for actor in actors)
+    listening = addresses(actors[0].pid)
+    assert listening
+    assert {host for host, _ in listening} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_those_behind_a_peer_that_is_struck_down_have_the_newest_weights(plane, number):
+    actors = join(plane, 4)
+    held_by_all(plane, actors)
+    os.kill(actors[0].pid, number)
+    plane.slowest_publish_s = 0.0
+
+    held_by_all(plane, actors[1:])
+
+    assert plane.slowest_publish_s < MAX_PUBLISH_S
+
+
+def test_a_peer_that_lies_is_found_out_and_asked_no_more(plane):
+    actors = join(plane, 5, peer_0={"lies": True})
+    held_by_all(plane, actors)
+    honest = actors[1:]
+
+    first = pulled(honest)
+    size = held_by_all(plane, honest).num_bytes
+    second = pulled(honest)
+
+    assert all(actor.counters()["digest_mismatches"] == 0 for actor in honest)
+    # Peers 2 and 3 were to ask the liar, and ask the publisher, as 1 does; 4 asks 1.
+    assert second[0] - first[0] >= 3 * size
+    assert sum(second) - sum(first) == 4 * size
+
+
+class Guest:
+    """Somebody who pulls from a share with this key; keeps what it is answered."""
+
+    def __init__(self, port: Peer, folder, key: str, run: str) -> None:
+        self.answers: list[object] = []
+        self._news = asyncio.Event()
+        self._context = zmq.asyncio.Context()
+        caller = Caller(load_pair(folder, key), run, "guest")
+        self.link = WeightLink(self._context, port, caller=caller, take=self._take, may_queue=True)
+        self._reading = asyncio.create_task(self.link.read())
+
+    def _take(self, answer: object) -> None:
+        self.answers.append(answer)
+        self._news.set()
+
+    async def next(self, timeout_s: float = 5.0) -> object:
+        self._news.clear()
+        async with asyncio.timeout(timeout_s):
+            await self._news.wait()
+        return self.answers[-1]
+
+    def leave(self) -> None:
+        self._reading.cancel()
+        self.link.close()
+        self._context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def sharing(keys, held):
+    """A share that listens, and where."""
+    pair = load_pair(keys, "actor")
+    share = WeightShare(held, "tcp://127.0.0.1:0", folder=keys, keys=pair, run="toy")
+    running = asyncio.create_task(share.run())
+    await asyncio.sleep(0)  # it listens before it waits for anything
+    assert share.peer is not None
+    try:
+        yield share.peer
+    finally:
+        running.cancel()
+
+
+PULL = Pull(PolicyVersion(1, 1), 0, 10)
+
+
+def test_a_slice_that_is_still_on_its_way_is_sent_on_when_it_arrives(tmp_path):
+    keys = make_keys(tmp_path / "keys")
+    held = HeldWeights()
+
+    async def story():
+        async with sharing(keys, held) as port:
+            guest = Guest(port, keys, "actor", "toy")
+            guest.link.post(PULL)
+            assert await guest.next() == Later(PULL.version, 0)
+            held.begin(PULL.version, mmap.mmap(-1, 100))
+            held.arrived(0)
+            assert await guest.next() == Chunk(PULL.version, 0, bytes(10))
+            guest.leave()
+
+    asyncio.run(story())
+
+
+def test_a_share_answers_allowed_actors_of_its_run_alone(tmp_path):
+    keys = make_keys(tmp_path / "keys")
+    add(keys, "watcher", Role.OBSERVER)
+    add(keys, "spot", Role.ACTOR)
+    strange = make_keys(tmp_path / "strange")
+
+    async def story():
+        async with sharing(keys, HeldWeights()) as port:
+            asked = [(strange, "actor", "toy"), (keys, "watcher", "toy"), (keys, "spot", "other")]
+            outside = [Guest(port, *each) for each in asked]
+            inside = Guest(port, keys, "spot", "toy")
+            for guest in (*outside, inside):
+                guest.link.post(Join(PULL.version, False, "cpu"))  # not for a share
+                guest.link.post(PULL)
+            await inside.next()
+            revoke(keys, "spot")
+            await asyncio.sleep(REFRESH_S + 0.5)
+            inside.link.post(PULL)
+            await asyncio.sleep(0.3)
+            for guest in (*outside, inside):
+                guest.leave()
+            return [len(guest.answers) for guest in (*outside, inside)]
+
+    assert asyncio.run(story()) == [0, 0, 0, 1]
+
+
+def test_an_actor_that_could_let_nobody_in_says_so(tmp_path):
+    keys = make_keys(tmp_path / "keys")
+    (keys / "allowed" / "actor.pub").unlink()
+
+    share = WeightShare(
+        HeldWeights(), "tcp://127.0.0.1:0", folder=keys, keys=load_pair(keys, "actor"), run="toy"
+    )
+    with pytest.raises(SettingsError, match="must hold the public keys of the actors that may"):
+        asyncio.run(share.run())
