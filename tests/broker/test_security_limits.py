@@ -31,6 +31,7 @@ from tests.broker.test_restart import process, run_settings
 __all__ = ["run_settings"]
 
 LARGE = 900_000  # bytes of a message, near the limit of 1 MiB
+SMALL = 2_000
 
 
 @pytest.fixture
@@ -47,6 +48,12 @@ def narrow(run_settings: Settings) -> Settings:
 def resident_mib(pid: int) -> float:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def beat_of(size: int) -> bytes:
+    """Encode a heartbeat with a chunk of so many bytes, from an actor that nobody knows."""
+    beat = Beat(0, 1, 0, 1, bytes(size))
+    return encode(BeatRequest((beat,), FIRST), run=RUN, incarnation="x", seq=1)
 
 
 @contextmanager
@@ -96,18 +103,18 @@ async def latencies(settings: Settings, redis_url: str, seconds: float) -> list[
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "most_mib"),
     [
-        encode(
-            BeatRequest((Beat(0, 1, 0, 1, bytes(LARGE)),), FIRST), run=RUN, incarnation="x", seq=1
-        ),
-        encode(BeatRequest((), FIRST), run=RUN, incarnation="x", seq=1),
-        b"\xdd\xff\xff\xff\xff" * 1000,
+        # Its share is 4 MiB, and ZeroMQ holds some more: 4 to 10 were seen. Kept, they are 300.
+        (beat_of(LARGE), 24),
+        # 0.7 was seen at most; a broker that kept each message grew by 25 a second.
+        (beat_of(SMALL), 8),
+        (b"\xdd\xff\xff\xff\xff" * 1000, 8),
     ],
     ids=["large", "small", "malformed"],
 )
 def test_a_flood_costs_no_memory_and_an_honest_actor_little_time(
-    redis_url: str, narrow: Settings, message: bytes
+    redis_url: str, narrow: Settings, message: bytes, most_mib: float
 ) -> None:
     async def story() -> None:
         store = AsyncStore(redis_url, RUN)
@@ -121,7 +128,7 @@ def test_a_flood_costs_no_memory_and_an_honest_actor_little_time(
                 growth = resident_mib(broker.pid) - before
             assert broker.poll() is None
 
-        assert growth < 40
+        assert growth < most_mib
         assert statistics.median(waits) < 1.0
         assert max(waits) < 5.0
 
