@@ -31,7 +31,6 @@ def algorithm_disagreements(settings: Settings) -> list[str]:
         _clips_twice_in_vain,
         _keeps_nothing,
         _cuts_groups,
-        _bounds_one_step_only,
     )
     return [text for check in checks if (text := check(settings)) is not None]
 
@@ -72,7 +71,7 @@ def _moves_the_anchor(settings: Settings) -> str | None:
     return (
         f"algorithm.num_epochs x algorithm.num_minibatches must be 1 where algorithm.proximal is "
         f"interpolated, got {steps}; its anchor is in part the current policy, and would move with "
-        f"it from one optimizer step to the next: take recomputed"
+        f"it from step to step; to hold it takes the forward pass that it saves: take recomputed"
     )
 
 
@@ -157,15 +156,4 @@ def _cuts_groups(settings: Settings) -> str | None:
     return (
         f"algorithm.num_minibatches must be <= run.groups_per_batch = {groups}, got {parts}; "
         f"an optimizer step would have nothing to train on"
-    )
-
-
-def _bounds_one_step_only(settings: Settings) -> str | None:
-    algorithm = settings.algorithm
-    steps = algorithm.num_epochs * algorithm.num_minibatches
-    if algorithm.surrogate != "m2po" or steps == 1:
-        return None
-    return (
-        f"algorithm.num_epochs x algorithm.num_minibatches must be 1 with algorithm.surrogate "
-        f"m2po, got {steps}; it finds its bound from the whole batch, before the policy moves"
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from configs.settings import CriticSettings, LearnerSettings
 
@@ -93,6 +94,17 @@ class Critic:
         """Take one optimizer step of batch `step`; every rank must call it."""
         self._meter.outcomes.append(self.optimizer.step(step))
 
+    def begin_anew(self, model_path: str) -> None:
+        """Know nothing again, as `make_critic` made it; every rank must call it.
+
+        Args:
+            model_path: Where a second model starts from.
+        """
+        width = self.model.head.in_features
+        whole = _new_model(width, self.settings, model_path).state_dict()
+        set_model_state_dict(self.model, whole, options=StateDictOptions(full_state_dict=True))
+        self.optimizer.adam.state.clear()
+
     def figures(self, ranks: Ranks) -> CriticFigures:
         """Say what the batch showed, and begin to count the next; every rank must call it."""
         meter, self._meter = self._meter, ValueMeter()
@@ -124,13 +136,17 @@ def make_critic(
     """
     if settings.kind == "none":
         return None
-    trunk = load_causal_lm(model_path).base_model if settings.kind == "model" else None
-    width = int(policy.causal_lm.config.hidden_size)
-    model = ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
+    model = _new_model(int(policy.causal_lm.config.hidden_size), settings, model_path)
+    layers = [] if model.trunk is None else layers_of(model.trunk)
     shard_units(model.head, [], ranks.mesh, dtype=torch.float32)
-    shard_units(model, [] if trunk is None else layers_of(trunk), ranks.mesh, dtype=dtype)
+    shard_units(model, layers, ranks.mesh, dtype=dtype)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
     return Critic(model.train(), AdamWithSchedule(model, constant, learner), settings)
+
+
+def _new_model(width: int, settings: CriticSettings, model_path: str) -> ValueModel:
+    trunk = load_causal_lm(model_path).base_model if settings.kind == "model" else None
+    return ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
 
 
 def value_loss(

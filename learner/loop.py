@@ -133,6 +133,7 @@ class Loop:
                 ranks=parts.ranks,
                 model_path=self._run.model_path,
                 before=self._guard.state.restored_step,
+                critic=parts.critic,
             )
             self._guard.rolled_back(restored)
         return alerts

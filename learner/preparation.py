@@ -23,7 +23,6 @@ from .critic import Critic
 from .model import Policy, Scores, release
 from .ranks import Ranks
 from .reference import kl_rewards, rewards_to_go
-from .second_moment import second_moment_bound
 from .token_advantages import token_advantages, whiten
 
 
@@ -41,7 +40,7 @@ class Prepared:
     targets_N: Tensor | None = None
     """What the critic shall say. Shape [N]."""
     log_ratio_bound: float = math.inf
-    """M2PO: largest |log(pi/mu)| that stays in this batch, nats."""
+    """M2PO: largest |log(pi/mu)| that stays in an optimizer step, which sets it anew; nats."""
 
 
 def prepare(
@@ -68,7 +67,7 @@ def prepare(
     prepared = []
     for microbatch in microbatches:
         own = microbatch.to(ranks.device)
-        scores = score(policy, own) if is_scored or settings.surrogate == "m2po" else None
+        scores = score(policy, own) if is_scored else None
         each = Prepared(
             own,
             log_prox_N=None if scores is None else scores.logprobs_N,
@@ -85,20 +84,7 @@ def prepare(
             replace(each, microbatch=replace(each.microbatch, advantages_N=advantages_N))
             for each, advantages_N in zip(prepared, whitened, strict=True)
         ]
-    return _bound(prepared, settings, ranks) if settings.surrogate == "m2po" else prepared
-
-
-def _bound(
-    prepared: Sequence[Prepared], settings: AlgorithmSettings, ranks: Ranks
-) -> list[Prepared]:
-    """Bound the ratios of the batch; there are no ratios and advantages left to change."""
-    moves = [
-        (each.log_prox_N - each.microbatch.behaviour_logprobs_N, each.microbatch.advantages_N)
-        for each in prepared
-        if each.log_prox_N is not None
-    ]
-    bound = second_moment_bound(moves, settings.second_moment, ranks)
-    return [replace(each, log_ratio_bound=bound) for each in prepared]
+    return prepared
 
 
 @torch.no_grad()

@@ -120,7 +120,7 @@ PUBLISHED = (
     ),
     _method(
         "M2PO",
-        "A bound on the second moment of the log-ratios of a batch.",
+        "A bound on the second moment of the log-ratios of an optimizer step.",
         "Zheng et al. 2025, arXiv:2510.01161",
         advantage="grpo",
         correction="none",

@@ -13,6 +13,7 @@ import structlog
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from .checkpoint import Checkpoints
+from .critic import Critic
 from .model import Policy, load_causal_lm
 from .optimizer import AdamWithSchedule
 from .ranks import Ranks
@@ -28,8 +29,9 @@ def roll_back(
     ranks: Ranks,
     model_path: str,
     before: int | None,
+    critic: Critic | None = None,
 ) -> int:
-    """Load the newest checkpoint into policy and optimizer; every rank must call it.
+    """Load the newest checkpoint into policy, critic and optimizers; every rank must call it.
 
     Args:
         checkpoints: Of the run.
@@ -38,6 +40,7 @@ def roll_back(
         ranks: Rank 0 chooses for all.
         model_path: The model that the run began with: where to go without a checkpoint.
         before: Only checkpoints of earlier batches than this; None = any.
+        critic: Of the run, if it has one; the checkpoints know it too.
 
     Returns:
         Batches that the weights contain now.
@@ -53,6 +56,8 @@ def roll_back(
         checkpoints.load(Path(path), policy, optimizer)
         return int(path.rpartition("-")[2])
     _begin_anew(policy, optimizer, model_path)
+    if critic is not None:
+        critic.begin_anew(model_path)
     return 0
 
 

@@ -1,4 +1,8 @@
-"""How far out a token may be in one batch for M2PO: a bound on |log(pi/mu)|, over all ranks.
+"""How far out a token may be in one optimizer step for M2PO: a bound on |log(pi/mu)|.
+
+Found anew before each optimizer step, over the tokens of its minibatch on all ranks and under the
+policy that it moves: a bound from the batch's beginning would not see how far the steps before have
+gone. It costs a forward pass.
 
 Source:
     Zheng et al. 2025, arXiv:2510.01161.
@@ -8,14 +12,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from .model import Policy
+from .preparation import Prepared, score
 from .ranks import Ranks
 
 # Halvings of the interval: float64 is exhausted.
 HALVINGS = 64
+
+
+def bound_ratios(
+    policy: Policy, minibatch: Sequence[Prepared], most: float, ranks: Ranks
+) -> list[Prepared]:
+    """Bound the ratios of the optimizer step that comes next; every rank must call it.
+
+    Args:
+        policy: As it is now.
+        minibatch: This rank's share of what the step trains on.
+        most: Largest mean of log(rho)^2, nats^2.
+        ranks: All of them.
+    """
+    moves = [
+        (
+            score(policy, each.microbatch).logprobs_N - each.microbatch.behaviour_logprobs_N,
+            each.microbatch.advantages_N,
+        )
+        for each in minibatch
+    ]
+    bound = second_moment_bound(moves, most, ranks)
+    return [replace(each, log_ratio_bound=bound) for each in minibatch]
 
 
 def second_moment_bound(moves: Sequence[tuple[Tensor, Tensor]], most: float, ranks: Ranks) -> float:

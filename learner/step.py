@@ -3,6 +3,7 @@
     prepare                       once: what the whole batch is measured from, without a gradient
     for each epoch                `algorithm.num_epochs`
         for each minibatch        `algorithm.num_minibatches`: a share of the batch's groups
+            bound                 M2PO's, from a pass over the minibatch as the policy is now
             for each microbatch   what fits into one forward pass
                 accumulate
             optimizer step
@@ -34,6 +35,7 @@ from .optimizer import AdamWithSchedule, StepOutcome
 from .preparation import Prepared, prepare
 from .ranks import Ranks
 from .reference import kl_penalty
+from .second_moment import bound_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +89,11 @@ def train_batch(
     steps: list[StepOutcome] = []
     for _epoch in range(settings.num_epochs):
         for minibatch in range(settings.num_minibatches):
-            loss = torch.zeros(1, dtype=torch.float64, device=ranks.device)
-            for each in prepared:
-                if each.microbatch.minibatch == minibatch:
-                    loss += accumulate(policy, each, meter, settings, critic)
-            losses.append(float(ranks.sum(loss)))
+            share = [each for each in prepared if each.microbatch.minibatch == minibatch]
+            if settings.surrogate == "m2po":
+                share = bound_ratios(policy, share, settings.second_moment, ranks)
+            shares = [accumulate(policy, each, meter, settings, critic) for each in share]
+            losses.append(float(ranks.sum(torch.stack(shares).double().sum())))
             if critic is not None:
                 critic.step(step)
             is_held = critic is not None and critic.is_warming_up(step)

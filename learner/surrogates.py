@@ -197,17 +197,18 @@ def topr(terms: Terms, _settings: AlgorithmSettings) -> Objective:
 
 
 def m2po(terms: Terms, _settings: AlgorithmSettings) -> Objective:
-    """Leave out the farthest tokens, until what remains of the batch has a small second moment.
+    """Leave out a step's farthest tokens, until what remains has a small second moment.
 
     Formula:
         S = r A, 0 where A > 0, log(r) > b or A < 0, log(r) < -b;  b: the largest with
         mean of log(r)^2 <= second_moment over the tokens with A log(r) > 0 that it leaves
 
     Kind:
-        token (bound: batch)
+        token (bound: all tokens of an optimizer step)
 
     Use:
         Large lags: a clip at fixed bounds silences the tokens that matter most, this hardly any.
+        One forward pass more, for the bound of each optimizer step.
 
     Source:
         Zheng et al. 2025, arXiv:2510.01161.

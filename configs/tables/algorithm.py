@@ -64,7 +64,7 @@ class AlgorithmSettings(Table):
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Largest ratio whose negative advantage still has a gradient under `clip`; null = any."""
     second_moment: Annotated[float, Field(gt=0)] = 0.04
-    """Largest mean of log(pi/mu)^2 over the batch that `m2po` leaves, nats squared."""
+    """Largest mean of log(pi/mu)^2 that `m2po` leaves in an optimizer step, nats squared."""
     rho_bar: Annotated[float, Field(gt=0)] = 2.0
     """Truncation of the importance ratio."""
     mask_low: NonNegative = 0.5

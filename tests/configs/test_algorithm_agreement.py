@@ -67,10 +67,6 @@ def load(algorithm, **run):
         ({"mask_low": 1.5}, "algorithm.mask_low and algorithm.mask_high must have 1 between them"),
         ({"geo_high": 0.9}, "tokens on which both policies agree would be left out"),
         ({"num_minibatches": 9}, "algorithm.num_minibatches must be <= run.groups_per_batch = 8"),
-        (
-            {"surrogate": "m2po", "num_epochs": 2},
-            "must be 1 with algorithm.surrogate m2po, got 2; it finds its bound from the whole",
-        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_with_the_reason(algorithm, reason):

@@ -30,7 +30,7 @@ CASES: list[dict[str, Any]] = [
     {"proximal": "recomputed", "surrogate": "gspo", "correction": "geo_mask", **SEVERAL},
     {"correction": "none", "surrogate": "gmpo", "aggregation": "sequence_sum", **SEVERAL},
     {"correction": "none", "surrogate": "topr", "aggregation": "dr_grpo"},
-    {"correction": "none", "surrogate": "m2po", "second_moment": 0.5},
+    {"correction": "none", "surrogate": "m2po", "second_moment": 0.5, **SEVERAL},
     {"proximal": "interpolated", "correction": "token_veto", "veto": 0.2},
 ]
 WIDE = {"geo_low": 0.1, "geo_high": 10.0, "rho_bar": 3.0}

@@ -16,6 +16,7 @@ from learner.critic import make_critic, value_loss
 from learner.metrics import Totals
 from learner.preparation import prepare
 from learner.ranks import Ranks
+from learner.rollback import roll_back
 from tests.learner.made_critic import (
     HEAD,
     MODEL,
@@ -237,6 +238,31 @@ def test_a_resumed_critic_equals_the_uninterrupted_one_bit_for_bit(
         [*pair.parameters(), *pair.moments()],
         strict=True,
     ):
+        assert torch.equal(ours, expected)
+
+
+@KINDS
+def test_a_rollback_without_a_checkpoint_takes_the_critic_to_the_beginning(
+    settings: CriticSettings, tmp_path: Path, ranks: Ranks
+) -> None:
+    pair, fresh = make_pair(settings, tmp_path, ranks), make_pair(settings, tmp_path, ranks)
+    for step in (1, 2):
+        train_pair(pair, step, ranks)
+
+    restored = roll_back(
+        Checkpoints(tmp_path / "kept", keep=1, ranks=ranks, critic=pair.critic),
+        pair.policy,
+        pair.optimizer,
+        ranks=ranks,
+        model_path=str(tmp_path / "model"),
+        before=None,
+        critic=pair.critic,
+    )
+
+    assert restored == 0 and not pair.moments()
+    for one in (pair, fresh):
+        train_pair(one, 3, ranks)
+    for ours, expected in zip(pair.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(ours, expected)
 
 

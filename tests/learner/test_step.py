@@ -115,12 +115,17 @@ def _log_probs(policy: Policy, episode: Episode) -> Tensor:
     return logprobs
 
 
+def _log_mu(episode: Episode) -> Tensor:
+    """What the record says of the trained tokens."""
+    completion = episode.completion
+    return torch.tensor(completion.behaviour_logprobs[completion.loss_mask == 1])
+
+
 def _objective(policy: Policy, anchor: Policy, episode: Episode, advantage: float) -> Tensor:
     """Decoupled PPO of one episode, token by token."""
-    log_mu = episode.completion.behaviour_logprobs[episode.completion.loss_mask == 1]
     total = torch.zeros((), dtype=torch.float64)
     for mu, prox, pi in zip(
-        log_mu, _log_probs(anchor, episode), _log_probs(policy, episode), strict=True
+        _log_mu(episode), _log_probs(anchor, episode), _log_probs(policy, episode), strict=True
     ):
         weight, ratio = (prox - float(mu)).exp().clamp(max=2.0), (pi - prox).exp()
         clipped = ratio.clamp(0.8, 1.28)
@@ -149,6 +154,45 @@ def test_epochs_measure_from_the_policy_of_the_batchs_beginning(ranks: Ranks) ->
 
     ratios = torch.cat([_log_probs(other, e) - _log_probs(anchor, e) for e in EPISODES]).exp()
     assert ratios.max() > 1.28 and ratios.min() < 0.8  # another anchor would show
+    for ours, theirs in zip(policy.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-9)
+
+
+def _bound_of(outward: list[float], most: float) -> float:
+    """Leave out the farthest, one after another; the distance of the last that stays."""
+    outward = sorted(outward)
+    while sum(x * x for x in outward) / len(outward) > most:
+        outward.pop()
+    return outward[-1]
+
+
+def test_m2po_bounds_each_optimizer_step_by_the_tokens_and_the_policy_of_that_step(
+    ranks: Ranks,
+) -> None:
+    most = 2.0
+    settings = _settings(
+        correction="none", surrogate="m2po", second_moment=most, num_epochs=2, num_minibatches=2
+    )
+    policy, other = tiny_policy().double(), tiny_policy().double()
+    optimizer = cast("AdamWithSchedule", Descent(policy, ranks, rate=0.3))
+    train_batch(policy, optimizer, 3, _pack(settings), settings=settings, ranks=ranks)
+
+    descent, rows, bounds = Descent(other, ranks, rate=0.3), _plan(settings).rows, []
+    for _epoch, minibatch in itertools.product(range(2), (0, 1)):
+        own = [n for n, row in enumerate(rows) if row.minibatch == minibatch]
+        advantages = {n: float(np.float32(rows[n].advantage)) for n in own}
+        log_ratios = {
+            n: _log_probs(other, EPISODES[n]) - _log_mu(EPISODES[n]).double() for n in own
+        }
+        pairs = [(x, advantages[n]) for n in own for x in log_ratios[n].tolist()]
+        bounds.append(_bound_of([abs(x) for x, a in pairs if x * a > 0], most))
+        weight = float(np.float32(1 / len(pairs)))
+        for n, logs in log_ratios.items():
+            stays = (logs * advantages[n] <= 0) | (logs.abs() <= bounds[-1])
+            (-weight * (stays * logs.exp() * advantages[n]).sum()).backward()
+        descent.step()
+
+    assert len({round(bound, 3) for bound in bounds}) == 4  # one for all of them would show
     for ours, theirs in zip(policy.parameters(), other.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-9)
 
