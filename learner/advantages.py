@@ -191,7 +191,7 @@ def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
         own, and a critic can be paid for. It leaves pi/mu to the correction.
 
     Source:
-        Schulman et al. 2016, arXiv:1506.02438, section 3, equation 16.
+        Schulman et al. 2016, arXiv:1506.02438, equation 16.
     """
     return outcomes.rewards_E
 

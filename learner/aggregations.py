@@ -78,7 +78,7 @@ def sequence_sum(lengths_E: Int64, counts: Counts) -> Float32:
         The unbiased policy gradient of the expected reward; its size grows with the length.
 
     Source:
-        Williams 1992; Ahmadian et al. 2024 (RLOO), arXiv:2402.14740, section 2.
+        Williams 1992; Ahmadian et al. 2024 (RLOO), arXiv:2402.14740.
     """
     return np.full(len(lengths_E), 1 / max(1, counts.episodes), dtype=np.float32)
 

@@ -171,7 +171,7 @@ def value_loss(
 
     Source:
         Schulman et al. 2017, arXiv:1707.06347; the clipping is that of its published code, as
-        Engstrom et al. 2020, arXiv:2005.12729, section 3, describe it.
+        Engstrom et al. 2020, arXiv:2005.12729 (value function clipping), describe it.
     """
     assert values_N.shape == old_values_N.shape == targets_N.shape == weights_N.shape
     squares_N = (values_N - targets_N).square()

@@ -99,7 +99,7 @@ def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
         r + sum over t' >= t of rewards_t', for each token t. Shape [N], float32.
 
     Source:
-        Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, section 3, with the KL as token reward.
+        Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, token-level KL penalty in the reward.
     """
     episodes_N, wide_N = microbatch.episodes_N, rewards_N.double()
     totals_B = wide_N.new_zeros(len(microbatch.rewards_B)).index_add(0, episodes_N, wide_N)

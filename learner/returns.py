@@ -61,7 +61,7 @@ def gae(
         ValueError: `lam` is out of range, or the shapes do not agree.
 
     Source:
-        Schulman et al. 2016, arXiv:1506.02438, section 3, equation 16.
+        Schulman et al. 2016, arXiv:1506.02438, equation 16.
     """
     if not 0 <= lam <= 1:
         raise ValueError(f"lam must be >= 0 and <= 1, got {lam}")
