@@ -23,7 +23,7 @@ from console.guard import Guard
 from console.init_model import make_if_needed
 from console.plan import commands, prepare, redis_command
 from console.plot import draw_reward
-from console.process import Process
+from console.process import Process, Supervised
 from console.progress import RunProgress
 from console.redis_server import RedisServer, wait_until_ready
 from console.restart import RestartPolicy
@@ -60,6 +60,7 @@ class Life:
         self._redis_url = redis_url
         self._resume_command = resume_command
         self._plain = plain
+        self._crew: Crew | None = None
 
     def carry_out(self) -> int:
         """Start, watch, stop; the answer is the exit code."""
@@ -103,6 +104,7 @@ class Life:
                 is_finished=lambda: self._folder.state is RunState.FINISHED,
                 say=display.say,
                 last_error=stages.take_error,
+                mourn=self._mourn,
             )
             with display:
                 return self._watch(supervisor, processes[0], server, display, stages)
@@ -118,7 +120,8 @@ class Life:
         stages: Stages,
     ) -> Outcome:
         """Start Redis, then the rest at once; stop all of it in order, whatever happens."""
-        crew = Crew(self._settings, self._folder.redis_url.read_text(encoding="utf-8").strip())
+        url = self._folder.redis_url.read_text(encoding="utf-8").strip()
+        self._crew = crew = Crew(self._settings, url)
         try:
             if server is not None:
                 first.start()
@@ -133,6 +136,11 @@ class Life:
         finally:
             crew.close()
             self._stop(supervisor, display)
+
+    def _mourn(self, process: Supervised) -> None:
+        """Have the work of an actor that ended go to the others at once."""
+        if process.role == "actor" and process.pid is not None and self._crew is not None:
+            self._crew.mourn(process.pid)
 
     def _look_until_the_end(
         self, supervisor: Supervisor, display: Display, stages: Stages, crew: Crew

@@ -25,6 +25,11 @@ class Supervised(Protocol):
         """`redis`, `broker`, `learner` or `actor`."""
         ...
 
+    @property
+    def pid(self) -> int | None:
+        """Process id of the current or last life; None before the first."""
+        ...
+
     def start(self) -> None:
         """Begin a new life; the last one has ended."""
         ...
@@ -83,7 +88,6 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the current or last life."""
         return self._child.pid if self._child is not None else None
 
     def start(self) -> None:

@@ -43,6 +43,7 @@ class Supervisor:
         is_finished: Callable[[], bool],
         say: Callable[[str], None],
         last_error: Callable[[str], str | None] = lambda _name: None,
+        mourn: Callable[[Supervised], None] = lambda _process: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -51,6 +52,7 @@ class Supervisor:
         self._is_finished = is_finished
         self._say = say
         self._last_error = last_error
+        self._mourn = mourn
         self._clock = clock
         self._sleep = sleep
         self._due: dict[str, float] = {}
@@ -99,6 +101,7 @@ class Supervisor:
                 del self._due[process.name]
                 process.start()
             return None
+        self._mourn(process)
         code = process.poll()
         assert code is not None
         decision = self._policy.decide(

@@ -6,7 +6,7 @@ Who uses which (the table of keys is in `keys.py`):
 | ------- | ---------- |
 | anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, look, audit |
 | broker  | lease, beat, submit, release, fail, reap, actor_seen |
-| console | dead_letters, dead_letter, requeue_dead, purge_dead, peek |
+| console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, bereave |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
 |         | clear_replay, references, ask_again, asked_again; after a rewind |
@@ -34,6 +34,7 @@ from .batches import (
     seal,
 )
 from .dead_letters import dead_letter, dead_letters, peek, purge_dead, requeue_dead
+from .deaths import bereave
 from .leases import actor_seen, beat, fail, lease, reap, release, submit
 from .look import audit, look
 from .recovery import confirm, reconcile, recovered, restore_committed
@@ -61,6 +62,7 @@ __all__ = [
     "beat",
     "begin_lineage",
     "begin_run",
+    "bereave",
     "cancel",
     "check_replay",
     "claim",

@@ -87,6 +87,8 @@ class Watcher:
         self._say = say
         self._trails: list[tuple[float, Trail]] = []
         self._used = CpuTime()
+        self._leaving: set[str | None] = set()
+        """Incarnations that have been told to go, or killed."""
 
     def follow(self) -> None:
         """Until the run has finished."""
@@ -117,14 +119,15 @@ class Watcher:
 
     def _harm(self) -> bool:
         """Do what the arm is about to the next actor that is at work; False if there is none."""
-        actors = [a for a in self._ring.fleet.actors if a.serving_at is not None]
-        if len(actors) < len(self._ring.fleet.actors):
+        actors = self._ring.fleet.actors
+        if any(a.serving_at is None or a.incarnation in self._leaving for a in actors):
             return False  # one at a time: the last one's replacement is not there yet
         self._arm.harmed += 1
         if self._arm.harm is Harm.START:
             self._ring.fleet.add(VISITOR)
             return True
         victim = actors[0]  # the oldest
+        self._leaving.add(victim.incarnation)
         os.kill(victim.pid, signal.SIGSTOP if self._arm.harm is Harm.KILL else signal.SIGTERM)
         try:
             held = list(self._ring.store.run(operations.look()).values())
@@ -172,6 +175,7 @@ class Watcher:
             arm.startup_s.append(actor.serving_at - actor.started_at)
             arm.startup_cpu_s += cpu_s(actor.pid)
             if arm.harm is Harm.START:
+                self._leaving.add(actor.incarnation)
                 actor.process.ask_to_stop()
         try:
             for seen in ring.store.run(operations.actors()):

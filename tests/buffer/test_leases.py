@@ -262,6 +262,36 @@ def test_a_unit_that_breaks_during_a_reap_takes_its_other_expired_leases_along(
     assert (stats.ready, stats.dead, stats.dropped) == (0, 3, {"group_broken": 1})
 
 
+def test_leases_of_an_actor_that_is_known_to_be_dead_are_over_at_once(run: RunInStore) -> None:
+    run.create(2)
+    run.create_eval(1)
+    lost = run.lease(5, incarnation="dead")
+    kept = run.lease(4, incarnation="living")
+    run.beat(lost[1], 0, 7)
+
+    orphans = run.store.run(operations.bereave("dead", max_attempts=3))
+
+    assert sorted(orphans) == sorted(task.task_id for task in lost)
+    assert run.beat(kept[0]) == ("OK", 0)
+    assert run.beat(lost[0])[0] == "STALE", "its last words come late"
+    again = {task.task_id: task for task in run.lease(5, incarnation="next")}
+    assert sorted(again) == sorted(orphans)
+    assert again[lost[1].task_id].length == 7
+    seen = run.store.run(operations.look())
+    assert {seen[task.task_id].attempts for task in lost[1:]} == {1}, "it may be what killed it"
+    assert run.submit(lost[1:2]) == ["STALE"]
+    assert run.store.run(operations.bereave("dead", max_attempts=3)) == []
+
+
+def test_nobody_is_bereaved_while_the_store_is_not_to_be_trusted(run: RunInStore) -> None:
+    run.create(1)
+    run.lease()
+    run.redis.hset(run.prefix + ":meta", "state", "RECOVERING")
+
+    assert run.store.run(operations.bereave("a", max_attempts=3)) == []
+    assert run.stats().leased == GROUP_SIZE
+
+
 def test_data_failures_count_always_and_leave_their_reason(run: RunInStore) -> None:
     run.create(1)
     task = run.lease()[0]

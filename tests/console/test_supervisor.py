@@ -13,6 +13,7 @@ class FakeProcess:
         self.name = name
         self.role = name.partition("-")[0]
         self.code: int | None = 0  # not started
+        self.pid = len(name)
         self._events = events
         self._obeys = obeys
 
@@ -42,6 +43,7 @@ class Ring:
         self.now = 0.0
         self.events: list[str] = []
         self.said: list[str] = []
+        self.mourned: list[str] = []
         self.finished = False
         self.processes = {
             name: FakeProcess(name, self.events, obeys=name not in stubborn) for name in names
@@ -52,6 +54,7 @@ class Ring:
             is_finished=lambda: self.finished,
             say=self.said.append,
             last_error=lambda name: f"{name} complains",
+            mourn=lambda process: self.mourned.append(process.name),
             clock=lambda: self.now,
             sleep=self.sleep,
         )
@@ -84,6 +87,14 @@ def test_a_process_that_runs_already_is_not_started_twice(ring):
     ring.supervisor.start()
 
     assert ring.events.count("start redis") == 1
+
+
+def test_the_end_of_a_process_is_said_once(ring):
+    ring.die("actor-1", -9)
+    for _ in range(3):
+        ring.supervisor.tick()
+
+    assert ring.mourned == ["actor-1"]
 
 
 def test_a_dead_process_starts_again_after_its_pause(ring):

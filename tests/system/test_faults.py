@@ -53,7 +53,9 @@ def kill_actors_until_one_is_continued(run: LiveRun, up: subprocess.Popen[str]) 
 
 
 def test_killed_actors_work_is_continued_by_another(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "actors.count=2")
+    # Whose actor died knows it at once: nobody waits for leases to expire.
+    leases = "broker.lease_timeout_s=600"
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, leases, "actors.count=2")
 
     with run.up() as process:
         run.wait_until(lambda: len(run.actors()) == 2, "both actors' episodes are trained")

@@ -1,0 +1,16 @@
+-- ARGV: incarnation, max attempts.  -> ids of the tasks that it held
+-- Its process has ended, says who started it: its leases are over now, as if they had expired. Under a newer
+-- fence, so that a message of its that is still on the way does not revive one for nobody.
+local orphans = {}
+if call('HGET', META, 'state') ~= 'RUNNING' then return orphans end
+for _, leases in ipairs({ run .. ':lease', run .. ':lease:eval' }) do
+  for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
+    -- A member that just died may have ended its unit, and with it the leases of the others.
+    if call('HGET', task_key(id), 'inc') == ARGV[1] and call('ZSCORE', leases, id) then
+      call('HINCRBY', task_key(id), 'fence', 1)
+      charge(id, tonumber(ARGV[2]), 'its actor died')
+      orphans[#orphans + 1] = id
+    end
+  end
+end
+return orphans
