@@ -14,6 +14,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
     t:<task>        hash    st, spec, fence, inc, len, att, lastlen, ...    all
     t:<task>:p      list    chunks of its unfinished completion             beat
     e:<task>        string  its record; of a committed task if its unit is kept  submit
+    in:<i>          string  a record on its way, gone when the call ends    submit
     ready           zset    task of an open unit -> -1 if resumed, else id  lease, release, reap
     lease           zset    task -> deadline, Redis ms                      lease, beat
     done            set     task submitted and not claimed                  submit, claim
@@ -62,3 +63,13 @@ MAX_TRAINING_TASKS = 2**32
 def run_prefix(run: str) -> str:
     """Name the prefix of all keys of a run."""
     return f"nyala:{{{run}}}"
+
+
+def record_key(task_id: int) -> str:
+    """Name a training task's record, without the prefix."""
+    return f":e:{task_id}"
+
+
+def incoming_key(i: int) -> str:
+    """Name where the i-th record of a call waits for its script, without the prefix."""
+    return f":in:{i}"

@@ -1,4 +1,4 @@
-"""What an operation is: calls of Lua scripts and how their replies become a value.
+"""What an operation is: calls of Lua scripts, reads, and how their replies become a value.
 
 Knows no client. An operation is a generator of calls, so one definition serves the blocking and the
 asyncio store alike, and one that works in slices can look at a reply before it asks again.
@@ -29,9 +29,23 @@ class Call:
 
     script: str
     arguments: tuple[Argument, ...]
+    records: tuple[bytes, ...] = ()
+    """Written before the script runs, with nobody in between: the i-th, from 1, is in `in:<i>`.
+
+    Lua would copy them several times, which takes Redis longer than all else that it does for an
+    episode; so a script moves a record that it accepts, and unlinks the others.
+    """
 
 
-Steps: TypeAlias = Generator[Call, Reply, T]
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A read of strings, past Lua for the same reason; a key that is missing gives None."""
+
+    keys: tuple[str, ...]
+    """Without the run's prefix."""
+
+
+Steps: TypeAlias = Generator[Call | Fetch, Reply, T]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import redis
 
-from .operation import Argument, Reply
+from .operation import Argument, Call, Reply
 from .operations.recovery import confirm
 from .scripts import LoadScript
 
@@ -96,6 +96,7 @@ class ServerLife:
                 call = steps.send(reply)
             except StopIteration as end:
                 return str(end.value)
+            assert isinstance(call, Call), "CONFIRM fetches nothing"
             source = self._scripts(call.script).source
             reply = yield ("EVAL", source, 1, self._prefix, *call.arguments)
 

@@ -7,8 +7,10 @@ whether to.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import redis
 from redis import exceptions
@@ -22,9 +24,9 @@ from configs.errors import (
 )
 
 from .address import connect, connect_async, disconnect, disconnect_async, without_password
-from .keys import run_prefix
-from .operation import Operation, Reply
-from .scripts import LoadScript, Script, load_script
+from .keys import incoming_key, run_prefix
+from .operation import Call, Fetch, Operation, Reply
+from .scripts import LoadScript, load_script
 from .server_life import Admits, NewServerLife, ServerLife
 
 T = TypeVar("T")
@@ -51,8 +53,8 @@ _PASSING_ERRORS = (
     exceptions.ReadOnlyError,  # a failover is under way
     exceptions.OutOfMemoryError,  # until the learner commits
 )
-_PASSING_CODES = ("READONLY", "OOM", "MISCONF", "MASTERDOWN", "NOREPLICAS")
-"""What redis-py does not know, or hides in the text of a script's error."""
+_PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
+"""What redis-py does not know, or hides in the text of a script's or a transaction's error."""
 
 
 class Store:
@@ -116,17 +118,29 @@ class Store:
                 call = steps.send(reply)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            script = self._scripts(call.script)
             try:
-                reply = self._evaluate(script, call.arguments)
+                reply = self._fetch(call) if isinstance(call, Fetch) else self._call(call)
             except redis.RedisError as error:
                 raise explain(error, operation.name, self._place) from error
 
-    def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
+    def _fetch(self, fetch: Fetch) -> Reply:
+        return self._redis.mget([self._prefix + key for key in fetch.keys])
+
+    def _call(self, call: Call) -> Reply:
+        script = self._scripts(call.script)
         try:
-            return self._redis.evalsha(script.sha, 1, self._prefix, *arguments)
+            return self._evaluate(("EVALSHA", script.sha), call)
         except exceptions.NoScriptError:
-            return self._redis.eval(script.source, 1, self._prefix, *arguments)
+            return self._evaluate(("EVAL", script.source), call)
+
+    def _evaluate(self, script: tuple[str, str], call: Call) -> Reply:
+        command = (*script, 1, self._prefix, *call.arguments)
+        if not call.records:
+            return self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        with self._redis.pipeline(transaction=True) as pipe:
+            pipe.mset(incoming(self._prefix, call.records))
+            pipe.execute_command(*command)  # type: ignore[no-untyped-call]
+            return _last(pipe.execute(raise_on_error=False))
 
     def ping(self) -> None:
         """Fail at once, with a text for people, when Redis cannot be used."""
@@ -175,17 +189,29 @@ class AsyncStore:
                 call = steps.send(reply)
             except StopIteration as end:
                 return end.value  # type: ignore[no-any-return]
-            script = self._scripts(call.script)
             try:
-                reply = await self._evaluate(script, call.arguments)
+                reply = await (self._fetch(call) if isinstance(call, Fetch) else self._call(call))
             except redis.RedisError as error:
                 raise explain(error, operation.name, self._place) from error
 
-    async def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
+    async def _fetch(self, fetch: Fetch) -> Reply:
+        return await self._redis.mget([self._prefix + key for key in fetch.keys])
+
+    async def _call(self, call: Call) -> Reply:
+        script = self._scripts(call.script)
         try:
-            return await self._redis.evalsha(script.sha, 1, self._prefix, *arguments)
+            return await self._evaluate(("EVALSHA", script.sha), call)
         except exceptions.NoScriptError:
-            return await self._redis.eval(script.source, 1, self._prefix, *arguments)
+            return await self._evaluate(("EVAL", script.source), call)
+
+    async def _evaluate(self, script: tuple[str, str], call: Call) -> Reply:
+        command = (*script, 1, self._prefix, *call.arguments)
+        if not call.records:
+            return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.mset(incoming(self._prefix, call.records))
+            pipe.execute_command(*command)
+            return _last(await pipe.execute(raise_on_error=False))
 
     async def ping(self) -> None:
         """Fail at once, with a text for people, when Redis cannot be used."""
@@ -197,6 +223,19 @@ class AsyncStore:
     async def close(self) -> None:
         """Close all connections."""
         await disconnect_async(self._redis)
+
+
+def incoming(prefix: str, records: Sequence[bytes]) -> dict[str, bytes]:
+    """Name the places where a script looks for the records of its call."""
+    return {prefix + incoming_key(i): record for i, record in enumerate(records, start=1)}
+
+
+def _last(replies: list[Reply]) -> Reply:
+    """The script's reply, after all that stood before it in the transaction was done."""
+    for reply in replies:
+        if isinstance(reply, redis.RedisError):
+            raise reply
+    return replies[-1]
 
 
 def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
@@ -224,8 +263,7 @@ def _is_away(error: redis.RedisError) -> bool:
         return False
     if isinstance(error, _PASSING_ERRORS):
         return True
-    text = f"-{error}"  # an error inside a script stands in the text with its dash
-    return any(f"-{code} " in text for code in _PASSING_CODES)
+    return _PASSING_CODES.search(str(error)) is not None
 
 
 def _reason(error: redis.RedisError, text: str) -> str:
@@ -239,9 +277,11 @@ def _reason(error: redis.RedisError, text: str) -> str:
         return "Redis is a read-only replica; point the URL to the primary"
     if "MISCONF" in text:
         return "Redis cannot save its data and takes no writes; look at its disk and its log"
-    if any(words in text for words in ("NOPERM", "user executing the script", "ACL failure")):
+    if isinstance(error, exceptions.NoPermissionError) or any(
+        words in text for words in ("NOPERM", "user executing the script", "ACL failure")
+    ):
         return f"Redis' access rules refuse this user ({text}); see configs/deploy/redis-users.acl"
-    if "OOM" in text:
+    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
         return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"
     if isinstance(error, exceptions.ConnectionError):
         return f"Redis cannot be reached ({text}); start it or correct the URL"

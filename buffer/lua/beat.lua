@@ -8,7 +8,7 @@ local grace_until = tonumber(call('HGET', META, 'grace_until') or '0')
 
 local function append(id, chunk, length)
   local chunks = chunks_key(id)
-  call('HSET', task_key(id), 'len', length, 'progress', now)
+  call('HSET', task_key(id), 'len', whole(length), 'progress', whole(now))
   if call('RPUSH', chunks, chunk) >= max_chunks then
     local joined = table.concat(call('LRANGE', chunks, 0, -1))
     call('DEL', chunks)
@@ -33,7 +33,7 @@ for i = 5, #ARGV, 5 do
       call('ZREM', ready_key(id), id)
       call('HSET', task_key(id), 'st', 'L')
     end
-    call('ZADD', lease_key(id), deadline, id)
+    call('ZADD', lease_key(id), whole(deadline), id)
     if grows then
       length = length + tokens
       append(id, ARGV[i + 4], length)

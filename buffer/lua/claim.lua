@@ -20,17 +20,17 @@ if missing > 0 then
   for i = 1, #oldest, 2 do
     call('ZREM', BUF, oldest[i])
     call('ZADD', claim, oldest[i + 1], oldest[i])
-    for _, id in ipairs(members(oldest[i], size)) do call('SMOVE', DONE, CLAIMED, id) end
+    local finished = among(DONE, members(oldest[i], size)) -- dead members are in no batch
+    if #finished > 0 then
+      call('SREM', DONE, unpack(finished))
+      call('SADD', CLAIMED, unpack(finished))
+    end
   end
   if #oldest / 2 == room and room < missing then return { 'MORE' } end
 end
 
 local answer = { 'OK', sealed, tonumber(call('HGET', state, 'starts') or '0') }
 for _, gid in ipairs(call('ZRANGE', claim, 0, -1)) do
-  local unit = { gid }
-  for _, id in ipairs(members(gid, size)) do
-    if call('SISMEMBER', CLAIMED, id) == 1 then unit[#unit + 1] = id end -- dead members do not count
-  end
-  answer[#answer + 1] = unit
+  answer[#answer + 1] = { gid, unpack(among(CLAIMED, members(gid, size))) }
 end
 return answer

@@ -18,14 +18,14 @@ for _, k in ipairs(claims) do
   local units = room > 0 and call('ZRANGE', claim_key(k), 0, room - 1) or {}
   for _, gid in ipairs(units) do
     call('ZREM', claim_key(k), gid)
-    local rating, trained = rating_of(k, gid), {}
-    for _, id in ipairs(members(gid, size)) do
-      if call('SREM', CLAIMED, id) == 1 then
-        if rating then leave_bit(id, COMMITTED) else forget(id, COMMITTED) end
-        trained[#trained + 1] = id
-      end
+    local rating, trained = rating_of(k, gid), among(CLAIMED, members(gid, size))
+    if #trained > 0 then call('SREM', CLAIMED, unpack(trained)) end
+    if rating then
+      leave_bits(trained, COMMITTED)
+      keep_unit(gid, trained, rating)
+    else
+      forget(trained, COMMITTED)
     end
-    if rating then keep_unit(gid, trained, rating) end
     committed = committed + #trained
   end
   room = room - #units

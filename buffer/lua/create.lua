@@ -8,10 +8,8 @@ for i = 3, #ARGV, size + 1 do
   local gid = ARGV[i]
   local ids = members(gid, size)
   if call('GETBIT', KNOWN, ids[1]) == 0 then
-    for j, id in ipairs(ids) do
-      call('HSET', task_key(id), 'st', 'R', 'spec', ARGV[i + j])
-      call('SETBIT', KNOWN, id, 1)
-    end
+    for j, id in ipairs(ids) do call('HSET', task_key(id), 'st', 'R', 'spec', ARGV[i + j]) end
+    set_bits(KNOWN, ids)
     call('ZADD', NEW, gid, gid)
     created = created + 1
   end

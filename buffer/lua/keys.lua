@@ -38,11 +38,34 @@ local function group_size() return tonumber(call('HGET', META, 'group_size')) en
 -- Whole units among so many tasks, at least one.
 local function units_of(tasks, size) return math.max(1, math.floor(tasks / size)) end
 
+-- A whole number as text: what Redis makes of a number by itself (%.17g) costs ten times as much.
+local function whole(number) return string.format('%d', number) end
+
 -- The ids of a unit's members, as strings: group g of size n holds the tasks g*n .. g*n + n-1.
 local function members(gid, size)
   local ids = {}
-  for i = 0, size - 1 do ids[i + 1] = string.format('%.0f', gid * size + i) end
+  for i = 0, size - 1 do ids[i + 1] = whole(gid * size + i) end
   return ids
+end
+
+-- Those of some ids that are in a set.
+local function among(set, ids)
+  local found = {}
+  for i, is_in in ipairs(call('SMISMEMBER', set, unpack(ids))) do
+    if is_in == 1 then found[#found + 1] = ids[i] end
+  end
+  return found
+end
+
+local function set_bits(bitmap, ids)
+  local changes = {}
+  for _, id in ipairs(ids) do
+    for _, part in ipairs({ 'SET', 'u1', id, '1' }) do changes[#changes + 1] = part end
+    if #changes == 2000 or id == ids[#ids] then -- Lua cannot unpack much longer lists
+      call('BITFIELD', bitmap, unpack(changes))
+      changes = {}
+    end
+  end
 end
 
 -- The learner's fence. Returns an error reply for a learner that no longer owns the run, else nil.

@@ -73,17 +73,20 @@ if #picked == 0 then return { call('ZCARD', NEW) > 0 and 'WAIT' or 'EMPTY' } end
 
 local time = call('TIME')
 -- Never below the clock: a store that lost its last seconds still grants no fence twice.
-local fence = string.format('%.0f', math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
+local fence = whole(math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
 call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 local now = now_ms()
-local deadline = now + tonumber(ARGV[2])
-local answer = { 'OK', fence }
+local since, deadline = whole(now), whole(now + tonumber(ARGV[2]))
+local answer, deadlines = { 'OK', fence }, {}
 for _, id in ipairs(picked) do
-  local key = task_key(id)
-  call('HSET', key, 'st', 'L', 'fence', fence, 'inc', ARGV[1], 'progress', now)
-  call('ZADD', lease_key(id), deadline, id)
+  local key, leases = task_key(id), lease_key(id)
+  call('HSET', key, 'st', 'L', 'fence', fence, 'inc', ARGV[1], 'progress', since)
+  deadlines[leases] = deadlines[leases] or {}
+  table.insert(deadlines[leases], deadline)
+  table.insert(deadlines[leases], id)
   local task = call('HMGET', key, 'spec', 'len')
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
   answer[#answer + 1] = { id, task[1], tonumber(task[2] or '0'), chunks }
 end
+for leases, scored in pairs(deadlines) do call('ZADD', leases, unpack(scored)) end
 return answer

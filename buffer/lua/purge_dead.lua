@@ -3,7 +3,7 @@ local answer = {}
 draw_on_reserve()
 for i, id in ipairs(ARGV) do
   if call('ZREM', DEAD, id) == 1 then
-    forget(id, PURGED)
+    forget({ id }, PURGED)
     answer[i] = 'PURGED'
   else
     answer[i] = 'GONE'

@@ -8,10 +8,10 @@ if not meta[1] then return reaped end -- the run has not begun
 local ttl = tonumber(meta[4] or '15000') -- no lease yet: the default lease timeout
 local gap = now - tonumber(meta[3] or now)
 draw_on_reserve()
-call('HSET', META, 'reaped_at', string.format('%.0f', now))
+call('HSET', META, 'reaped_at', whole(now))
 if gap < 0 or gap > math.max(ttl / 2, 3 * tonumber(ARGV[3])) then
   meta[2] = now + ttl
-  call('HSET', META, 'grace_until', string.format('%.0f', meta[2]))
+  call('HSET', META, 'grace_until', whole(meta[2]))
   for _, leases in ipairs({ run .. ':lease', run .. ':lease:eval' }) do -- of a clock that ran ahead
     for _, id in ipairs(call('ZRANGEBYSCORE', leases, '(' .. meta[2], '+inf')) do
       call('ZADD', leases, meta[2], id)

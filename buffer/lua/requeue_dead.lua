@@ -36,7 +36,7 @@ end
 
 local function requeue(id)
   if not call('ZSCORE', DEAD, id) then return 'GONE' end
-  local gid = string.format('%.0f', math.floor(id / size))
+  local gid = whole(math.floor(id / size))
   local ids = members(gid, size)
   if is_taken(ids) then return 'TRAINED' end
   if state == 'ENDED' then return 'ENDED' end

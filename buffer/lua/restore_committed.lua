@@ -12,7 +12,7 @@ for i = 2, #ARGV do
     for _, id in ipairs(ids) do
       if not spared[id] then
         withdraw_task(id)
-        forget(id, COMMITTED)
+        forget({ id }, COMMITTED)
       end
     end
     restored = restored + 1

@@ -8,15 +8,22 @@ local function is_dead(id)
   return call('HGET', task_key(id), 'st') == 'X' or call('GETBIT', PURGED, id) == 1
 end
 
--- A task that needs nothing more leaves one bit behind; its record may still be wanted.
-local function leave_bit(id, fate)
-  call('UNLINK', task_key(id), chunks_key(id))
-  call('SETBIT', fate, id, 1)
+-- Tasks that need nothing more leave one bit each behind; their records may still be wanted.
+local function leave_bits(ids, fate)
+  local keys = {}
+  for _, id in ipairs(ids) do
+    keys[#keys + 1] = task_key(id)
+    keys[#keys + 1] = chunks_key(id)
+  end
+  if #keys > 0 then call('UNLINK', unpack(keys)) end
+  set_bits(fate, ids)
 end
 
-local function forget(id, fate)
-  call('UNLINK', record_key(id))
-  leave_bit(id, fate)
+local function forget(ids, fate)
+  local records = {}
+  for i, id in ipairs(ids) do records[i] = record_key(id) end
+  if #ids > 0 then call('UNLINK', unpack(records)) end
+  leave_bits(ids, fate)
 end
 
 -- Ends a unit early; its dead members stay with the dead letters. Returns how many tasks met this fate.
@@ -25,18 +32,18 @@ local function end_unit(gid, size, fate)
   call('ZREM', NEW, gid)
   call('SREM', OPEN, gid)
   call('ZREM', BUF, gid)
-  local ended = 0
+  local ended = {}
   for _, id in ipairs(members(gid, size)) do
     if not is_dead(id) then
       call('ZREM', READY, id)
       call('ZREM', lease_key(id), id)
       call('SREM', DONE, id)
       call('SREM', CLAIMED, id)
-      forget(id, fate)
-      ended = ended + 1
+      ended[#ended + 1] = id
     end
   end
-  return ended
+  forget(ended, fate)
+  return #ended
 end
 
 local function drop_unit(gid, size, reason)
@@ -58,9 +65,9 @@ local function bury_unit(gid, size, why)
   return buried
 end
 
--- A member of an open unit is done or dead: when it was the last one, the unit enters the buffer.
-local function finish_member(gid, id)
-  call('SREM', unfinished_key(gid), id)
+-- Members of an open unit are done or dead: when they were the last, the unit enters the buffer.
+local function finish_members(gid, ids)
+  call('SREM', unfinished_key(gid), unpack(ids))
   if call('EXISTS', unfinished_key(gid)) == 0 then
     call('SREM', OPEN, gid)
     call('ZADD', BUF, call('HINCRBY', META, 'arrivals', 1), gid)
@@ -70,7 +77,7 @@ end
 -- A member died: the unit goes on with the others, or is dropped at once when they cannot be enough.
 local function lose_member(id)
   local size = group_size()
-  local gid = string.format('%.0f', math.floor(id / size))
+  local gid = whole(math.floor(id / size))
   local alive = 0
   for _, member in ipairs(members(gid, size)) do
     if not is_dead(member) then alive = alive + 1 end
@@ -78,7 +85,7 @@ local function lose_member(id)
   if alive < math.min(tonumber(call('HGET', META, 'min_group_size')), size) then
     drop_unit(gid, size, 'group_broken')
   else
-    finish_member(gid, id)
+    finish_members(gid, { id })
   end
 end
 

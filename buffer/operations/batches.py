@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from buffer.answers import Claim, Rating
+from buffer.keys import record_key
 from buffer.objects import LONGEST_REFERENCE
-from buffer.operation import SLICE, Call, Operation, Reply, Steps, nothing, repeated, single, sliced
+from buffer.operation import SLICE, Call, Fetch, Operation, Steps, nothing, repeated, single, sliced
 from buffer.replies import parse_claim
 from configs.errors import RecordError
 
@@ -139,8 +140,15 @@ def publish(lineage: int, step: int, fields: Mapping[str, str]) -> Operation[Non
 
 def records(task_ids: Sequence[int]) -> Operation[list[bytes | None]]:
     """Read the records of training tasks, in order; None where there is none."""
-    rows = [(task,) for task in task_ids]
-    return sliced("records", (), rows, _joined, size=RECORDS_PER_CALL)
+
+    def steps() -> Steps[list[bytes | None]]:
+        found: list[bytes | None] = []
+        for start in range(0, len(task_ids), RECORDS_PER_CALL):
+            part = task_ids[start : start + RECORDS_PER_CALL]
+            found += yield Fetch(tuple(map(record_key, part)))
+        return found
+
+    return Operation("records", steps)
 
 
 def references(task_ids: Sequence[int]) -> Operation[list[bytes]]:
@@ -159,7 +167,3 @@ def claim_bytes(k: int) -> Operation[int]:
 def _check_reason(reason: str) -> None:
     if not _REASON.fullmatch(reason):
         raise RecordError(f"reason must be lower-case letters, digits and _, got {reason!r:.60}")
-
-
-def _joined(replies: list[Reply]) -> list[bytes | None]:
-    return [record for reply in replies for record in reply]

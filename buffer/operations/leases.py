@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from buffer.answers import BeatLine, BeatVerdict, LeaseAnswer
-from buffer.operation import SLICE, Argument, Operation, nothing, single, sliced
+from buffer.keys import EVAL_BASE
+from buffer.operation import SLICE, Argument, Call, Operation, Reply, Steps, nothing, single, sliced
 from buffer.replies import parse_beats, parse_lease, parse_verdicts
 
 MAX_CHUNKS = 256
@@ -51,7 +52,19 @@ def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]
 
     Records go as they are: whoever calls has validated them and their size.
     """
-    return sliced("submit", (), submissions, parse_verdicts)
+
+    def steps() -> Steps[list[str]]:
+        replies: list[Reply] = []
+        for start in range(0, len(submissions), SLICE):
+            part = submissions[start : start + SLICE]
+            ahead = [record for task, _, record in part if task < EVAL_BASE]
+            arguments: list[Argument] = []
+            for task, fence, record in part:
+                arguments += (task, fence, b"" if task < EVAL_BASE else record)
+            replies.append((yield Call("submit", tuple(arguments), tuple(ahead))))
+        return parse_verdicts(replies)
+
+    return Operation("submit", steps)
 
 
 def release(leases: Sequence[tuple[int, int]]) -> Operation[list[str]]:

@@ -108,7 +108,7 @@ MUTANTS = {
         "drop", "if call('ZREM', claim_key(ARGV[2]), ARGV[i]) == 1 then", "do", "I13"
     ),
     "a drop has no reason": Mutant("units", "call('SADD', REASONS, reason)", "", "I2"),
-    "a commit forgets the tasks": Mutant("commit", "forget(id, COMMITTED)", "", "I2"),
+    "a commit forgets the tasks": Mutant("commit", "forget(trained, COMMITTED)", "", "I2"),
     "create is not idempotent": Mutant(
         "create", "if call('GETBIT', KNOWN, ids[1]) == 0 then", "do", "I1|I3"
     ),
@@ -121,9 +121,7 @@ MUTANTS = {
         "call('ZADD', claim_key(k), 0, gid) call('ZADD', REUSED, k, gid)",
         "I2|I7",
     ),
-    "a kept unit is not committed": Mutant(
-        "commit", "if rating then leave_bit(id, COMMITTED)", "if rating then id = id", "I2"
-    ),
+    "a kept unit is not committed": Mutant("commit", "leave_bits(trained, COMMITTED)", "", "I2"),
     "a sealed batch reuses more": Mutant(
         "reuse", "'sealed') == 1 then missing = 0", "'sealed') == 2 then missing = 0", "R2"
     ),
@@ -134,7 +132,7 @@ MUTANTS = {
         "replay", "call('UNLINK', record_key(id)) end", "end", "I10"
     ),
     "a submitted record is not stored": Mutant(
-        "submit", "call('SET', record_key(id), ARGV[i + 2])", "", "I10"
+        "submit", "call('RENAME', record, record_key(id))", "call('UNLINK', record)", "I10"
     ),
 }
 

@@ -370,3 +370,16 @@ def test_actors_are_listed_with_what_they_said(run: RunInStore) -> None:
     actors = run.store.run(operations.actors())
     assert {actor.incarnation: actor.fields for actor in actors} == seen
     assert all(0 <= actor.silent_s < 5 for actor in actors)
+
+
+def test_a_record_is_with_its_task_or_nowhere(run: RunInStore) -> None:
+    run.create(1)
+    tasks = run.lease()
+    foreign = [tasks[1]._replace(fence=tasks[1].fence - 1)]
+
+    verdicts = run.submit([tasks[0], *foreign, tasks[0], tasks[2]])
+
+    assert verdicts == ["OK", "STALE", "DUP", "OK"]
+    assert not run.redis.keys("*:in:*")
+    records = run.store.run(operations.records([task.task_id for task in tasks]))
+    assert [record is not None for record in records[:3]] == [True, False, True]

@@ -157,6 +157,11 @@ class MemoryRedis:
         self._values[key] = value
         return b"OK"
 
+    def _do_rename(self, key: bytes, other: bytes) -> Reply:
+        self._expires.pop(other, None)
+        self._values[other] = self._values.pop(key)
+        return b"OK"
+
     def _do_mget(self, *keys: bytes) -> Reply:
         return [self._do_get(key) for key in keys]
 
@@ -171,6 +176,12 @@ class MemoryRedis:
         before = int(bool(bits[byte] & mask))
         bits[byte] = bits[byte] | mask if bit == b"1" else bits[byte] & ~mask
         return before
+
+    def _do_bitfield(self, key: bytes, *changes: bytes) -> Reply:
+        """Only `SET u1 offset bit`, again and again, as the scripts use it."""
+        assert set(changes[::4]) <= {b"SET"} and set(changes[1::4]) <= {b"u1"}, changes
+        bits = zip(changes[2::4], changes[3::4], strict=True)
+        return [self._do_setbit(key, offset, bit) for offset, bit in bits]
 
     def _do_getbit(self, key: bytes, offset: bytes) -> Reply:
         bits, byte = self._values.get(key, b""), int(offset) // 8
@@ -251,17 +262,21 @@ class MemoryRedis:
         self._tidy(key)
         return removed
 
+    def _do_smembers(self, key: bytes) -> Reply:
+        return list(self._values.get(key, {}))
+
     def _do_smove(self, source: bytes, target: bytes, member: bytes) -> Reply:
         if not self._do_srem(source, member):
             return 0
         self._do_sadd(target, member)
         return 1
 
-    def _do_smembers(self, key: bytes) -> Reply:
-        return list(self._values.get(key, {}))
-
     def _do_sismember(self, key: bytes, member: bytes) -> Reply:
         return int(member in self._values.get(key, {}))
+
+    def _do_smismember(self, key: bytes, *members: bytes) -> Reply:
+        found = self._values.get(key, {})
+        return [int(member in found) for member in members]
 
     def _do_scard(self, key: bytes) -> Reply:
         return len(self._values.get(key, {}))

@@ -16,9 +16,10 @@ from typing import Any
 import redis
 
 from buffer.keys import run_prefix
+from buffer.operation import Call, Fetch
 from buffer.scripts import LoadScript, Script, load_script, make_script
 from buffer.server_life import ServerLife
-from buffer.store import AsyncStore, Store, explain
+from buffer.store import AsyncStore, Store, explain, incoming
 
 from .event_loop import OUTSIDE, VirtualLoop, current_process
 from .lua import Scripts
@@ -85,11 +86,19 @@ class Server:
         if self.lost_replies and self._rng.random() < self.lost_replies:
             raise redis.TimeoutError("the reply was lost")
 
-    def answer(self, script: Script, key: str, arguments: tuple[Any, ...]) -> Reply:
+    def answer(
+        self,
+        script: Script,
+        key: str,
+        arguments: tuple[Any, ...],
+        records: tuple[bytes, ...] = (),
+    ) -> Reply:
         """Run a script now."""
         self.check_present()
         name = self._names.get(script.sha, script.sha)
         self.calls[name] += 1
+        for place, record in incoming(key, records).items():
+            self.database.execute(b"SET", place.encode(), record)
         try:
             reply = self._scripts.run(script, key, arguments)
         except redis.ResponseError as error:
@@ -99,8 +108,14 @@ class Server:
         self.watch(name, arguments, reply)
         return reply
 
-    async def ask(self, script: Script, key: str, arguments: tuple[Any, ...]) -> Reply:
-        """Send a script; once sent, it runs even if whoever asked is no more."""
+    def fetch(self, keys: list[str]) -> Reply:
+        """Read strings now."""
+        self.check_present()
+        self.calls["fetch"] += 1
+        return self.database.execute(b"MGET", *map(str.encode, keys))
+
+    async def ask(self, answered: Callable[[], Reply]) -> Reply:
+        """Send a call; once sent, it is answered even if whoever asked is no more."""
         process = current_process()
         if process is not None and not process.is_alive:
             raise asyncio.CancelledError
@@ -108,7 +123,7 @@ class Server:
 
         def arrive() -> None:
             try:
-                outcome, error = self.answer(script, key, arguments), None
+                outcome, error = answered(), None
                 self.maybe_lose_reply()
             except redis.RedisError as refusal:
                 outcome, error = None, refusal
@@ -134,10 +149,13 @@ class BrokersStore(AsyncStore):
         self._server, self._key = server, run_prefix(run)
         self._life = ServerLife(self._key, server.load, admits=lambda *_: True)
 
-    async def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
+    async def _call(self, call: Call) -> Reply:
         if self._life.trusted != self._server.run_id:
             await self._life.greet_async(WireOfBroker(self._server))
-        return await self._server.ask(script, self._key, arguments)
+        script = self._scripts(call.script)
+        return await self._server.ask(
+            lambda: self._server.answer(script, self._key, call.arguments, call.records)
+        )
 
 
 class LearnersStore(Store):
@@ -159,13 +177,22 @@ class LearnersStore(Store):
             raise explain(error, "INFO", self._place) from error
         return self._server.run_id
 
-    def _evaluate(self, script: Script, arguments: tuple[Any, ...]) -> Reply:
-        assert self._life is not None
-        if self._life.trusted != self._server.run_id:
-            self._life.greet(WireOfLearner(self._server))
-        reply = self._server.answer(script, self._key, arguments)
+    def _call(self, call: Call) -> Reply:
+        self._greet()
+        script = self._scripts(call.script)
+        reply = self._server.answer(script, self._key, call.arguments, call.records)
         self._server.maybe_lose_reply()
         return reply
+
+    def _fetch(self, fetch: Fetch) -> Reply:
+        self._greet()
+        reply = self._server.fetch([self._key + key for key in fetch.keys])
+        self._server.maybe_lose_reply()
+        return reply
+
+    def _greet(self) -> None:
+        if self._life.trusted != self._server.run_id:
+            self._life.greet(WireOfLearner(self._server))
 
 
 class WireOfLearner:

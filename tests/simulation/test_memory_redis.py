@@ -16,8 +16,9 @@ import redis
 from buffer import operations
 from buffer.answers import BeatLine, NewTask
 from buffer.keys import EVAL_BASE, run_prefix
-from buffer.operation import Operation
+from buffer.operation import Call, Operation
 from buffer.scripts import Script, load_script, make_script
+from buffer.store import incoming
 from configs.errors import StoreError
 from tests.simulation.lua import Scripts
 from tests.simulation.memory_redis import MemoryRedis, Reply
@@ -51,7 +52,11 @@ class Both:
                 call = steps.send(reply)
             except StopIteration as end:
                 return end.value
+            assert isinstance(call, Call), "what is fetched is compared with all else, at the end"
             script = _script(call.script)
+            for place, record in incoming(PREFIX, call.records).items():
+                self.real.set(place, record)
+                self.memory.execute(b"SET", place.encode(), record)
             real = _outcome(partial(self.real.eval, script.source, 1, PREFIX, *call.arguments))
             memory = _outcome(partial(self.scripts.run, script, PREFIX, call.arguments))
             assert _sorted(call.script, memory) == _sorted(call.script, real), call
