@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from .vllm_shadow import ShadowModel
+
 STREAM_INTERVAL = 8
 """Tokens of a request that vLLM returns together, the first and the last ones apart: to hand one
 over costs Python as much time as several of them cost a small model."""
@@ -75,6 +77,7 @@ class VllmStepper:
         self._waiting: dict[int, tuple[Request, int]] = {}
         """Requests without a first token, which a swap begins again."""
         self._engine: LLMEngine
+        self._shadow: ShadowModel | None = None
 
     def start(self) -> None:
         """Import vLLM, load the model, and run one token through it."""
@@ -90,6 +93,10 @@ class VllmStepper:
             enable_multiprocessing=not self._options.in_process,
         )
         self._rpc("init_weight_transfer_engine", init_info={})
+        if self._options.in_process and not torch.cuda.is_available():
+            from .vllm_shadow import shadow_of
+
+            (self._shadow,) = self._engine.collective_rpc(shadow_of)
         self.begin_probe(0, (0, 0))  # kernels compile with the first request
         while self.has_work:
             self._engine.step()
@@ -143,19 +150,21 @@ class VllmStepper:
         yield from self._held_back()
 
     def prepare(self, staged: StagedWeights) -> None:
-        """Refuse a bad file while the old weights are still whole."""
+        """Fill the shadow copy; where there is none, refuse a bad file while all is whole."""
+        if self._shadow is not None:
+            self._shadow.fill(staged)
+            return
         manifest = staged.manifest
         for _ in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
             pass
 
     def load(self, staged: StagedWeights) -> None:
-        """Swap the weights in place through vLLM's weight-transfer interface."""
-        from .vllm_weights import update_payload
-
+        """Exchange weights and shadow, or load in place through vLLM's own interface."""
         manifest = staged.manifest
-        self._rpc("start_weight_update")
-        self._rpc("update_weights", update_info=update_payload(staged))
-        self._rpc("finish_weight_update")
+        if self._shadow is not None:
+            self._shadow.exchange()
+        else:
+            self._load_in_place(staged)
         self._engine.set_weight_version(f"{manifest.version.lineage}.{manifest.version.step}")
         self._num_swaps += 1
         self._begin_waiting_again()
@@ -169,6 +178,13 @@ class VllmStepper:
         if hasattr(self, "_engine"):
             self._engine.engine_core.shutdown()
             del self._engine
+
+    def _load_in_place(self, staged: StagedWeights) -> None:
+        from .vllm_weights import update_payload
+
+        self._rpc("start_weight_update")
+        self._rpc("update_weights", update_info=update_payload(staged))
+        self._rpc("finish_weight_update")
 
     def _held_back(self) -> Iterable[Sampled]:
         """Take what vLLM has made under these weights and would return with later tokens."""

@@ -6,17 +6,21 @@ layout, as plain JSON values; every worker maps the file and takes its shard. Tr
 version are not its business.
 
 A swap: `start_weight_update` -> one `update_weights` -> `finish_weight_update`, between two steps.
+On a CPU the same steps fill a copy of the model instead (`vllm_shadow.py`).
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from vllm.config import ModelConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -82,8 +86,7 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def start_weight_update(self) -> None:
         """Make the model take checkpoint tensors; no forward may run until `finish`."""
-        self._expected = {name for name, _ in self.model.named_parameters()}
-        initialize_layerwise_reload(self.model)
+        self._expected = begin_loading(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load the whole version; the base class would wait for an accelerator in any case."""
@@ -100,31 +103,54 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         specs = [_tensor_spec(entry) for entry in update_info.tensors]
         tensors = named_tensors(Path(update_info.path), specs, update_info.num_bytes)
         loaded = self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
-        missing = self._expected - set(loaded)
+        missing = missing_in(self._expected, loaded)
         if missing:
             # Half of the model is new by now: not a WeightsError, which would promise the old one.
-            raise EngineError(
-                f"a policy version must hold every parameter, got none for {sorted(missing)[:3]} "
-                f"({len(missing)} in all); the model would be a mixture of two versions"
-            )
+            raise EngineError(missing)
 
     def finish_weight_update(self) -> None:
         """Process what is left and make derived copies follow."""
-        finalize_layerwise_reload(self.model, self.model_config)
-        self._refresh_output_layers()
+        end_loading(self.model, self.model_config, self.device)
 
     def shutdown(self) -> None:
         """Hold nothing, release nothing."""
 
-    def _refresh_output_layers(self) -> None:
-        # On a CPU the output layer multiplies with a packed copy of its weight. With tied
-        # embeddings no tensor is loaded into that layer, so the reload leaves its copy behind, and
-        # the engine would sample from new hidden states under the old output matrix.
-        if self.device.type != "cpu":
-            return
-        for layer in self.model.modules():
-            if isinstance(layer, ParallelLMHead):
-                layer.quant_method.process_weights_after_loading(layer)
+
+def begin_loading(model: nn.Module) -> set[str]:
+    """Make a model take checkpoint tensors; return the names of its parameters."""
+    expected = {name for name, _ in model.named_parameters()}
+    initialize_layerwise_reload(model)
+    return expected
+
+
+def end_loading(model: nn.Module, model_config: ModelConfig, device: torch.device) -> None:
+    """Process what is left and make derived copies follow."""
+    finalize_layerwise_reload(model, model_config)
+    if device.type == "cpu":
+        refresh_output_layers(model)
+
+
+def refresh_output_layers(model: nn.Module) -> None:
+    """Pack the weights of output layers again.
+
+    On a CPU such a layer multiplies with a packed copy of its weight. With tied embeddings no
+    tensor is loaded into it, so the reload leaves its copy behind, and the engine would sample from
+    new hidden states under the old output matrix.
+    """
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead):
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def missing_in(expected: set[str], loaded: Iterable[str]) -> str:
+    """Return what is wrong if not every parameter was loaded, else nothing."""
+    missing = sorted(expected - set(loaded))
+    if not missing:
+        return ""
+    return (
+        f"a policy version must hold every parameter, got none for {missing[:3]} "
+        f"({len(missing)} in all); the model would be a mixture of two versions"
+    )
 
 
 def _tensor_spec(entry: dict[str, Any]) -> TensorSpec:

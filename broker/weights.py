@@ -59,6 +59,8 @@ class Sources:
     digests: bytes
     """Of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`): what others
     send is checked slice by slice before it is kept or passed on."""
+    store: str = ""
+    """URL of the version in the object store; empty = it is not there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,12 @@ from .slots import Slot
 if TYPE_CHECKING:
     from .weight_group import SendingGroup
 
-BUCKET_BYTES = 16 * 2**20
-"""Large enough for full speed; the digest of the last one is all that a receiver adds to it."""
+MIN_BUCKET_BYTES = 2**20
+"""Below this, the agreement on each bucket takes longer than its bytes."""
+MAX_BUCKET_BYTES = 16 * 2**20
+"""Full speed; and what is under way stays small beside the model."""
+BUCKETS = 16
+"""The receiver digests a bucket while the next ones travel; that of the last comes on top."""
 STUCK_AFTER_S = 1.0
 """A collective that outlives its own timeout by this much will not return."""
 STUCK_EXIT_CODE = 75
@@ -84,7 +88,7 @@ class Broadcast:
     async def run(self, slot: Slot, membership: Membership) -> bool:
         """Carry the slot to these members. False: not all of them have it, and those pull."""
         self._digest = slot.manifest.digest
-        if await self._form(membership):
+        if await self._form(membership, bucket_bytes_of(slot)):
             return await self._send(slot, membership)
         self._leave()
         survivors = self._epochs.retry()
@@ -110,7 +114,7 @@ class Broadcast:
                 self._epochs.broke(answer.epoch)
         self._changed.set()
 
-    async def _form(self, membership: Membership) -> bool:
+    async def _form(self, membership: Membership, bucket_bytes: int) -> bool:
         """Invite the members and wait until all are ready."""
         backend, port = self._backend(membership), 0
         if membership.fresh:
@@ -125,7 +129,7 @@ class Broadcast:
                 port=port,
                 rank=rank,
                 size=len(membership.members) + 1,
-                bucket_bytes=BUCKET_BYTES,
+                bucket_bytes=bucket_bytes,
                 join_s=self._settings.join_s,
                 send_s=self._settings.send_s,
             )
@@ -139,8 +143,9 @@ class Broadcast:
         for actor in membership.members:
             self._post(actor, Send(number, membership.version))
         send_s, memory = self._settings.send_s, slot.memory
+        bucket_bytes = bucket_bytes_of(slot)
         sending = self._group.call(
-            lambda group: group.send(memory, bucket_bytes=BUCKET_BYTES, send_s=send_s)
+            lambda group: group.send(memory, bucket_bytes=bucket_bytes, send_s=send_s)
         )
         sending.add_done_callback(lambda done: self._returned(number, done))
         limit_s = self._settings.join_s + send_s + STUCK_AFTER_S
@@ -211,6 +216,11 @@ class Broadcast:
 
         self._use_nccl = self._use_nccl and weight_group.can_nccl()
         self._is_warm = True
+
+
+def bucket_bytes_of(slot: Slot) -> int:
+    """Return the size of the buckets in which a version travels."""
+    return min(max(slot.manifest.num_bytes // BUCKETS, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
 
 
 def _give_up() -> None:

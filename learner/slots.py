@@ -40,6 +40,8 @@ class Slots:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._mapped: dict[int, mmap.mmap] = {}
+        """For good: to touch a new mapping for the first time costs a tenth of a broadcast."""
 
     def acquire(self) -> int:
         """Return a slot to write to, already in state `writing`."""
@@ -107,5 +109,7 @@ class Slots:
         return manifest
 
     def _open(self, index: int) -> Slot:
-        with self.path(index, "taken").open("r+b") as file:
-            return Slot(index, self._read(index), mmap.mmap(file.fileno(), 0))
+        if index not in self._mapped:
+            with self.path(index, "taken").open("r+b") as file:
+                self._mapped[index] = mmap.mmap(file.fileno(), 0)
+        return Slot(index, self._read(index), self._mapped[index])

@@ -67,11 +67,11 @@ def test_untied_embeddings_swap_as_exactly(runner, tmp_path, monkeypatch):
 
 async def gap_without_second_packing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> float:
     """Swap with the fix left out, measure the probe's largest error, swap again as it should be."""
-    from actors.vllm_weights import NyalaWeightTransferEngine
+    from actors import vllm_weights
 
     staged = bench.stage_next()
     with monkeypatch.context() as omitted:
-        omitted.setattr(NyalaWeightTransferEngine, "_refresh_output_layers", lambda _: None)
+        omitted.setattr(vllm_weights, "refresh_output_layers", lambda _: None)
         await bench.engine.apply(staged)
     token_ids = bench.prompt(40)
     answer = torch.tensor(await bench.engine.probe(token_ids))

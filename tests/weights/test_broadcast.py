@@ -73,7 +73,7 @@ class Story:
 
     def begin(self):
         self.broadcast._is_warm = True
-        slot = SimpleNamespace(manifest=SimpleNamespace(digest=DIGEST), memory=None)
+        slot = SimpleNamespace(manifest=SimpleNamespace(digest=DIGEST, num_bytes=0), memory=None)
         membership = self.broadcast.begin(VERSION)
         assert membership is not None
         return asyncio.create_task(self.broadcast.run(slot, membership))  # type: ignore[arg-type]
