@@ -207,6 +207,7 @@ def vtrace(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
     Use:
         As `gae`, and the data is older than a batch or two: it corrects the critic's targets too.
+        With `critic.kind: model`, as truncated ratios do not cancel what a head gets wrong.
 
     Source:
         Espeholt et al. 2018, arXiv:1802.01561, section 4.2.
