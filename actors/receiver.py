@@ -113,7 +113,7 @@ class WeightReceiver:
         self._transfer = WeightTransfer(
             self._files,
             post=self._link.post,
-            sources=WeightSources(self._link.post, caller=caller),
+            sources=WeightSources(self._link.post, order=settings.pull_from, caller=caller),
             stage=self._stage,
             timeout_s=settings.weight_timeout_s,
         )
@@ -148,6 +148,7 @@ class WeightReceiver:
             sparse_pulls=transfer.sparse_pulls,
             pulled_bytes=transfer.pulled_bytes,
             peer_bytes=transfer.peer_bytes,
+            store_bytes=transfer.store_bytes,
             digest_mismatches=transfer.digest_mismatches,
             probe_mismatches=self._probe_mismatches,
             transfer_s=transfer.transfer_s,
@@ -212,7 +213,7 @@ class WeightReceiver:
         served_s = time.monotonic() - self._serving_since if self._serving_since else 0.0
         return Join(
             version=self._transfer.held,
-            can_group=not self.is_dirty,
+            can_group=not self.is_dirty and "publisher" in self._settings.pull_from,
             device=self._device,
             paused_s=self._pause_s,
             served_s=served_s,

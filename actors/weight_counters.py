@@ -16,6 +16,8 @@ class TransferCounters:
     pulled_bytes: int = 0
     peer_bytes: int = 0
     """Of these, from other actors."""
+    store_bytes: int = 0
+    """Of these, from the object store."""
     digest_mismatches: int = 0
     transfer_s: float = 0.0
     """From news to staged bytes, summed."""
@@ -34,6 +36,8 @@ class ReceiverCounters:
     pulled_bytes: int
     peer_bytes: int
     """Of these, from other actors."""
+    store_bytes: int
+    """Of these, from the object store."""
     digest_mismatches: int
     probe_mismatches: int
     transfer_s: float

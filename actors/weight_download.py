@@ -44,12 +44,13 @@ async def download(
         if isinstance(message, Announce | Epoch | Send | Abort | Chunk | Moved):
             transfer.take(message)
 
+    caller = Caller(keys, run, f"download-{secrets.token_hex(4)}")
     link = PublisherLink(
-        caller=Caller(keys, run, f"download-{secrets.token_hex(4)}"),
+        caller=caller,
         join=lambda: Join(transfer.held, can_group=False, device="cpu"),
         take=take,
     )
-    sources = WeightSources(link.post)
+    sources = WeightSources(link.post, order=("publisher",), caller=caller)
     transfer = WeightTransfer(
         files, post=link.post, sources=sources, stage=stage, timeout_s=timeout_s
     )

@@ -2,9 +2,9 @@
 
 Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice; unanswered requests are repeated
 with growing patience, so that a slow link is not buried under repetitions. Asks one source after
-the other: a peer that is silent, lies or has nothing makes way for the next, which goes on at the
-slices that are missing. Slices of peers are checked by their digests; the digest of the whole is
-the caller's.
+the other: one that is silent, lies or has nothing makes way for the next, which goes on at the
+slices that are missing. All slices but the publisher's are checked by their digests; the digest of
+the whole is the caller's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from broker.weights import CHUNK_BYTES, PULL_CREDIT, Chunk, Gone, Later, Moved, 
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError
 
-from .weight_sources import Answer, Post, Source
+from .weight_sources import Answer, Kind, Post, Source
 
 FIRST_PATIENCE_S = 1.0
 """Loopback and a rack answer in milliseconds; a lost request costs this much."""
@@ -45,9 +45,9 @@ class WeightPull:
     Args:
         version: What to pull.
         memory: Where to put it; as long as it is.
-        sources: Whom to ask, in order; at least one.
+        sources: Whom to ask, in order.
         base: Where the sparse update begins; None = pull all bytes of the version.
-        digests: Of the slices; what a peer sends is of no use without.
+        digests: Of the slices; what is not the publisher's is of no use without.
         failed: Is told which source was left, why, and whether it lied.
         arrived: Is told the offset of each slice that is in its place.
         progress_timeout_s: Time without any new slice after which the last source is left too.
@@ -77,8 +77,8 @@ class WeightPull:
         self._inbox: asyncio.Queue[Answer] = asyncio.Queue()
         self._todo = deque(range(0, len(memory), CHUNK_BYTES))
         self._asked: set[int] = set()
-        self.num_bytes = Counter[bool]()
-        """Received from peers (True), and from others."""
+        self.num_bytes = Counter[Kind]()
+        """Received, by the kind of source."""
 
     def take(self, answer: Answer) -> None:
         """Take an answer of a source."""
@@ -96,7 +96,7 @@ class WeightPull:
                 end = await self._pull_from(source, post)
             if not isinstance(end, _Failed):
                 return end
-            if end.is_fault and source.is_peer:
+            if end.is_fault:
                 self._failed(source, end.reason, end.has_lied)
             self._ask_again()
         raise DeadlineError(
@@ -130,10 +130,10 @@ class WeightPull:
                 case Gone(version=self._version):
                     return _Failed("it has another version", is_fault=False)
                 case Chunk() if self._is_missing(answer):
-                    if source.is_peer and not await self._is_right(answer):
+                    if source.kind != "publisher" and not await self._is_right(answer):
                         return _Failed("what it sent has a wrong digest", has_lied=True)
                     self._store(answer)
-                    self.num_bytes[source.is_peer] += len(answer.payload)
+                    self.num_bytes[source.kind] += len(answer.payload)
                     silent_s = 0.0
                 case _:  # a repetition, or an answer to another pull
                     pass

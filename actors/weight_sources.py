@@ -1,7 +1,7 @@
-"""Where an actor can pull weights from, in order: actors that share them, then the publisher.
+"""Whom an actor asks for weights, and in which order: other actors, an object store, the publisher.
 
-What a peer sends is checked slice by slice. One that lied is never asked again, one that was silent
-not for a while; what it would have sent comes from the next source.
+What the first two send is checked slice by slice. A peer that lied is never asked again, one that
+was silent not for a while; what it would have sent comes from the next source.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 import structlog
 import zmq.asyncio
 
-from broker.weights import Chunk, Gone, Later, Moved, Peer, Sources
+from broker.weight_store import StoredWeights
+from broker.weights import Chunk, Gone, Later, Moved, Peer, Pull, Sources
 
 from .weight_link import Caller, WeightLink
 
@@ -26,6 +27,8 @@ log = structlog.get_logger()
 REST_S = 30.0
 """For which a silent peer is not asked: it may be out of reach from here for ever."""
 
+Kind = Literal["peers", "store", "publisher"]
+"""As in `actors.pull_from`."""
 Answer = Chunk | Moved | Later | Gone
 Post = Callable[[object], bool]
 Take = Callable[[Answer], None]
@@ -40,8 +43,8 @@ class Source(Protocol):
         ...
 
     @property
-    def is_peer(self) -> bool:
-        """Whether what it sends is checked slice by slice."""
+    def kind(self) -> Kind:
+        """What it is; all but the publisher's slices are checked one by one."""
         ...
 
     def open(self, take: Take) -> AbstractAsyncContextManager[Post]:
@@ -53,7 +56,7 @@ class PublisherSource:
     """The publisher. Its answers come over a link that is always there, not to `take`."""
 
     name = "publisher"
-    is_peer = False
+    kind: Kind = "publisher"
 
     def __init__(self, post: Post) -> None:
         self._post = post
@@ -67,7 +70,7 @@ class PublisherSource:
 class PeerSource:
     """An actor that shares its weights."""
 
-    is_peer = True
+    kind: Kind = "peers"
 
     def __init__(self, peer: Peer, context: zmq.asyncio.Context, caller: Caller) -> None:
         self.name = peer.endpoint
@@ -95,31 +98,89 @@ class PeerSource:
             link.close()
 
 
+class StoreSource:
+    """A version in the object store."""
+
+    kind: Kind = "store"
+
+    def __init__(self, url: str) -> None:
+        self.name = url
+
+    @asynccontextmanager
+    async def open(self, take: Take) -> AsyncIterator[Post]:
+        """Read slices in threads for as long as it lasts."""
+        stored = StoredWeights(self.name)
+        async with asyncio.TaskGroup() as tasks:
+            reading: set[asyncio.Task[None]] = set()
+
+            def post(message: object) -> bool:
+                assert isinstance(message, Pull)
+                task = tasks.create_task(_read(stored, message, take))
+                reading.add(task)
+                task.add_done_callback(reading.discard)
+                return True
+
+            yield post
+            for task in tuple(reading):
+                task.cancel()
+
+
+async def _read(stored: StoredWeights, pull: Pull, take: Take) -> None:
+    stop = pull.offset + pull.num_bytes
+    try:
+        payload = await asyncio.to_thread(stored.read, pull.offset, stop)
+    except OSError as error:
+        log.warning("stored weights cannot be read", reason=str(error))
+        take(Gone(pull.version, pull.offset))
+    else:
+        take(Chunk(pull.version, pull.offset, payload))
+
+
 class WeightSources:
     """Chooses the sources of each pull, and remembers who failed.
 
     Args:
         post: Sends a message to the publisher; may lose it.
-        caller: As whom peers are asked; None = they are not.
+        order: Who is asked, first one first.
+        caller: As whom peers are asked.
     """
 
-    def __init__(self, post: Post, *, caller: Caller | None = None) -> None:
+    def __init__(self, post: Post, *, order: Sequence[Kind], caller: Caller) -> None:
         self._publisher = PublisherSource(post)
+        self._order = order
         self._caller = caller
         self._context: zmq.asyncio.Context | None = None
         self._resting: dict[Peer, float] = {}
 
+    @property
+    def has_publisher(self) -> bool:
+        """Whether the publisher is asked at all."""
+        return "publisher" in self._order
+
     def of(self, offered: Sources | None) -> tuple[Source, ...]:
-        """Return whom to ask, first one first; the publisher is the last."""
-        if offered is None or self._caller is None:
-            return (self._publisher,)
+        """Return whom to ask for a version, first one first; none: nobody who may be asked has it.
+
+        Args:
+            offered: Who has it besides the publisher.
+        """
+        found: list[Source] = []
+        for kind in self._order:
+            if kind == "publisher":
+                found.append(self._publisher)
+            elif kind == "peers" and offered is not None:
+                found += self._peers(offered.peers)
+            elif kind == "store" and offered is not None and offered.store:
+                found.append(StoreSource(offered.store))
+        return tuple(found)
+
+    def _peers(self, peers: Sequence[Peer]) -> Iterator[PeerSource]:
         if self._context is None:
             self._context = zmq.asyncio.Context()
         now = time.monotonic()
         self._resting = {peer: until for peer, until in self._resting.items() if until > now}
-        peers = (peer for peer in offered.peers if peer not in self._resting)
-        made = (PeerSource(peer, self._context, self._caller) for peer in peers)
-        return (*made, self._publisher)
+        for peer in peers:
+            if peer not in self._resting:
+                yield PeerSource(peer, self._context, self._caller)
 
     def failed(self, source: Source, reason: str, has_lied: bool) -> None:
         """Do not ask this one, if it is a peer, for a while or ever again."""

@@ -113,6 +113,8 @@ class WeightTransfer:
             log.warning("weights refused: lower lineage", offered=tuple(version))
         if version <= self.held:
             return
+        if not news.epoch and not self._sources.of(news.sources):
+            return  # others will have it soon
         known = self._wanted
         self._want(news)
         is_busy = any(not task.done() for task in self._running)
@@ -221,6 +223,8 @@ class WeightTransfer:
         """Return the updates that lead from what is here to this version; none: take all bytes."""
         if self._base is None or len(self._base[1].memory) != manifest.num_bytes:
             return ()
+        if not self._sources.has_publisher:  # who alone has updates
+            return ()
         bases = [link.base for link in self._links]
         if self._base[0] not in bases or self._links[-1].version != manifest.version:
             return ()
@@ -250,7 +254,8 @@ class WeightTransfer:
             moved = await pull.run()
         finally:
             self._pull = None
-            self.counters.peer_bytes += pull.num_bytes[True]
+            self.counters.peer_bytes += pull.num_bytes["peers"]
+            self.counters.store_bytes += pull.num_bytes["store"]
             self.counters.pulled_bytes += pull.num_bytes.total()
         if moved is None:
             return True

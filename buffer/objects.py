@@ -46,6 +46,21 @@ def is_reference(record: bytes) -> bool:
     return record.startswith(MAGIC)
 
 
+def filesystem_at(url: str, *, setting: str) -> tuple[Any, str]:
+    """Return the filesystem of a URL, and the path in it; nothing is asked of it yet.
+
+    Raises:
+        SettingsError: The URL is of no kind that is known.
+    """
+    try:
+        files, path = filesystem_of(url)
+    except ValueError as error:
+        raise SettingsError(
+            f"{setting} must be a URL that fsspec knows, got {url!r}; {error}"
+        ) from error
+    return files, path
+
+
 class ObjectStore:
     """The large records of one run."""
 
@@ -55,12 +70,7 @@ class ObjectStore:
         Raises:
             SettingsError: The URL is of no kind that is known.
         """
-        try:
-            self._files, root = filesystem_of(url)
-        except ValueError as error:
-            raise SettingsError(
-                f"buffer.object_store must be a URL that fsspec knows, got {url!r}; {error}"
-            ) from error
+        self._files, root = filesystem_at(url, setting="buffer.object_store")
         self._root = f"{root.rstrip('/')}/{run}"
 
     @classmethod

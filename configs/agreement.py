@@ -26,6 +26,7 @@ def disagreements(settings: Settings) -> list[str]:
         _punishes_every_length,
         _filters_what_teaches,
         _names_two_rewards_alike,
+        _pulls_from_nobody,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
@@ -116,4 +117,14 @@ def _names_two_rewards_alike(settings: Settings) -> str | None:
     return (
         f"run.reward must name functions of different names, got {', '.join(rewards)}; "
         f"each is a part of the reward under its function's name"
+    )
+
+
+def _pulls_from_nobody(settings: Settings) -> str | None:
+    pull_from = settings.actors.pull_from
+    if "publisher" in pull_from or ("store" in pull_from and settings.learner.weight_store):
+        return None
+    return (
+        f"actors.pull_from must have publisher, or store and a learner.weight_store, "
+        f"got {', '.join(pull_from)}; nobody else has a version first"
     )

@@ -28,6 +28,7 @@ from broker.allow_list import AllowList, Role
 from broker.keys import load_pair
 from broker.sockets import bound_endpoint
 from broker.weight_port import host_and_port, open_router, reachable
+from broker.weight_store import WeightStore
 from buffer.episode import PolicyVersion
 from configs.logging import configure_logging
 
@@ -53,6 +54,8 @@ class PublisherSettings:
     send_s: float
     use_cuda: bool
     sparse: bool
+    store: str | None = None
+    """URL of the object store."""
 
     def arguments(self) -> list[str]:
         """Return the command line that `parse` reads."""
@@ -66,6 +69,7 @@ class PublisherSettings:
             *["--broadcast"] * self.broadcast,
             *["--use-cuda"] * self.use_cuda,
             *["--sparse"] * self.sparse,
+            *([] if self.store is None else [f"--store={self.store}"]),
         ]
 
 
@@ -78,6 +82,7 @@ def parse(arguments: list[str]) -> PublisherSettings:
         parser.add_argument(f"--{name}", type=float, required=True)
     for name in ("broadcast", "use-cuda", "sparse"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--store")
     return PublisherSettings(**vars(parser.parse_args(arguments)))
 
 
@@ -111,6 +116,7 @@ async def _serve(
         Slots(settings.slots),
         run=settings.run,
         broadcast=groups if settings.broadcast else None,
+        store=WeightStore(settings.store, settings.run) if settings.store is not None else None,
         chain=SparseChain() if settings.sparse else None,
         report=_report,
         allows=lambda key: allowed.role(key.encode()) is Role.ACTOR,

@@ -14,6 +14,7 @@ import zmq.asyncio
 
 from broker.manifest import SparseLink, chunk_digests
 from broker.weight_port import WeightPort
+from broker.weight_store import WeightStore
 from broker.weights import (
     CHUNK_BYTES,
     Ack,
@@ -31,6 +32,7 @@ from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
+from .keyframes import Keyframes
 from .pauses import Pauses
 from .pull_tree import PullTree
 from .shelf import Shelf
@@ -71,6 +73,7 @@ class WeightServer:
         slots: Where the learner seals versions.
         run: Name of the run; messages of another are ignored.
         broadcast: How to send to groups; None = actors pull.
+        store: Where versions are kept for those far away; None = nowhere.
         chain: Keeps sparse updates for those who pull; None = they pull all bytes.
         report: Is told what became of each version.
         allows: Says whether the holder of this public key may still speak; None = the socket's door
@@ -84,6 +87,7 @@ class WeightServer:
         *,
         run: str,
         broadcast: BroadcastSettings | None,
+        store: WeightStore | None = None,
         chain: SparseChain | None = None,
         report: Callable[[Sent], None],
         allows: Callable[[str], bool] | None = None,
@@ -93,6 +97,7 @@ class WeightServer:
         self._clock = asyncio.get_running_loop().time
         self._chain = chain
         self._shelf = Shelf(slots, clock=self._clock)
+        self._keyframes = Keyframes(store, self._shelf) if store is not None else None
         self._pauses = Pauses()
         self._tree = PullTree()
         self._digests: tuple[PolicyVersion, bytes] | None = None
@@ -118,6 +123,8 @@ class WeightServer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._port.read())
             tasks.create_task(self._carry())
+            if self._keyframes is not None:
+                tasks.create_task(self._keyframes.run())
 
     def _take(self, route: bytes, actor: str, message: object) -> None:
         self._routes[actor] = route
@@ -164,7 +171,8 @@ class WeightServer:
         if self._digests is None or self._digests[0] != version:
             return None
         way = self._tree.way_of(actor)
-        return Sources(way, self._digests[1]) if way else None
+        url = self._keyframes.url_of(version) if self._keyframes is not None else ""
+        return Sources(way, self._digests[1], url) if way or url else None
 
     def _links(self) -> tuple[SparseLink, ...]:
         return self._chain.links if self._chain is not None else ()
@@ -217,12 +225,15 @@ class WeightServer:
 
     async def _offer(self, slot: Slot, members: Collection[str]) -> None:
         """Announce a version to those who pull it: all but the members of its weight epoch."""
-        if not self._tree.is_flat and set(self._epochs.live()).difference(members):
+        has_peers = not self._tree.is_flat and set(self._epochs.live()).difference(members)
+        if has_peers or self._keyframes is not None:
             self._is_digesting = True  # who joins meanwhile is told with the others
             digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
             self._digests, self._is_digesting = (slot.manifest.version, digests), False
         for actor in set(self._epochs.live()).difference(members):
             self._post_news(actor, slot)
+        if self._keyframes is not None:
+            self._keyframes.wake()
 
     def _forget_silent(self) -> None:
         self._epochs.forget_silent()

@@ -29,6 +29,7 @@ from broker.keys import load_public
 from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
 from broker.messages import Publication
 from broker.shared_folder import SharedFolder
+from broker.weight_store import WeightStore
 from buffer.episode import PolicyVersion
 from configs.errors import StoreError
 from configs.settings import LearnerSettings, RunSettings
@@ -181,6 +182,8 @@ class _Front:
     ) -> None:
         self._point = point
         self._public_key = load_public(keys, "learner").decode()
+        if settings.weight_store is not None:
+            WeightStore(settings.weight_store, run.name)  # a wrong URL is the learner's to report
         self.log = WeightLog(run.folder)
         self._pointed: Publication | None = None
         self._sent: deque[Sent] = deque(maxlen=MAX_DELIVERIES)
@@ -201,6 +204,7 @@ class _Front:
                 send_s=settings.broadcast_send_s,
                 use_cuda=settings.device != "cpu",
                 sparse=settings.sparse_weights,
+                store=settings.weight_store,
             ),
             on_death=self._reclaim,
             on_line=self._heard,

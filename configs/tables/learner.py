@@ -47,6 +47,10 @@ class LearnerSettings(Table):
     sparse_weights: bool = False
     """Offer actors that pull only what has changed since their version, where that is shorter.
     Costs the publisher a copy of the weights, and a comparison for each version."""
+    weight_store: str | None = None
+    """Where each version is written too, for actors in other regions, as fsspec writes it:
+    `s3://bucket/folder` (needs `s3fs`), `file:///folder`, ...; null = nowhere. See
+    `actors.pull_from`."""
     broadcast_join_s: Seconds = 10.0
     """Time for the members of a weight group to join."""
     broadcast_send_s: Seconds = 30.0

@@ -157,6 +157,10 @@ def test_tables_that_contradict_each_other_are_refused(write):
             ["run.reward=[a.py:f, b.py:f]"],
             "$.run.reward must name functions of different names, got a.py:f, b.py:f",
         ),
+        (
+            ["actors.pull_from=[peers, store]"],
+            "must have publisher, or store and a learner.weight_store, got peers, store; nobody",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):
@@ -173,6 +177,7 @@ def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, 
         ["actors.heartbeat_s=1.9", "broker.lease_timeout_s=4"],
         ["algorithm.rho_bar=1", "algorithm.correction=none"],
         ["algorithm.rho_bar=1", "algorithm.surrogate=reinforce"],
+        ["actors.pull_from=[peers, store]", "learner.weight_store=file:///weights"],
     ],
 )
 def test_settings_at_the_limit_of_each_other_are_taken(write, overrides):

@@ -19,7 +19,7 @@ from broker.weights import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError
 from learner.pull_tree import FAN_OUT, PullTree
-from tests.weights.test_pull import CHUNK_BYTES, NUM_BYTES, contents
+from tests.weights.test_pull import CALLER, CHUNK_BYTES, NUM_BYTES, contents
 
 VERSION = PolicyVersion(1, 1)
 DIGESTS = chunk_digests(contents(1), CHUNK_BYTES)
@@ -36,9 +36,9 @@ def _small_chunks_and_little_patience(monkeypatch):
 class ScriptedSource:
     """Answers at once: with the right slices, or what `answer` makes of one."""
 
-    def __init__(self, name, *, is_peer=True, answer=lambda chunk: chunk) -> None:
+    def __init__(self, name, *, kind="peers", answer=lambda chunk: chunk) -> None:
         self.name = name
-        self.is_peer = is_peer
+        self.kind = kind
         self.answer = answer
         self.asked: list[int] = []
 
@@ -99,7 +99,7 @@ def pulled(*sources, timeout_s=1.0):
 
 
 def publisher():
-    return ScriptedSource("publisher", is_peer=False)
+    return ScriptedSource("publisher", kind="publisher")
 
 
 def test_a_peer_spares_the_publisher():
@@ -108,7 +108,7 @@ def test_a_peer_spares_the_publisher():
     got, pull, left = pulled(ScriptedSource("peer"), last)
 
     assert (got, left, last.asked) == (contents(1), {}, [])
-    assert pull.num_bytes[True] == NUM_BYTES
+    assert pull.num_bytes["peers"] == NUM_BYTES
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_what_a_failing_peer_did_not_bring_comes_from_the_next_source(answer, ha
     assert got == contents(1)
     assert left == {"peer": has_lied}
     assert sorted(last.asked) == [i * CHUNK_BYTES for i in (3, 4, 5, 6)]
-    assert pull.num_bytes == {True: 3 * CHUNK_BYTES, False: NUM_BYTES - 3 * CHUNK_BYTES}
+    assert pull.num_bytes == {"peers": 3 * CHUNK_BYTES, "publisher": NUM_BYTES - 3 * CHUNK_BYTES}
 
 
 def test_a_peer_that_only_promises_is_left_and_one_that_keeps_its_word_is_not():
@@ -145,7 +145,7 @@ def test_a_peer_that_has_moved_on_is_left_without_a_grudge():
     got, pull, left = pulled(moved, publisher())
 
     assert (got, left) == (contents(1), {})
-    assert pull.num_bytes[True] == 2 * CHUNK_BYTES
+    assert pull.num_bytes["peers"] == 2 * CHUNK_BYTES
 
 
 def test_a_pull_ends_when_its_last_source_is_silent_too():
@@ -160,7 +160,7 @@ def test_who_was_silent_rests_and_who_lied_is_never_asked_again(monkeypatch):
     monkeypatch.setattr(weight_sources.time, "monotonic", lambda: now[0])
     peers = tuple(Peer(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
     offered = Sources(peers, DIGESTS)
-    sources = WeightSources(lambda _: True, caller=object())  # type: ignore[arg-type]
+    sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)
     silent, liar, _, _ = sources.of(offered)
     assert isinstance(silent, PeerSource)
 

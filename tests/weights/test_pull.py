@@ -9,10 +9,12 @@ import pytest
 
 from actors import weight_pull
 from actors.staging_files import StagingFile, StagingFiles
+from actors.weight_link import Caller
 from actors.weight_pull import WeightPull
 from actors.weight_sources import WeightSources
 from actors.weight_transfer import MAX_MISMATCHES, WeightTransfer
 from broker import sparse
+from broker.keys import KeyPair
 from broker.manifest import Probe, SparseLink, TensorSpec, WeightManifest, digest_of
 from broker.weights import PULL_CREDIT, Announce, Chunk, Fault, Moved, Pull
 from buffer.episode import PolicyVersion
@@ -86,6 +88,13 @@ class ScriptedPublisher:
         self.answer(Chunk(pull.version, pull.offset, bytes(payload), pull.base))
 
 
+CALLER = Caller(KeyPair(b"", b""), "toy", "a")
+
+
+def only(publisher) -> WeightSources:
+    return WeightSources(publisher.post, order=("publisher",), caller=CALLER)
+
+
 @pytest.fixture
 def publisher():
     return ScriptedPublisher()
@@ -98,7 +107,7 @@ def memory():
 
 async def pulled(publisher, memory, step=1, timeout_s=5.0):
     version = manifest(step).version
-    sources = WeightSources(publisher.post).of(None)
+    sources = only(publisher).of(None)
     pull = WeightPull(version, memory, sources=sources, progress_timeout_s=timeout_s)
     publisher.answer = pull.take
     return await pull.run()
@@ -137,7 +146,7 @@ def test_a_version_that_is_gone_is_answered_by_a_newer_one(publisher, memory):
 
 def test_slices_that_were_not_asked_for_are_not_written(publisher, memory):
     async def story():
-        sources = WeightSources(publisher.post).of(None)
+        sources = only(publisher).of(None)
         pull = WeightPull(manifest(1).version, memory, sources=sources, progress_timeout_s=5.0)
         publisher.answer = pull.take
         pull.take(Chunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version
@@ -165,7 +174,7 @@ class Stage:
         self.transfer = WeightTransfer(
             self.files,
             post=publisher.post,
-            sources=WeightSources(publisher.post),
+            sources=only(publisher),
             stage=self._take,
             timeout_s=5.0,
         )

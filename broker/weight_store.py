@@ -1,0 +1,85 @@
+"""Versions of weights as objects in a folder or a bucket, for actors that are far from the learner.
+
+One object each, of the version's wire bytes, under a name with its digest: never written over, and
+named to actors when it is whole. What is read is checked by whoever reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import IO
+
+from buffer.episode import PolicyVersion
+from buffer.objects import filesystem_at
+
+from .manifest import WeightManifest
+
+KEPT = 3
+"""Versions that stay: whoever reads the last but one has time to finish."""
+_NAME = re.compile(r"(\d+)-(\d+)-[0-9a-f]{64}")
+
+
+class WeightStore:
+    """The objects of one run, as the weight publisher sees them; actors see `StoredWeights`.
+
+    Args:
+        url: As fsspec writes it.
+        run: Name of the run.
+
+    Raises:
+        SettingsError: the URL is of no kind that is known.
+    """
+
+    def __init__(self, url: str, run: str) -> None:
+        self._files, root = filesystem_at(url, setting="learner.weight_store")
+        self._root = f"{root.rstrip('/')}/{run}/weights"
+
+    def url_of(self, manifest: WeightManifest) -> str:
+        """Return where a version is, or will be."""
+        return str(self._files.unstrip_protocol(self._path(manifest)))
+
+    def has(self, manifest: WeightManifest) -> bool:
+        """Whether the version is there as a whole."""
+        path = self._path(manifest)
+        return bool(self._files.exists(path) and self._files.size(path) == manifest.num_bytes)
+
+    def create(self, manifest: WeightManifest) -> IO[bytes]:
+        """Open a new object; blocks, as all that is done with it."""
+        self._files.makedirs(self._root, exist_ok=True)
+        opened: IO[bytes] = self._files.open(self._path(manifest), "wb")
+        return opened
+
+    def forget_old(self) -> int:
+        """Remove all but the newest versions; returns how many."""
+        self._files.invalidate_cache()
+        found: dict[str, PolicyVersion] = {}
+        for path in self._files.find(self._root):
+            if name := _NAME.fullmatch(path.rpartition("/")[2]):
+                found[path] = PolicyVersion(int(name[1]), int(name[2]))
+        old = sorted(found, key=found.__getitem__)[:-KEPT]
+        if old:
+            self._files.rm(old)
+        return len(old)
+
+    def _path(self, manifest: WeightManifest) -> str:
+        lineage, step = manifest.version
+        return f"{self._root}/{lineage}-{step}-{manifest.digest}"
+
+
+class StoredWeights:
+    """One version in the store. Consumer: an actor, which the publisher told its URL.
+
+    Raises:
+        SettingsError: the URL is of no kind that is known here.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._files, self._path = filesystem_at(url, setting="the URL of stored weights")
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read a slice.
+
+        Raises:
+            OSError: it is not there, or the store does not answer.
+        """
+        return bytes(self._files.cat_file(self._path, start=start, end=stop))

@@ -1,0 +1,220 @@
+"""Weights in an object store: in memory where one process is enough, in a folder where it is not.
+
+No bucket is at hand; fsspec gives all kinds of stores the same methods.
+"""
+
+import asyncio
+import mmap
+import time
+from pathlib import Path
+
+import pytest
+
+from actors.weight_pull import WeightPull
+from actors.weight_sources import StoreSource, WeightSources
+from broker.manifest import Probe, TensorSpec, WeightManifest, chunk_digests, digest_of
+from broker.weight_store import KEPT, StoredWeights, WeightStore
+from broker.weights import CHUNK_BYTES, Pull, Sources
+from buffer.episode import PolicyVersion
+from configs.errors import DeadlineError, SettingsError
+from learner.keyframes import Keyframes
+from learner.shelf import Shelf
+from learner.slots import Slots
+from tests.weights.plane import Plane
+from tests.weights.test_pull import CALLER
+
+NUM_BYTES = CHUNK_BYTES + 1000  # two slices
+
+
+def contents(step: int) -> bytes:
+    return bytes([step]) * NUM_BYTES
+
+
+def manifest(step: int) -> WeightManifest:
+    spec = TensorSpec("w", "bfloat16", (NUM_BYTES // 2,), 0, NUM_BYTES)
+    probe = Probe((1, 2), (-0.5,))
+    digest = digest_of([contents(step)])
+    return WeightManifest(PolicyVersion(1, step), digest, NUM_BYTES, (spec,), probe)
+
+
+class Shelved:
+    """A shelf on slots of its own, and what writes it to a store in memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.slots = Slots(folder)
+        for index in range(3):
+            self.slots.path(index, "free").write_bytes(bytes(NUM_BYTES))
+        self.shelf = Shelf(self.slots, clock=time.monotonic)
+        self.store = WeightStore(f"memory://{folder}", "toy")
+        self.keyframes = Keyframes(self.store, self.shelf)
+
+    def publish(self, step: int) -> None:
+        index = self.slots.acquire()
+        self.slots.path(index, "writing").write_bytes(contents(step))
+        self.slots.seal(index, manifest(step))
+        self.shelf.advance()
+        self.keyframes.wake()
+
+    async def stored(self, step: int) -> str:
+        """Wait until a version is named; returns where it is."""
+        async with asyncio.timeout(10.0):
+            while not (url := self.keyframes.url_of(PolicyVersion(1, step))):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # a publisher does not wait for it either
+        return url
+
+    def objects(self) -> list[str]:
+        found: list[str] = self.store._files.find(self.store._root)
+        return [path.rpartition("/")[2].rpartition("-")[0] for path in sorted(found)]
+
+
+def play(folder, story):
+    async def whole():
+        shelved = Shelved(folder)
+        running = asyncio.create_task(shelved.keyframes.run())
+        found = await story(shelved)
+        assert not running.done()
+        running.cancel()
+        return found
+
+    return asyncio.run(whole())
+
+
+def test_the_newest_versions_are_in_the_store_under_their_digests(tmp_path):
+    async def story(shelved):
+        for step in range(1, 6):
+            shelved.publish(step)
+            url = await shelved.stored(step)
+            assert url.endswith(f"/toy/weights/1-{step}-{manifest(step).digest}")
+            assert not shelved.keyframes.url_of(PolicyVersion(1, step - 1))
+        assert StoredWeights(url).read(0, NUM_BYTES) == contents(5)
+        return shelved.objects()
+
+    assert play(tmp_path, story) == [f"1-{step}" for step in range(6 - KEPT, 6)]
+
+
+def test_a_version_that_is_overtaken_is_not_named_and_the_newest_is(tmp_path, monkeypatch):
+    async def story(shelved):
+        read, overtaken = shelved.shelf.read, []
+
+        def reads(actor, pull: Pull):
+            if pull.version.step == 1 and pull.offset and not overtaken:
+                overtaken.append(pull)
+                monkeypatch.setattr("learner.shelf.PULL_IDLE_S", -1.0)  # as if the store were slow
+                shelved.publish(2)
+            return read(actor, pull)
+
+        shelved.shelf.read = reads
+        shelved.publish(1)
+        await shelved.stored(2)
+        assert overtaken
+        assert not shelved.keyframes.url_of(PolicyVersion(1, 1))
+
+    play(tmp_path, story)
+
+
+def test_a_version_that_is_there_is_not_written_again_and_half_of_one_is(tmp_path, monkeypatch):
+    async def story(shelved):
+        for step, found in ((1, contents(1)), (2, contents(2)[:9])):
+            path = shelved.store._path(manifest(step))
+            shelved.store._files.pipe_file(path, found)
+        written = []
+        create = WeightStore.create
+        monkeypatch.setattr(
+            WeightStore,
+            "create",
+            lambda store, m: written.append(m.version.step) or create(store, m),
+        )
+        for step in (1, 2):
+            shelved.publish(step)
+            url = await shelved.stored(step)
+        assert StoredWeights(url).read(0, NUM_BYTES) == contents(2)
+        return written
+
+    assert play(tmp_path, story) == [2]
+
+
+def test_a_store_that_fails_costs_a_version_and_nothing_else(tmp_path, monkeypatch):
+    async def story(shelved):
+        with monkeypatch.context() as broken:
+            broken.setattr(WeightStore, "create", _refuse)
+            shelved.publish(1)
+            await asyncio.sleep(0.1)
+        shelved.publish(2)
+        await shelved.stored(2)
+
+    play(tmp_path, story)
+
+
+def _refuse(_store, _manifest):
+    raise PermissionError("no such bucket")
+
+
+def pulled(url: str, step: int) -> bytes:
+    memory = mmap.mmap(-1, NUM_BYTES)
+
+    async def pull() -> None:
+        made = WeightPull(
+            PolicyVersion(1, step),
+            memory,
+            sources=[StoreSource(url)],
+            digests=chunk_digests(contents(step), CHUNK_BYTES),
+            progress_timeout_s=5.0,
+        )
+        assert await made.run() is None
+        assert made.num_bytes["store"] == NUM_BYTES
+
+    asyncio.run(pull())
+    return memory[:]
+
+
+def test_what_is_stored_is_pulled_and_what_was_harmed_or_removed_is_not(tmp_path):
+    url = f"file://{tmp_path}/version"
+    Path(tmp_path, "version").write_bytes(contents(1))
+    assert pulled(url, 1) == contents(1)
+
+    Path(tmp_path, "version").write_bytes(contents(1)[:-1] + b"?")
+    with pytest.raises(DeadlineError, match="must make progress"):
+        pulled(url, 1)
+    Path(tmp_path, "version").unlink()
+    with pytest.raises(DeadlineError, match="must make progress"):
+        pulled(url, 1)
+
+
+def test_the_order_of_sources_is_that_of_the_settings():
+    offered = Sources((), b"", "memory://somewhere")
+
+    def kinds(*order, offered=offered):
+        sources = WeightSources(lambda _: True, order=order, caller=CALLER)
+        found = [source.kind for source in sources.of(offered)]
+        sources.close()
+        return found
+
+    assert kinds("peers", "publisher") == ["publisher"]
+    assert kinds("store", "publisher") == ["store", "publisher"]
+    assert kinds("publisher", "store") == ["publisher", "store"]
+    assert kinds("peers", "store", offered=None) == []
+
+
+def test_an_actor_far_away_follows_by_the_store_alone(tmp_path):
+    plane = Plane(tmp_path, ballast=2_000_000, weight_store=f"file://{tmp_path}/bucket")
+    try:
+        plane.publish()
+        near = plane.actor("near")
+        far = plane.actor("far", pull_from=("peers", "store"), timeout_s=30.0)
+        for actor in (near, far):
+            actor.wait("synced", timeout_s=60.0)
+
+        newest = plane.publish()
+
+        for actor in (near, far):
+            assert actor.applied(newest)["digest"] == newest.digest
+        counters = far.counters()
+    finally:
+        plane.close()
+    assert counters["store_bytes"] == counters["pulled_bytes"] > 0
+    assert counters["broadcasts"] == counters["digest_mismatches"] == 0
+
+
+def test_a_store_of_no_known_kind_is_refused_before_anything_is_published(tmp_path):
+    with pytest.raises(SettingsError, match="weight_store must be a URL that fsspec knows, got"):
+        Plane(tmp_path, weight_store="nowhere://bucket")
