@@ -5,7 +5,8 @@ Runs before the store is touched, so a message that fails here has changed nothi
 
 from __future__ import annotations
 
-from buffer.codec import decode_completion, decode_episode
+from buffer.codec import decode_completion
+from buffer.inspection import task_ids_of
 from configs.errors import RecordError
 
 from .messages import (
@@ -59,11 +60,10 @@ def check_submissions(request: SubmitRequest, *, max_bytes: int) -> None:
     _lines(len(request.submissions))
     for submission in request.submissions:
         _task(submission.task_id, submission.fence)
-        episode = decode_episode(submission.record, max_bytes=max_bytes)
-        if episode.task_id != submission.task_id:
-            raise RecordError(
-                f"record must be of task {submission.task_id}, got task {episode.task_id}"
-            )
+    owners = task_ids_of([s.record for s in request.submissions], max_bytes=max_bytes)
+    for submission, owner in zip(request.submissions, owners, strict=True):
+        if owner != submission.task_id:
+            raise RecordError(f"record must be of task {submission.task_id}, got task {owner}")
 
 
 def check_releases(request: ReleaseRequest) -> None:

@@ -1,0 +1,163 @@
+"""Looking at many records at once finds what decoding each of them finds, no more and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buffer.codec import decode_episode, encode_episode
+from buffer.inspection import task_ids_of
+from configs.errors import RecordError
+from tests.buffer.episodes import episodes
+
+MOST = 2**20
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 2**60),
+    st.floats(),
+    st.text(max_size=3),
+    st.binary(max_size=9),
+    st.lists(st.lists(st.integers(-1, 3), max_size=4), max_size=3),
+    st.dictionaries(st.text(max_size=2), st.one_of(st.floats(), st.text()), max_size=2),
+)
+
+
+def _verdict(look: Callable[[], object]) -> object:
+    try:
+        return look()
+    except RecordError as error:
+        return str(error)
+
+
+def _decoded(records: list[bytes]) -> list[int]:
+    return [decode_episode(record, max_bytes=MOST).task_id for record in records]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A record with one field that may be odd, or one byte that is another."""
+    record = encode_episode(draw(episodes))
+    if draw(st.booleans()):
+        place = draw(st.integers(0, len(record) - 1))
+        return record[:place] + bytes([draw(st.integers(0, 255))]) + record[place + 1 :]
+    fields: dict[str, Any] = msgpack.unpackb(record)
+    part = fields["completion"] if draw(st.booleans()) else fields
+    part[draw(st.sampled_from(sorted(part)))] = draw(ODD)
+    return bytes(msgpack.packb(fields))
+
+
+@given(st.lists(st.one_of(episodes.map(encode_episode), damaged()), min_size=1, max_size=4))
+def test_many_records_are_judged_as_one_by_one(records: list[bytes]) -> None:
+    judged = _verdict(lambda: task_ids_of(records, max_bytes=MOST))
+
+    assert judged == _verdict(lambda: _decoded(records))
+
+
+def _with_numbers(**arrays: np.ndarray) -> bytes:
+    fields: dict[str, Any] = {
+        "schema": 1,
+        "tokens": np.arange(4, dtype="<i4").tobytes(),
+        "logprobs": np.full(4, -1, "<f4").tobytes(),
+        "mask": np.ones(4, "u1").tobytes(),
+        "versions": [[1, 0, 0], [1, 1, 2]],
+        "fences": [[7, "a", 0]],
+    }
+    record: dict[str, Any] = {
+        "schema": 1, "task_id": 5, "group_id": 1, "purpose": "train",
+        "prompt": np.arange(3, dtype="<i4").tobytes(), "completion": fields, "reward": 1.0,
+        "parts": {"exact": 1.0}, "finish": "stop", "metrics": {}, "inc": "a", "started": 1.0,
+        "finished": 2.0, "text": {"answer": "x"},
+    }  # fmt: skip
+    for name, array in arrays.items():
+        (record if name == "prompt" else fields)[name] = array.tobytes()
+    return bytes(msgpack.packb(record))
+
+
+MIXED = np.array([1, 0, 1, 0], "u1")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"tokens": np.array([1, -1, 2, 3], "<i4")}, "token_ids must be >= 0"),
+        ({"prompt": np.array([-5], "<i4")}, "prompt_ids must be >= 0"),
+        ({"logprobs": np.array([-1, np.nan, -1, -1], "<f4")}, "behaviour_logprobs must be finite"),
+        ({"logprobs": np.array([-1, 0.5, -1, -1], "<f4")}, "behaviour_logprobs must be finite"),
+        ({"logprobs": np.array([-1, -np.inf, -1, -1], "<f4")}, "behaviour_logprobs must be finite"),
+        ({"mask": np.array([1, 2, 1, 1], "u1")}, "loss_mask must be 0 or 1"),
+        ({"mask": MIXED}, "behaviour_logprobs must be 0 where loss_mask is 0"),
+    ],
+)
+def test_bad_numbers_among_good_records_are_named(
+    arrays: dict[str, np.ndarray], reason: str
+) -> None:
+    good, bad = _with_numbers(), _with_numbers(**arrays)
+
+    assert task_ids_of([good, good], max_bytes=MOST) == [5, 5]
+    with pytest.raises(RecordError, match=reason):
+        task_ids_of([good, bad, good], max_bytes=MOST)
+
+
+def test_tokens_of_the_environment_pass_with_a_logprob_of_0() -> None:
+    spoken = _with_numbers(mask=MIXED, logprobs=np.array([-1, 0, -1, 0], "<f4"))
+
+    assert task_ids_of([spoken], max_bytes=MOST) == [5]
+    assert decode_episode(spoken).task_id == 5
+
+
+def test_a_record_that_is_too_long_is_refused() -> None:
+    record = _with_numbers()
+
+    with pytest.raises(RecordError, match=f"at most {len(record) - 1} bytes"):
+        task_ids_of([record], max_bytes=len(record) - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("schema", True),
+        ("task_id", -1),
+        ("task_id", True),
+        ("group_id", 2**53),
+        ("purpose", "test"),
+        ("finish", "tired"),
+        ("prompt", b""),
+        ("reward", 1),
+        ("started", float("nan")),
+        ("finished", None),
+        ("inc", "a" * 257),
+        ("parts", {"exact": 1}),
+        ("metrics", {"x": float("inf")}),
+        ("text", {"x": 1}),
+        ("text", {f"x{i}": "" for i in range(257)}),
+        ("tokens", b"123"),
+        ("mask", b"\1\1\1"),
+        ("versions", []),
+        ("versions", [[1, 0, 1]]),
+        ("versions", [[1, 0, 0], [1, 1, 0]]),
+        ("versions", [[1, 0, 0], [1, 1, 4]]),
+        ("versions", [[1, -1, 0]]),
+        ("versions", [["1", 1, 0]]),
+        ("fences", [[7, 8, 0]]),
+        ("fences", [[7, "a", 0], [6, "a", 2]]),
+        ("fences", [[None, "a", 0]]),
+    ],
+)
+def test_a_field_that_is_not_right_is_named_as_by_the_decoder(name: str, value: object) -> None:
+    fields: dict[str, Any] = msgpack.unpackb(_with_numbers())
+    (fields if name in fields else fields["completion"])[name] = value
+    record = bytes(msgpack.packb(fields))
+
+    with pytest.raises(RecordError) as decoding:
+        decode_episode(record)
+    with pytest.raises(RecordError) as looking:
+        task_ids_of([_with_numbers(), record], max_bytes=MOST)
+
+    assert str(looking.value) == str(decoding.value)
