@@ -30,6 +30,9 @@ MAX_ELEMENTS = 2**20
 sixty in memory as an empty list, so the total is bounded and not the bytes alone."""
 HEADER = ("v", "run", "inc", "seq", "op")
 HEADER_BYTES = 1024  # of it, with names as long as they may be
+FRAME_BYTES = 4 * 2**20
+"""Room for nearly every message: a packer that grows copies what it has, which took an actor seven
+times as long as all else about a megabyte. Pages that are not written cost nothing."""
 _MALFORMED = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 
@@ -201,7 +204,7 @@ def _unpack(frame: bytes, *, max_bytes: int) -> object:
 
 def _pack(wire: object) -> bytes:
     try:
-        packed = msgpack.packb(wire, use_bin_type=True)
+        packed = msgpack.Packer(use_bin_type=True, buf_size=FRAME_BYTES).pack(wire)
     except _MALFORMED as error:
         raise RecordError(f"a message must fit msgpack, got {error!r:.120}") from None
     assert isinstance(packed, bytes)
