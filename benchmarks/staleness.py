@@ -4,7 +4,7 @@ A small model learns the demo's task from episodes of the policy of `lag` batche
 process and without a network, but with a run's own sampler, reward, packing and training step
 (`lagged_run.py`). Arms are methods x lags x seeds; at lag 0 the target policy is the behaviour
 policy. `naive` is the reference: the on-policy gradient, which takes every episode for one of the
-newest policy. Nyala's settings cannot express it.
+newest policy (`algorithm.ignore_behaviour`).
 
 All arms share model, batch size and, but for `vtrace`, learning rate. Figures are greedy accuracy
 on held-out prompts: `final` at the end, and `area` under its curve = its mean over the run. The
@@ -75,8 +75,8 @@ METHODS: Mapping[str, tuple[str, ...]] = {
         "algorithm.correction=none",
         "algorithm.surrogate=reinforce",
         "algorithm.proximal=recomputed",
-        "critic.kind=head",
-        "critic.lr=5e-3",
+        "critic.kind=model",  # a head cannot tell a wrong beginning from a right one
+        "critic.lr=3e-4",
         "critic.warmup_batches=10",
         "learner.lr=6e-5",  # it has no trust region: at the others' it collapses at once
     ),

@@ -64,7 +64,7 @@ def ratios(arms: Figures) -> dict[str, float | str | None]:
 
 
 def table(arms: Figures) -> str:
-    """Show final accuracy and area as a table in Markdown: mean and standard deviation."""
+    """Show final accuracy and area as a table in Markdown: mean, and deviation of several seeds."""
     lags = sorted({int(lag) for at_lag in arms.values() for lag in at_lag})
     lines = ["| |" + "".join(f" lag {lag} |" for lag in lags), "| --- |" + " --- |" * len(lags)]
     for method, at_lag in arms.items():
@@ -117,5 +117,5 @@ def _cell(figures: Mapping[str, Any] | None) -> str:
     if figures is None:
         return ""
     final, of_seeds = figures["final"], figures["final_of_seeds"]
-    spread = statistics.stdev(of_seeds) if len(of_seeds) > 1 else 0.0
-    return f"{final:.2f} ± {spread:.2f} ({figures['area']:.2f})"
+    spread = f" ± {statistics.stdev(of_seeds):.2f}" if len(of_seeds) > 1 else ""
+    return f"{final:.2f}{spread} ({figures['area']:.2f})"
