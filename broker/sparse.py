@@ -1,23 +1,22 @@
 """What has changed between two versions of weights, bit for bit, in a fraction of their bytes.
 
 A step at a learning rate of 1e-6 moves most bfloat16 weights by less than half of their last bit,
-so they stay as they are. An update says where the others lie, as gaps, and which of their bits
-flip, as the exclusive or of old and new. Both are split into byte planes, because gaps between
-changes at random places are geometric, and the bytes of a geometric number are independent of each
-other; each plane is then compressed by itself.
+so they stay as they are; the smaller a weight, the smaller its last bit, and the sooner it changes.
+Both sides know the old weights. So an update goes through them in the order of their exponents:
+frequent changes lie close together there, and rare ones far apart, so that the gaps between them
+need few bits. How far a weight moves is counted in its last bit: most often it is by one.
 
     update  = segment of 1 Mi elements, segment, ...
-    segment = number of changes, planes of the gaps (low byte first), planes of the bits
-    plane   = length, deflated bytes
+    segment = number of changes, length of the rest; gaps; moves (0, 1, 2, 3: by -1, 1, -2, 2 ...)
 
 Knows nothing of tensors, versions or digests: whoever applies an update checks the digest after it.
 """
 
 from __future__ import annotations
 
+import os
 import struct
-import zlib
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,16 +24,14 @@ from numpy.typing import NDArray
 
 from configs.errors import WeightsError
 
+from .rice import decode_numbers, encode_numbers
+
 SEGMENT = 2**20
 """Elements that are compared at a time: bounds the memory beside the two versions."""
-GAP_PLANES = 3
-"""Bytes of a gap: it is at most a segment."""
 MAX_DENSITY = 1 / 8
 """Share of changed elements above which an update is hardly shorter than all bytes."""
-LEVEL = 6
-"""Of deflate: a tenth fewer bytes than level 1, in less time than the comparison takes."""
 
-_COUNT = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
 Elements = NDArray[np.unsignedinteger[Any]]
 
 
@@ -58,16 +55,14 @@ def encode_changes(old: Elements, new: Elements) -> tuple[bytes | None, int]:
     assert old.shape == new.shape and old.dtype == new.dtype
     parts: list[bytes] = []
     num_changed = num_seen = 0
-    for start in range(0, len(new), SEGMENT):
-        old_S, new_S = old[start : start + SEGMENT], new[start : start + SEGMENT]
-        changed_C = np.flatnonzero(old_S != new_S)
-        num_changed += len(changed_C)
-        num_seen += len(new_S)
-        if num_changed > MAX_DENSITY * num_seen:
-            return None, num_changed
-        parts.append(_COUNT.pack(len(changed_C)))
-        parts += _planes(np.diff(changed_C, prepend=0).astype("<u4"), GAP_PLANES)
-        parts += _planes(old_S[changed_C] ^ new_S[changed_C], new.dtype.itemsize)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy sorts without the interpreter's lock
+        for count, part in pool.map(_encode_segment, _segments(old), _segments(new)):
+            num_changed += count
+            num_seen += SEGMENT
+            if num_changed > MAX_DENSITY * min(num_seen, len(new)):
+                pool.shutdown(wait=False, cancel_futures=True)
+                return None, num_changed
+            parts += [_HEAD.pack(count, len(part)), part]
     return b"".join(parts), num_changed
 
 
@@ -77,68 +72,73 @@ def apply_changes(update: bytes | bytearray, target: Elements) -> None:
     Raises:
         WeightsError: this is no update for so many elements; `target` is now a mixture.
     """
-    reader = _Reader(memoryview(update))
-    for start in range(0, len(target), SEGMENT):
-        segment_S = target[start : start + SEGMENT]
-        count = reader.count(at_most=len(segment_S))
-        places_C = np.cumsum(reader.numbers(count, GAP_PLANES), dtype=np.int64)
-        flips_C = reader.numbers(count, target.dtype.itemsize)
-        if count and places_C[-1] >= len(segment_S):
+    left, parts = memoryview(update), []
+    for segment_S in _segments(target):
+        count, length = _HEAD.unpack(_take(left, _HEAD.size))
+        if count > len(segment_S):
             raise WeightsError(
-                f"changes must lie within {len(segment_S)} elements, got one at {places_C[-1]}; "
-                "the update is of another model"
+                f"a sparse update must count to <= {len(segment_S)} here, got {count}"
             )
-        segment_S[places_C] ^= flips_C.astype(target.dtype)
-    reader.end()
+        parts.append((segment_S, count, _take(left[_HEAD.size :], length)))
+        left = left[_HEAD.size + length :]
+    if left:
+        raise WeightsError(f"a sparse update must end here, got {len(left)} more bytes")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(lambda part: _apply_segment(*part), parts):
+            pass
 
 
-def _planes(numbers_C: Elements, num_planes: int) -> Iterator[bytes]:
-    bytes_CB = numbers_C.view(np.uint8).reshape(len(numbers_C), numbers_C.dtype.itemsize)
-    for plane in range(num_planes):
-        deflated = zlib.compress(np.ascontiguousarray(bytes_CB[:, plane]).tobytes(), LEVEL)
-        yield _COUNT.pack(len(deflated)) + deflated
+def _segments(array: Elements) -> list[Elements]:
+    return [array[start : start + SEGMENT] for start in range(0, len(array), SEGMENT)]
 
 
-class _Reader:
-    """Reads an update from its beginning; every length is checked before it is used."""
-
-    def __init__(self, update: memoryview) -> None:
-        self._left = update
-
-    def count(self, *, at_most: int) -> int:
-        count: int = _COUNT.unpack(self._take(_COUNT.size))[0]
-        if count > at_most:
-            raise WeightsError(f"a sparse update must count to <= {at_most} here, got {count}")
-        return count
-
-    def numbers(self, count: int, num_planes: int) -> NDArray[np.uint32]:
-        """Join the planes of `count` numbers."""
-        bytes_CB = np.zeros((count, 4), np.uint8)
-        for plane in range(num_planes):
-            deflated = self._take(self.count(at_most=len(self._left)))
-            bytes_CB[:, plane] = np.frombuffer(_inflate(deflated, count), np.uint8)
-        return bytes_CB.view("<u4")[:, 0]
-
-    def end(self) -> None:
-        if self._left:
-            raise WeightsError(f"a sparse update must end here, got {len(self._left)} more bytes")
-
-    def _take(self, length: int) -> memoryview:
-        if length > len(self._left):
-            raise WeightsError(
-                f"a sparse update must hold {length} more bytes, got {len(self._left)}"
-            )
-        taken, self._left = self._left[:length], self._left[length:]
-        return taken
+def _encode_segment(old_S: Elements, new_S: Elements) -> tuple[int, bytes]:
+    is_changed_S = old_S != new_S
+    count = int(np.count_nonzero(is_changed_S))
+    if not count:
+        return 0, b""
+    order_S = _by_exponent(old_S)
+    ranks_C = np.flatnonzero(is_changed_S[order_S])
+    places_C = order_S[ranks_C]
+    gaps_C = (np.diff(ranks_C, prepend=-1) - 1).astype(np.uint32)
+    return count, encode_numbers(gaps_C) + encode_numbers(_moves(old_S[places_C], new_S[places_C]))
 
 
-def _inflate(deflated: memoryview, length: int) -> bytes:
-    """Inflate to exactly `length` bytes: a small plane must not become a large one."""
-    inflater = zlib.decompressobj()
-    try:
-        plane = inflater.decompress(deflated, length + 1)
-    except zlib.error as error:
-        raise WeightsError(f"a plane of a sparse update must inflate, got: {error}") from error
-    if len(plane) != length or not inflater.eof:
-        raise WeightsError(f"a plane of a sparse update must hold {length} bytes, got others")
-    return plane
+def _apply_segment(segment_S: Elements, count: int, part: memoryview) -> None:
+    if not count:
+        return
+    gaps_C, left = decode_numbers(part, count)
+    moves_C, left = decode_numbers(left, count)
+    ranks_C = np.cumsum(gaps_C.astype(np.int64) + 1) - 1
+    if left or ranks_C[-1] >= len(segment_S):
+        raise WeightsError(
+            f"changes must lie within {len(segment_S)} elements, got one at {ranks_C[-1]} and "
+            f"{len(left)} more bytes; the update is of another model"
+        )
+    places_C = _by_exponent(segment_S)[ranks_C]
+    segment_S[places_C] += _distances(moves_C).astype(segment_S.dtype)
+
+
+def _by_exponent(bits_S: Elements) -> NDArray[np.intp]:
+    """Return the order of elements by exponent, and by place where it is equal."""
+    # Sign, 8 bits of exponent, and then as many bits of mantissa as there is room for.
+    mantissa = 8 * bits_S.dtype.itemsize - 9
+    return np.argsort((bits_S >> mantissa).astype(np.uint8), kind="stable")
+
+
+def _moves(old_C: Elements, new_C: Elements) -> NDArray[np.uint32]:
+    """Number the distances -1, 1, -2, 2, ... from 0 on; none is 0. They wrap around."""
+    signed = np.dtype(f"<i{old_C.dtype.itemsize}")
+    distances_C = (new_C - old_C).view(signed).astype(np.int64)
+    return (2 * np.abs(distances_C) - 2 + (distances_C > 0)).astype(np.uint32)
+
+
+def _distances(moves_C: NDArray[np.uint32]) -> NDArray[np.int64]:
+    sizes_C = (moves_C >> 1).astype(np.int64) + 1
+    return np.where(moves_C & 1, sizes_C, -sizes_C)
+
+
+def _take(left: memoryview, length: int) -> memoryview:
+    if length > len(left):
+        raise WeightsError(f"a sparse update must hold {length} more bytes, got {len(left)}")
+    return left[:length]
