@@ -16,11 +16,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from buffer import operations
+from buffer.answers import TaskSeen
 from configs.errors import StoreError
 from console.chaos.cpu_time import CpuTime, cpu_s
 from console.chaos.ring import Ring
@@ -118,27 +120,33 @@ class Watcher:
         self._read(began_at)
 
     def _harm(self) -> bool:
-        """Do what the arm is about to the next actor that is at work; False if there is none."""
+        """Do what the arm is about to the actor that holds most; False if none is at work."""
         actors = self._ring.fleet.actors
         if any(a.serving_at is None or a.incarnation in self._leaving for a in actors):
             return False  # one at a time: the last one's replacement is not there yet
-        self._arm.harmed += 1
         if self._arm.harm is Harm.START:
             self._ring.fleet.add(VISITOR)
+            self._arm.harmed += 1
             return True
-        victim = actors[0]  # the oldest
+        held = Counter(task.incarnation for task in self._leased())
+        victim = max(actors, key=lambda actor: held[actor.incarnation or ""])
+        if not held[victim.incarnation or ""]:
+            return False  # a fast engine is often idle: it is to be hurt in the middle of its work
+        self._arm.harmed += 1
         self._leaving.add(victim.incarnation)
         os.kill(victim.pid, signal.SIGSTOP if self._arm.harm is Harm.KILL else signal.SIGTERM)
-        try:
-            held = list(self._ring.store.run(operations.look()).values())
-        except StoreError:
-            held = []
+        mine = [task for task in self._leased() if task.incarnation == victim.incarnation]
         now = time.monotonic()
-        mine = [task for task in held if task.incarnation == victim.incarnation]
         self._trails.append((now, Trail.of(mine, Observer(0.0), now)))
         if self._arm.harm is Harm.KILL:
             os.kill(victim.pid, signal.SIGKILL)
         return True
+
+    def _leased(self) -> list[TaskSeen]:
+        try:
+            return list(self._ring.store.run(operations.look()).values())
+        except StoreError:
+            return []
 
     def _look(self, now: float) -> None:
         """Look at tasks of the victims, until they have moved."""
