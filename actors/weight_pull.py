@@ -1,10 +1,12 @@
 """Pulling bytes over ZeroMQ, slice by slice: all of a version, or a sparse update to it.
 
-Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice; unanswered requests are repeated
-with growing patience, so that a slow link is not buried under repetitions. Asks one source after
-the other: one that is silent, lies or has nothing makes way for the next, which goes on at the
-slices that are missing. All slices but the publisher's are checked by their digests; the digest of
-the whole is the caller's.
+Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice. What is not answered is asked again
+with growing patience; of the publisher, which answers in order, the last slice alone, because many
+who repeat all that they wait for would bury a network card that is merely slow.
+
+Asks one source after the other: one that is silent, lies or has nothing makes way for the next,
+which goes on at the slices that are missing. All slices but the publisher's are checked by their
+digests; the digest of the whole is the caller's.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class WeightPull:
         self._progress_timeout_s = progress_timeout_s
         self._inbox: asyncio.Queue[Answer] = asyncio.Queue()
         self._todo = deque(range(0, len(memory), CHUNK_BYTES))
-        self._asked: set[int] = set()
+        self._asked: dict[int, None] = {}  # in the order of asking
         self.num_bytes = Counter[Kind]()
         """Received, by the kind of source."""
 
@@ -98,7 +100,7 @@ class WeightPull:
                 return end
             if end.is_fault:
                 self._failed(source, end.reason, end.has_lied)
-            self._ask_again()
+            self._ask_again(list(self._asked))
         raise DeadlineError(
             f"a pull of weights must make progress within {self._progress_timeout_s:g} s, got "
             f"nothing of {tuple(self._version)}; the next news start another"
@@ -119,7 +121,7 @@ class WeightPull:
                 if silent_s >= bound_s:
                     return _Failed(f"it has brought nothing for {silent_s:.1f} s")
                 patience_s *= 2  # for as long as it is asked: the link is slow, or it is away
-                self._ask_again()
+                self._ask_again(list(self._asked)[-1 if source.kind == "publisher" else 0 :])
                 continue
             match answer:
                 case Moved():
@@ -130,10 +132,8 @@ class WeightPull:
                 case Gone(version=self._version):
                     return _Failed("it has another version", is_fault=False)
                 case Chunk() if self._is_missing(answer):
-                    if source.kind != "publisher" and not await self._is_right(answer):
+                    if not await self._keep(answer, source.kind):
                         return _Failed("what it sent has a wrong digest", has_lied=True)
-                    self._store(answer)
-                    self.num_bytes[source.kind] += len(answer.payload)
                     silent_s = 0.0
                 case _:  # a repetition, or an answer to another pull
                     pass
@@ -147,12 +147,13 @@ class WeightPull:
     def _ask(self, post: Post) -> None:
         while self._todo and len(self._asked) < PULL_CREDIT:
             offset = self._todo.popleft()
-            self._asked.add(offset)
+            self._asked[offset] = None
             post(Pull(self._version, offset, self._length(offset), self._base))
 
-    def _ask_again(self) -> None:
-        self._todo.extendleft(sorted(self._asked, reverse=True))
-        self._asked.clear()
+    def _ask_again(self, offsets: list[int]) -> None:
+        self._todo.extendleft(reversed(offsets))
+        for offset in offsets:
+            del self._asked[offset]
 
     def _is_missing(self, chunk: Chunk) -> bool:
         """Whether it is what was asked for, and no repetition."""
@@ -160,15 +161,23 @@ class WeightPull:
         is_asked = chunk.offset in self._asked
         return is_ours and is_asked and len(chunk.payload) == self._length(chunk.offset)
 
+    async def _keep(self, chunk: Chunk, kind: Kind) -> bool:
+        """Put a slice into its place. False: it is not what it should be."""
+        if kind == "publisher":
+            asked = list(self._asked)
+            self._ask_again(asked[: asked.index(chunk.offset)])  # lost: it answers in order
+        elif not await self._is_right(chunk):
+            return False
+        self._memory[chunk.offset : chunk.offset + len(chunk.payload)] = chunk.payload
+        del self._asked[chunk.offset]
+        self.num_bytes[kind] += len(chunk.payload)
+        self._arrived(chunk.offset)
+        return True
+
     async def _is_right(self, chunk: Chunk) -> bool:
         begin = chunk.offset // CHUNK_BYTES * DIGEST_BYTES
         right = self._digests[begin : begin + DIGEST_BYTES]
         return await asyncio.to_thread(chunk_digests, chunk.payload, CHUNK_BYTES) == right
-
-    def _store(self, chunk: Chunk) -> None:
-        self._memory[chunk.offset : chunk.offset + len(chunk.payload)] = chunk.payload
-        self._asked.discard(chunk.offset)
-        self._arrived(chunk.offset)
 
     def _length(self, offset: int) -> int:
         return min(CHUNK_BYTES, self._num_bytes - offset)

@@ -10,6 +10,7 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,29 @@ async def no_engine() -> NoEngine:
     return NoEngine()
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who a receiver is, and where."""
+
+    name: str
+    folder: Path
+    publication: Publication
+    shares: bool
+
+
 class WeightRing:
-    """One publisher and its receivers."""
+    """One publisher and its receivers.
+
+    Args:
+        folder: For keys and files.
+        model: What is published.
+        receivers: How many.
+        engine: Makes a receiver's engine.
+        shares: Whether receivers pull from each other.
+        route: Gives the address at which receivers reach the publisher's.
+        probe: Computes the learner's side of the probe.
+        settings: Of the learner.
+    """
 
     def __init__(
         self,
@@ -62,6 +84,8 @@ class WeightRing:
         *,
         receivers: int = 1,
         engine: Callable[[], Any] = no_engine,
+        shares: bool = False,
+        route: Callable[[str], str] = str,
         probe: Callable[..., Any] = lambda _, ids: (0.0,) * (len(ids) - 1),
         **settings: Any,
     ) -> None:
@@ -83,10 +107,12 @@ class WeightRing:
         )
         self._receivers = []
         self.publish()
+        publication = self._publications[-1]
+        publication = replace(publication, endpoint=route(publication.endpoint))
         for number in range(receivers):
             ours, theirs = FORKS.Pipe()
-            options = (f"actor-{number}", folder, self._publications[-1], theirs, engine)
-            process = FORKS.Process(target=_receive, args=options, daemon=True)
+            place = Place(f"actor-{number}", folder, publication, shares)
+            process = FORKS.Process(target=_receive, args=(place, theirs, engine), daemon=True)
             process.start()
             theirs.close()
             self._receivers.append((process, ours))
@@ -143,28 +169,26 @@ class WeightRing:
         self._publisher.close()
 
 
-def _receive(
-    name: str,
-    folder: Path,
-    publication: Publication,
-    pipe: Connection,
-    make_engine: Callable[[], Any],
-) -> None:
+def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> None:
     from actors.receiver import WeightReceiver
 
     async def live() -> None:
         engine = await make_engine()
         receiver = WeightReceiver(
             engine,
-            ActorSettings(weight_timeout_s=TIMEOUT_S),
-            keys=load_pair(folder / "keys", "actor"),
+            ActorSettings(
+                weight_timeout_s=TIMEOUT_S,
+                share_endpoint="tcp://127.0.0.1:0" if place.shares else None,
+            ),
+            keys=load_pair(place.folder / "keys", "actor"),
             run="weights",
-            incarnation=name,
-            staging=folder / "staging",
+            incarnation=place.name,
+            staging=place.folder / "staging",
+            keys_folder=place.folder / "keys",
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(receiver.run())
-            version = await receiver.first_sync(publication)
+            version = await receiver.first_sync(place.publication)
             tasks.create_task(engine.generate())
             pipe.send("synced")
             while True:
@@ -173,6 +197,6 @@ def _receive(
                 version = receiver.version
                 pipe.send({"step": version.step, "pause_s": receiver.counters.pause_s - paused_s})
 
-    configure_logging("actor", run="weights", incarnation=name)
+    configure_logging("actor", run="weights", incarnation=place.name)
     torch.set_num_threads(1)
     asyncio.run(live())

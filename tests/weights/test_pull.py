@@ -52,6 +52,7 @@ class ScriptedPublisher:
         self.outstanding = self.most_outstanding = 0
         self.lose: set[int] = set()
         self.spoil = 0
+        self.delay_s = 0.001
         self.newer: WeightManifest | None = None
         self.updates: dict[tuple[int, int], bytes] = {}
         self.answer = lambda message: None
@@ -67,7 +68,7 @@ class ScriptedPublisher:
             return False
         self.outstanding += 1
         self.most_outstanding = max(self.most_outstanding, self.outstanding)
-        asyncio.get_running_loop().call_later(0.001, self._reply, message)
+        asyncio.get_running_loop().call_later(self.delay_s, self._reply, message)
         return True
 
     def _reply(self, pull: Pull) -> None:
@@ -128,6 +129,26 @@ def test_a_lost_request_is_repeated(publisher, memory, monkeypatch):
     assert asyncio.run(pulled(publisher, memory)) is None
 
     assert memory[:] == contents(1)
+
+
+def test_all_that_was_lost_is_repeated(publisher, memory, monkeypatch):
+    monkeypatch.setattr(weight_pull, "FIRST_PATIENCE_S", 0.05)
+    publisher.lose = {i * CHUNK_BYTES for i in range(PULL_CREDIT)}  # as when a publisher dies
+
+    assert asyncio.run(pulled(publisher, memory)) is None
+
+    assert memory[:] == contents(1)
+    assert len(publisher.asked) == 7 + PULL_CREDIT
+
+
+def test_a_slow_publisher_is_not_buried_under_repetitions(publisher, memory, monkeypatch):
+    monkeypatch.setattr(weight_pull, "FIRST_PATIENCE_S", 0.02)
+    publisher.delay_s = 0.1
+
+    assert asyncio.run(pulled(publisher, memory)) is None
+
+    assert memory[:] == contents(1)
+    assert len(publisher.asked) < 7 + 2 * PULL_CREDIT  # what two rounds of all would be
 
 
 def test_a_pull_ends_when_nothing_comes(publisher, memory, monkeypatch):
