@@ -12,7 +12,7 @@ import pytest
 
 from buffer.answers import TaskSeen
 from configs.errors import SettingsError
-from console.chaos.checks import history_violations
+from console.chaos.checks import history_violations, oldest_lag
 from console.chaos.command import chosen
 from console.chaos.fault import Row, markdown
 from console.chaos.matrix import FAULTS, Plan, run_matrix
@@ -76,6 +76,16 @@ def test_a_sound_history_breaks_no_rule() -> None:
     ]
 
     assert history_violations(rows, {1: frozenset({1, 2})}) == []
+
+
+def test_only_batches_that_a_dead_learner_had_sealed_may_have_older_tokens() -> None:
+    rows: list[dict[str, object]] = [
+        {"step": 3, "policy_lag_max": 2, "is_replay": False},
+        {"step": 4, "policy_lag_max": 4, "is_replay": True},
+    ]
+
+    assert oldest_lag(rows) == 2
+    assert oldest_lag([*rows, {"step": 5, "policy_lag_max": 3, "is_replay": False}]) == 3
 
 
 def seen(length: int, *, fence: int = 7, state: str = "L", attempts: int = 0) -> TaskSeen:
