@@ -2,8 +2,9 @@
 
 I1 a task's state agrees with the set it is in; I2 no task is lost; I5 nothing is trained twice;
 I6 batches are 1, 2, 3, ... without a hole; I7 a batch that was trained is replayed unchanged;
-I13 no token is older than `run.max_policy_lag`, but in batches that an earlier life of the learner had
-sealed: these are trained as they are, and count what was trained and lost between; I21 nothing went to the dead letters.
+I13 no token is older than `run.max_policy_lag`, but in batches that an earlier life of the learner
+had sealed: these are trained as they are, and count what was trained and lost between; I21 nothing
+went to the dead letters.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_a_pull_ends_when_its_last_source_is_silent_too():
 
 def test_who_was_silent_rests_and_who_lied_is_never_asked_again(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(weight_sources.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("actors.weight_sources.time.monotonic", lambda: now[0])
     peers = tuple(Peer(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
     offered = Sources(peers, DIGESTS)
     sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)

@@ -12,15 +12,17 @@ import zmq.asyncio
 from actors.held_weights import HeldWeights
 from actors.weight_link import Caller, WeightLink
 from actors.weight_share import REFRESH_S, WeightShare
+from actors.weight_sources import PeerSource
 from broker.allow_list import Role, add, revoke
 from broker.keys import load_pair, make_keys
-from broker.weights import Chunk, Join, Later, Peer, Pull
+from broker.weights import Chunk, Join, Later, Moved, Peer, Pull
 from buffer.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.pull_tree import FAN_OUT
 from tests.weights.listening import addresses
 from tests.weights.plane import Plane
 from tests.weights.test_plane import MAX_PUBLISH_S
+from tests.weights.test_pull import manifest
 
 BALLAST = 3_000_000  # 12 MB: three slices
 
@@ -61,7 +63,7 @@ def test_a_version_leaves_the_publisher_as_often_as_its_fan_out_says(plane):
     actors = join(plane, 6)
     held_by_all(plane, actors)
 
-    found = []
+    found: list[tuple[float, float]] = []
     while (FAN_OUT, len(actors) - FAN_OUT) not in found:
         assert len(found) < 4, found  # a busy machine may make a peer look silent, not every time
         before = pulled(actors)
@@ -161,6 +163,30 @@ def test_a_slice_that_is_still_on_its_way_is_sent_on_when_it_arrives(tmp_path):
             guest.leave()
 
     asyncio.run(story())
+
+
+def test_a_peer_is_not_believed_when_it_says_what_is_newest(tmp_path):
+    keys = make_keys(tmp_path / "keys")
+    held = HeldWeights()
+    answers = iter([Moved(manifest(9), 0), Chunk(PULL.version, 0, b"x")])
+    held.answer = lambda _: next(answers)  # type: ignore[assignment,method-assign,return-value]
+
+    async def story():
+        context = zmq.asyncio.Context()
+        caller = Caller(load_pair(keys, "actor"), "toy", "guest")
+        taken: asyncio.Queue[object] = asyncio.Queue()
+        async with (
+            sharing(keys, held) as port,
+            PeerSource(port, context, caller).open(taken.put_nowait) as post,
+            asyncio.timeout(5.0),
+        ):
+            post(PULL)
+            post(PULL)
+            first = await taken.get()
+        context.destroy(linger=0)
+        return first
+
+    assert isinstance(asyncio.run(story()), Chunk)
 
 
 def test_a_share_answers_allowed_actors_of_its_run_alone(tmp_path):

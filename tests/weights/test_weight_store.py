@@ -94,7 +94,8 @@ def test_the_newest_versions_are_in_the_store_under_their_digests(tmp_path):
 
 def test_a_version_that_is_overtaken_is_not_named_and_the_newest_is(tmp_path, monkeypatch):
     async def story(shelved):
-        read, overtaken = shelved.shelf.read, []
+        read = shelved.shelf.read
+        overtaken: list[Pull] = []
 
         def reads(actor, pull: Pull):
             if pull.version.step == 1 and pull.offset and not overtaken:
@@ -119,11 +120,12 @@ def test_a_version_that_is_there_is_not_written_again_and_half_of_one_is(tmp_pat
             shelved.store._files.pipe_file(path, found)
         written = []
         create = WeightStore.create
-        monkeypatch.setattr(
-            WeightStore,
-            "create",
-            lambda store, m: written.append(m.version.step) or create(store, m),
-        )
+
+        def creates(store, manifest):
+            written.append(manifest.version.step)
+            return create(store, manifest)
+
+        monkeypatch.setattr(WeightStore, "create", creates)
         for step in (1, 2):
             shelved.publish(step)
             url = await shelved.stored(step)
