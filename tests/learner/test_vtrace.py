@@ -153,7 +153,7 @@ def test_rewards_that_are_no_trajectories_are_refused(shape: tuple[int, ...]) ->
 
 
 @pytest.mark.skipif(
-    importlib.util.find_spec("rlax") is None, reason="needs the dependency group `peers`"
+    importlib.util.find_spec("rlax") is None, reason="run with the peers, in a step of `./run test`"
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("rho_bar", [1.0, 2.5])

@@ -65,6 +65,15 @@ def test_a_lock_holds_everything_that_the_project_asks_for(profile, environment)
         assert version in requirement.specifier, f"{requirement} is locked at {version}"
 
 
+def test_peers_are_locked_beside_what_the_cpu_profile_has():
+    cpu, peers = (pins(name, ENVIRONMENTS[0]) for name in ("cpu", "peers"))
+
+    for text in PROJECT["dependency-groups"]["peers"]:
+        requirement = Requirement(text)
+        assert peers[canonicalize_name(requirement.name)] in requirement.specifier
+    assert not cpu.keys() & peers.keys()
+
+
 def test_both_profiles_run_the_same_torch_and_vllm():
     cpu, cuda = (pins(profile, ENVIRONMENTS[0]) for profile in PROFILES)
 
@@ -83,7 +92,7 @@ def test_a_profile_has_one_vllm_and_the_cpu_profile_nothing_of_cuda():
     assert not [name for name in cpu if name in cuda_only or name.startswith(("nvidia-", "cuda-"))]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*PROFILES, "peers"])
 def test_every_pin_has_a_hash_but_the_cpu_build_of_torch(profile):
     without = [
         line.split("==")[0]
@@ -94,7 +103,7 @@ def test_every_pin_has_a_hash_but_the_cpu_build_of_torch(profile):
     assert without == (["torch"] if profile == "cpu" else [])
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*PROFILES, "peers"])
 def test_a_lock_names_no_place(profile):
     place = re.compile(r"://|--find-links|--.*index")
 

@@ -1,7 +1,7 @@
 """`./run` sets up once, from the lock that fits, whichever way this machine can, and steps aside.
 
 A fake `uv` stands for the installer: it notes how it was called and makes what the real one would
-make of ours, a `nyala` command. What a real set-up installs is shown by the suite itself, which
+make, a `nyala` command and the folder of peers. What a real set-up installs is shown by the suite itself, which
 runs in it.
 """
 
@@ -25,6 +25,7 @@ case "$*" in
   *--editable*)
     printf '#!/bin/sh\\necho "nyala $*"\\n' >.venv/bin/nyala
     chmod +x .venv/bin/nyala ;;
+  *--target*) mkdir .venv/peers ;;
   *) sleep "${SLOW:-0}" ;;
 esac
 """
@@ -81,7 +82,8 @@ def checkout(tmp_path):
     folder, tools = tmp_path / "checkout", tmp_path / "tools"
     tools.mkdir()
     (folder / "requirements").mkdir(parents=True)
-    for name in ("run", "pyproject.toml", "requirements/cpu.lock", "requirements/cuda.lock"):
+    locks = (f"requirements/{name}.lock" for name in ("cpu", "cuda", "peers"))
+    for name in ("run", "pyproject.toml", *locks):
         shutil.copy(ROOT / name, folder / name)
     write_program(tools / "uv", FAKE_UV)
     python = write_program(tools / "python", BARE_PYTHON % sys.executable)
@@ -237,15 +239,45 @@ def test_a_machine_without_a_fitting_python_is_told_so(checkout, tmp_path):
     assert "Python must be 3.11 or 3.12" in done.stderr
 
 
-@pytest.mark.parametrize("broken", [None, "mypy", "pytest"])
-def test_the_exit_code_of_test_counts_every_check(checkout, broken):
+def with_tools(checkout, broken=None):
+    """The checkout, set up, with linters and pytest that pass, but for one."""
     checkout.run("setup")
+    checkout.calls()
     for tool in ("ruff", "mypy", "basedpyright", "lint-imports", "codespell", "pytest"):
         status = 1 if tool == broken else 0
         write_program(checkout.folder / ".venv" / "bin" / tool, f"#!/bin/sh\nexit {status}\n")
+    return checkout
 
-    done = checkout.run("test")
 
-    assert done.returncode == (0 if broken is None else 1)
-    assert done.stderr.count("  ok  ") == (7 if broken is None else 6)
+@pytest.mark.parametrize(("broken", "fails"), [(None, 0), ("mypy", 1), ("pytest", 2)])
+def test_the_exit_code_of_test_counts_every_check(checkout, broken, fails):
+    done = with_tools(checkout, broken).run("test")
+
+    assert done.returncode == (1 if broken else 0)
+    assert done.stderr.count("  ok  ") == 8 - fails
     assert broken is None or f"FAILED  {broken} " in done.stderr
+
+
+def test_what_tests_compare_with_is_installed_once_and_apart(checkout):
+    with_tools(checkout).run("test", PIP_INDEX_URL="https://main.invalid/simple")
+
+    (peers,) = checkout.calls()
+    assert peers.endswith("peers --no-deps -r requirements/peers.lock")
+    assert "--target" in peers
+    assert "--default-index https://main.invalid/simple" in peers
+    assert checkout.run("test").stderr.count("  ok  ") == 8
+    assert checkout.calls() == []
+
+
+def test_some_tests_need_no_peers(checkout):
+    done = with_tools(checkout).run("test", "-k", "pattern")
+
+    assert done.stderr.count("  ok  ") == 7
+    assert checkout.calls() == []
+
+
+def test_peers_that_cannot_be_had_fail_the_tests(checkout):
+    done = with_tools(checkout).run("test", REFUSE="peers.lock")
+
+    assert done.returncode == 1
+    assert "FAILED  against rlax and TRL" in done.stderr
