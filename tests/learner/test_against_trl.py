@@ -1,7 +1,7 @@
 """Our losses against TRL's, an independent implementation, on the same log-probs.
 
-`trl` is not among the packages of the project: it brings datasets, pandas and pyarrow along, which nothing else
-here needs. `./run test` runs these tests with it, in a step of their own.
+`trl` is not among the packages of the project: it brings datasets, pandas and pyarrow along, which
+nothing else here needs. `./run test` runs these tests with it, in a step of their own.
 
 TRL's loss is a method of its trainer. It is called on a stand-in that has what the method reads and
 hands out the log-probs of this test in the place of a model's: the lines under test are TRL's own.

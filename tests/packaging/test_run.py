@@ -1,8 +1,8 @@
 """`./run` sets up once, from the lock that fits, whichever way this machine can, and steps aside.
 
 A fake `uv` stands for the installer: it notes how it was called and makes what the real one would
-make, a `nyala` command and the folder of peers. What a real set-up installs is shown by the suite itself, which
-runs in it.
+make, a `nyala` command and the folder of peers. What a real set-up installs is shown by the suite
+itself, which runs in it.
 """
 
 import os
