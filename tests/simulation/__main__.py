@@ -26,8 +26,9 @@ def main() -> None:
         scenario = replace(
             scenario,
             groups_per_batch=options.actors // 4,
-            train_s=5.0,
-            snapshot_s=2.0,
+            step_s=2.0,
+            train_s=20.0,
+            snapshot_s=5.0,
             check_every_s=30.0,
             capacity=4,
         )

@@ -22,8 +22,7 @@ from tests.actors.fake_engine import CharacterTokenizer
 
 from .made_up import PROMPT_TOKENS, Talks, expected, index_of, logprob
 
-TOKENS_PER_S = 20.0
-STEP_S = 0.5  # tokens are handed over this often
+TOKENS_A_STEP = 10.0  # and request, on average
 TRANSFER_S = 1.0
 BROKEN_OFF = 0.0005  # share of hand-overs of a request in which the engine gives it up
 KEY = KeyPair(b"p" * 40, b"s" * 40)
@@ -32,9 +31,10 @@ KEY = KeyPair(b"p" * 40, b"s" * 40)
 class TableEngine:
     """Looks every token up; the request's name says whose task it is."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, step_s: float) -> None:
         self._rng = rng
-        self._speed = rng.uniform(0.5, 1.5) * TOKENS_PER_S * STEP_S
+        self._step_s = step_s
+        self._speed = rng.uniform(0.5, 1.5) * TOKENS_A_STEP
         self._running: dict[str, Request] = {}
         self._work = asyncio.Event()
         self.version = PolicyVersion(0, 0)
@@ -59,7 +59,7 @@ class TableEngine:
         while not self._running:
             self._work.clear()
             await self._work.wait()
-        await asyncio.sleep(STEP_S)
+        await asyncio.sleep(self._step_s)
         return [self._advance(request) for request in list(self._running.values())]
 
     async def apply(self, staged: StagedWeights) -> float:
@@ -176,6 +176,7 @@ class Actor:
         endpoints: Sequence[str],
         rng: random.Random,
         *,
+        step_s: float,
         is_killed: Callable[[], bool],
         on_ack: Callable[[int, int], None],
     ) -> None:
@@ -189,7 +190,7 @@ class Actor:
             other_endpoints=endpoints[1:],
         )
         self.client.on_ack = on_ack
-        engine = TableEngine(rng)
+        engine = TableEngine(rng, step_s)
         gate = SwapGate(hold_s=settings.actors.eval_hold_s)
         self.loop = KilledLoop(
             settings,

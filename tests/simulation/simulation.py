@@ -57,6 +57,8 @@ class Scenario:
     capacity: int = 6
     margin: float = 3.0
     """Room for all actors: those that wait ask ten times a second, which costs most here."""
+    step_s: float = 0.5
+    """Between two times that an actor's engine hands over tokens."""
     train_s: float = 1.0
     snapshot_s: float = 1.0
     check_every_s: float = 5.0
@@ -274,6 +276,7 @@ class Simulation:
                 self.settings,
                 endpoints,
                 rng,
+                step_s=self.scenario.step_s,
                 is_killed=lambda: not process.is_alive,
                 on_ack=self.history.acknowledged,
             )
