@@ -44,7 +44,7 @@ class Size:
     trl_threads: tuple[int, ...]
 
 
-SHORT = Size(3, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
+SHORT = Size(2, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
 FULL = Size(10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2))
 
 
