@@ -6,7 +6,8 @@ Arms, each with both sides in this one run:
            completions of up to 128 tokens
     short  the same with completions of at most 32 tokens: more records for as many tokens
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
-    trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward
+    trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward;
+           with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
 default runs `actor` in short windows, in less than two minutes; numbers to quote come from
@@ -30,6 +31,8 @@ from benchmarks.workload import LONGER
 
 ARMS = ("actor", "short", "async", "trl")
 DEFAULT = ("actor",)
+RINGS = {"ring": "vllm", "ring_torch": "torch"}
+"""Arm beside TRL -> engine of its actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,8 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
     if "async" in names:
         arms |= race(folder, size.race, say=say)
     if "trl" in names:
-        arms["ring"] = ring_of_trl_size(folder, batches=size.batches, say=say)
+        for arm, engine in RINGS.items():
+            arms[arm] = ring_of_trl_size(folder, arm, engine, batches=size.batches, say=say)
         arms["trl"] = trl(folder, steps=size.trl_steps, threads=size.trl_threads, say=say)
     return arms
 
@@ -111,7 +115,9 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         "async_over_sync_time": ratio("sync", "async", "time_s"),
         "async_over_sync_tokens_per_cpu_s": ratio("async", "sync", "tokens_per_cpu_s"),
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
+        "over_trl_tokens_per_cpu_s_torch": ratio("ring_torch", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_s": ratio("ring", "trl", "tokens_per_s"),
+        "over_trl_tokens_per_s_torch": ratio("ring_torch", "trl", "tokens_per_s"),
     }
 
 

@@ -61,9 +61,9 @@ def race(folder: Path, settings: Race, *, lags: tuple[int, int] = (2, 0), say: S
     return {name: _medians(found) for name, found in runs.items()}
 
 
-def ring_of_trl_size(folder: Path, *, batches: int, say: Say) -> Figures:
+def ring_of_trl_size(folder: Path, name: str, engine: str, *, batches: int, say: Say) -> Figures:
     """Run the whole ring on the batches, the model and the task that TRL gets."""
-    workload = Workload("ring", "demo.yaml", folder, THROUGHPUT)
+    workload = Workload(name, "demo.yaml", folder, (*THROUGHPUT, f"actors.engine={engine}"))
     workload = replace(workload, model=make_model(workload))
     last = WARM_UP_BATCHES + batches
     trace = watch(workload, lambda seen: len(seen.metrics) >= last)
@@ -73,7 +73,7 @@ def ring_of_trl_size(folder: Path, *, batches: int, say: Say) -> Figures:
         "learner_idle_fraction": round(trace.idle_fraction(WARM_UP_BATCHES, last), 4),
         "cpu_ms_per_batch": trace.cpu_ms_per_batch(WARM_UP_BATCHES, last),
     }
-    say(f"ring: {figures['tokens_per_cpu_s']} trained tokens per CPU second")
+    say(f"{name}: {figures['tokens_per_cpu_s']} trained tokens per CPU second")
     return figures
 
 

@@ -39,7 +39,7 @@ class Trace:
         if step == 0:
             return 0.0
         first = self.metrics[0]
-        worked = first["pack_s"] + first["train_s"] + first["publish_s"]
+        worked = first["pack_s"] + first["weights_s"] + first["train_s"]
         return float(self.metrics[step - 1]["time"] - first["time"] + worked)
 
     def tokens_per_cpu_s(self, first: int, last: int) -> float:

@@ -102,7 +102,7 @@ class Account:
             self._counted_from = claimed_at
         else:
             totals.idle_s += times.wait_s
-            totals.publish_s += times.publish_s
+            totals.weights_s += times.weights_s
         totals.busy_span_s += now - self._counted_from
         self._counted_from = now
         totals.wall_s += now - self._began

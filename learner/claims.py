@@ -88,6 +88,8 @@ class Claims:
         self._reuse = Reuse(store, settings, ledger=ledger, records=self._records)
         self._recoveries = store.recoveries
         self._started: int | None = None
+        self._replays = True
+        """Until the first batch that no earlier life of the learner has sealed."""
         self._wait = _Wait(step=0, began=0.0, reported=0.0)
         self.dropped = Dropped()
 
@@ -173,6 +175,9 @@ class Claims:
             # Training it has killed a learner that often: better to lose a batch than the run.
             self._give_up(step, claim, "poison")
             claim = self._store.run(operations.claim(self._lineage, step, units, start=True))
+        if self._replays and not claim.sealed:
+            self._replays = False
+            self._dissolve_later(step)
         return claim
 
     def _give_up(self, step: int, claim: Claim, reason: str) -> None:
@@ -180,10 +185,16 @@ class Claims:
         log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
         self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
         self.dropped.add_units(reason, len(groups))
-        # What an earlier life sealed for later batches may be all that admission allows in flight:
-        # then nothing new would ever fill this one.
+        self._dissolve_later(step)
+
+    def _dissolve_later(self, step: int) -> None:
+        """Let units that an earlier life sealed for later batches be claimed for this one.
+
+        They may be all that admission allows in flight: then nothing new would ever fill it.
+        """
         for later in self._store.run(operations.stats()).claims:
             if later.k > step:
+                log.info("dissolving a later batch", step=step, later=later.k)
                 self._store.run(operations.reconcile(self._lineage, later.k, ()))
 
     def _judge(self, step: int, units: Iterable[ClaimedUnit]) -> dict[str, list[int]]:

@@ -54,8 +54,9 @@ def summarise(
     `generated_tokens` counts the sampled and environment tokens of all trained and dropped
     episodes. `learner_idle_fraction` is the time spent waiting for batches over wall time; both
     run, in each life of the learner, from the moment its first batch was complete until its last
-    optimizer step. `learner_idle_for_weights_fraction` is the time of its publications over the
-    same span, `generation_paused_fraction` that of all actors' swaps over the time they served.
+    optimizer step. `learner_idle_for_weights_fraction` is the time that a packed batch waited
+    for the weights of the last one to be handed over, over the same span;
+    `generation_paused_fraction` is that of all actors' swaps over the time they served.
     """
     paused = paused_fraction(run.folder)
     span_s = totals.busy_span_s
@@ -71,7 +72,7 @@ def summarise(
         "trained_tokens": totals.trained_tokens,
         "wall_s": round(totals.wall_s, 2),
         "learner_idle_fraction": round(totals.idle_fraction, 4),
-        "learner_idle_for_weights_fraction": round(totals.publish_s / span_s, 4) if span_s else 0.0,
+        "learner_idle_for_weights_fraction": round(totals.weights_s / span_s, 4) if span_s else 0.0,
         "generation_paused_fraction": round(paused, 4) if paused is not None else None,
         "policy_lag_mean": round(totals.policy_lag_mean, 4),
         "policy_lag_max": totals.policy_lag_max,

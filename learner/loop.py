@@ -1,5 +1,7 @@
 """The learner's loop: claim -> train -> guard -> advance -> publish -> write down -> checkpoint.
 
+Publishing goes on beside what follows it, until the model is needed again (`handover.py`).
+
 Consumes sealed claims. Waits for episodes, and at the very end for the last evaluation; never for
 an actor, a transfer of weights or an evaluation in between. All ranks run the same loop: rank 0
 talks to the store, decides and tells the others what comes next.
@@ -25,6 +27,7 @@ from .evaluation import is_due
 from .finish import save_model, summarise
 from .front import Front
 from .guards import Alert, Guard
+from .handover import Handover
 from .metrics import StepTimes, Totals
 from .parts import Parts
 from .records import Records
@@ -59,6 +62,7 @@ class Loop:
                 ledger=parts.ledger,
                 vocabulary=parts.policy.vocabulary,
             )
+        self._handover = Handover(parts.ranks.device)
         self._records = Records(parts.store, parts.settings)
         self._crowding = Crowding(parts.store, parts.settings.buffer)
 
@@ -69,16 +73,18 @@ class Loop:
             LostLineage: A newer learner owns the run.
             StoreError: The store refused, or was away for too long.
         """
-        self._publish()
-        if self._front is not None:
-            self._front.start(self._step)
         try:
+            self._publish()
+            self._handover.wait()
+            if self._front is not None:
+                self._front.start(self._step)
             while self._step < self._run.steps:
                 if not self._train_next():
                     self._checkpoint()
                     return False
             return self._finish()
         finally:
+            self._handover.close()
             if self._front is not None:
                 self._front.feeder.stop()
 
@@ -91,6 +97,8 @@ class Loop:
         claimed = time.monotonic()
         microbatches = self._pack(plan, batch)
         packed = time.monotonic()
+        held_s = self._handover.wait()
+        ready = time.monotonic()
         parts.optimizer.rate_scale = self._guard.lr_scale
         trained = train_batch(
             parts.policy,
@@ -110,8 +118,8 @@ class Loop:
             times = StepTimes(
                 wait_s=round(claimed - began, 4),
                 pack_s=round(packed - claimed, 4),
-                train_s=round(stepped - packed, 4),
-                publish_s=round(time.monotonic() - stepped, 4),
+                weights_s=round(held_s, 4),
+                train_s=round(stepped - ready, 4),
             )
             self._front.account.write_down(batch, trained, times, alerts, claimed_at=claimed)
         # One that is due while steps are being skipped waits for the first good batch.
@@ -215,14 +223,15 @@ class Loop:
         return self._records.episodes(own)
 
     def _publish(self) -> None:
-        version = PolicyVersion(self._lineage, self._step)
-        self._parts.publisher.publish(self._parts.policy.causal_lm, version)
+        version, parts = PolicyVersion(self._lineage, self._step), self._parts
+        self._handover.begin(lambda: parts.publisher.publish(parts.policy.causal_lm, version))
         bind_version(f"{version.lineage}.{version.step}")
 
     def _checkpoint(self) -> None:
         """Checkpoint, then COMMIT; nothing if this step already is."""
         if self._checkpointed == self._step or not self._step:
             return
+        self._handover.wait()
         began = time.monotonic()
         parts, front = self._parts, self._front
         recoveries = parts.store.recoveries
@@ -252,6 +261,7 @@ class Loop:
     def _finish(self) -> bool:
         """End the run: model, last evaluation, CANCEL, summary; False if asked to stop before."""
         self._checkpoint()
+        self._handover.wait()
         run, front = self._run, self._front
         save_model(self._parts.policy, run, run.folder / "model", self._parts.ranks)
         if front is None:

@@ -149,10 +149,11 @@ class StepTimes:
     """Until the batch was claimed and sealed: the learner was idle."""
     pack_s: float
     """Records to microbatches."""
+    weights_s: float
+    """Packed, and the weights of the batch before were not handed over yet; their transfer is not
+    waited for."""
     train_s: float
     """Forward, backward, optimizer."""
-    publish_s: float
-    """Until the new weights were handed over; their transfer is not waited for."""
 
 
 @dataclass(slots=True)
@@ -178,10 +179,10 @@ class Totals:
     wall_s: float = 0.0
     idle_s: float = 0.0
     """Time waiting for batches, from the moment the first batch of each life was complete."""
-    publish_s: float = 0.0
-    """Time handing weights over, counted as `idle_s` is."""
+    weights_s: float = 0.0
+    """Time waiting until weights were handed over, counted as `idle_s` is."""
     busy_span_s: float = 0.0
-    """Wall time over which `idle_s` and `publish_s` were counted."""
+    """Wall time over which `idle_s` and `weights_s` were counted."""
 
     def add(self, figures: BatchFigures, *, skipped: int, skipped_for_loss: int = 0) -> None:
         """Count one trained batch."""

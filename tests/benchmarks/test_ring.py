@@ -53,7 +53,7 @@ def trace(accuracies, *, step_s=2.0):
                 "wait_s": 0.5,
                 "pack_s": 0.5,
                 "train_s": 1.0,
-                "publish_s": 0.0,
+                "weights_s": 0.0,
             }
             for k in batches
         ],
@@ -112,6 +112,7 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "async": {"time_s": 10.0, "tokens_per_cpu_s": 50.0},
         "sync": {"time_s": 15.0, "tokens_per_cpu_s": 40.0},
         "ring": {"tokens_per_cpu_s": 30.0, "tokens_per_s": 40.0},
+        "ring_torch": {"tokens_per_cpu_s": 60.0, "tokens_per_s": 70.0},
         "trl": {"tokens_per_cpu_s": 20.0, "tokens_per_s": 20.0},
     }
 
@@ -123,7 +124,9 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "async_over_sync_time": 1.5,
         "async_over_sync_tokens_per_cpu_s": 1.25,
         "over_trl_tokens_per_cpu_s": 1.5,
+        "over_trl_tokens_per_cpu_s_torch": 3.0,
         "over_trl_tokens_per_s": 2.0,
+        "over_trl_tokens_per_s_torch": 3.5,
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,12 @@ from buffer.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
+from learner import batch, loop
 from learner.ranks import Ranks
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.tiny_run import tiny_settings
+
+SLOW_S = 0.3
 
 
 def _settings(folder: Path, **run: object) -> Settings:
@@ -71,12 +76,48 @@ def test_a_run_learns_and_leaves_what_it_promises(
     assert summary["tasks_committed"] == summary["episodes"] == stats.committed
     assert summary["trained_tokens"] == stats.committed
     assert 0 <= summary["learner_idle_fraction"] <= 1
-    assert 0 < summary["learner_idle_for_weights_fraction"] < 1
+    assert 0 <= summary["learner_idle_for_weights_fraction"] < 1
 
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
     trained = ring.shelf.history[PolicyVersion(1, 30)]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), trained, strict=True))
     assert AutoTokenizer.from_pretrained(folder / "model").decode([3]) == "a"
+
+
+def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_after(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    claimed, train = threading.Event(), loop.train_batch
+    ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
+
+    def on_publish(step: int) -> None:
+        if step == 1:
+            assert claimed.wait(30.0)  # of batch 2, by the other thread
+            time.sleep(SLOW_S)
+        events.append(f"published {step}")
+
+    def pack(*args: Any, **kwargs: Any) -> Any:
+        if events and events[-1] == "trained":
+            events.append("packed")
+            claimed.set()
+        return batch.pack(*args, **kwargs)
+
+    def train_batch(*args: Any, **kwargs: Any) -> Any:
+        trained = train(*args, **kwargs)
+        events.append("trained")
+        return trained
+
+    monkeypatch.setattr(loop, "pack", pack)
+    monkeypatch.setattr(loop, "train_batch", train_batch)
+    ring.shelf.on_publish = on_publish
+
+    assert ring.live()
+
+    steps = ["published 0", "trained", "packed", "published 1", "trained", "published 2"]
+    assert events == steps
+    first, second = _lines(ring.settings.run.folder, "metrics.jsonl")
+    assert first["weights_s"] < SLOW_S <= second["weights_s"] + 0.1 * SLOW_S
 
 
 def test_a_killed_learner_resumes_replays_and_ends_well(
@@ -167,9 +208,11 @@ def test_a_learner_asked_to_stop_checkpoints_commits_and_goes_on_later(
     assert not ring.live()
 
     folder = ring.settings.run.folder
-    assert (folder / "checkpoints" / "step-000003").is_dir()
+    last = _lines(folder, "metrics.jsonl")[-1]["step"]
+    assert last in (3, 4)  # step 3 was being handed over, batch 4 may have been claimed meanwhile
+    assert (folder / "checkpoints" / f"step-{last:06d}").is_dir()
     assert not (folder / "summary.json").exists()
-    assert _stats(redis_url).committed_step == 3
+    assert _stats(redis_url).committed_step == last
 
     ring.stopping.clear()
     ring.shelf.on_publish = lambda _: None
