@@ -3,16 +3,17 @@
     step k ─▶ begin ──────────── gather, probe, seal, announce ───────────▶ │ wait ─▶ step k + 1
                     └─▶ write down, claim batch k + 1, read and pack it ──▶ │
 
-One thread, on every rank: what ranks say to each other there goes over the group of the model's
+In a thread, on every rank: what ranks say to each other there goes over the group of the model's
 mesh, which nobody else uses meanwhile. Between `begin` and `wait` the model belongs to it.
 """
 
 from __future__ import annotations
 
 import contextvars
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 
 import torch
 
@@ -34,14 +35,22 @@ class Handover:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._thread = ThreadPoolExecutor(1, "handover", initializer=lambda: _compute_on(device))
-        self._publication: Future[object] | None = None
+        self._device = device
+        self._publication: Future[None] | None = None
 
     def begin(self, publish: Callable[[], object]) -> None:
         """Have this done; the last one must have been waited for."""
         assert self._publication is None, "a publication must be waited for before the next"
+        publication: Future[None] = Future()
+        self._publication = publication
         context = contextvars.copy_context()  # whose words our log lines carry
-        self._publication = self._thread.submit(context.run, publish)
+        # A daemon: one that hangs must not keep a process from ending that has given it up.
+        threading.Thread(
+            target=context.run,
+            args=(self._carry_out, publish, publication),
+            name="handover",
+            daemon=True,
+        ).start()
 
     def wait(self) -> float:
         """Wait until the model is free again; returns for how long, in seconds.
@@ -54,22 +63,25 @@ class Handover:
         if publication is None:
             return 0.0
         began = time.monotonic()
-        try:
-            publication.result(DEADLINE_S)
-        except TimeoutError as error:
-            if publication.done():
-                raise
+        if not wait([publication], DEADLINE_S).done:
             raise DeadlineError(
                 f"weights must be handed over within {DEADLINE_S:.0f} s, and were not; look at "
                 "the other ranks' logs"
-            ) from error
+            )
+        publication.result()
         return time.monotonic() - began
 
     def close(self) -> None:
         """Let what has begun end; its outcome no longer matters to anybody."""
-        self._thread.shutdown()
+        if self._publication is not None:
+            wait([self._publication], DEADLINE_S)
 
-
-def _compute_on(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # each thread begins with the first
+    def _carry_out(self, publish: Callable[[], object], publication: Future[None]) -> None:
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # each thread begins with the first
+            publish()
+        except BaseException as error:  # noqa: BLE001 - the main thread's to raise
+            publication.set_exception(error)
+        else:
+            publication.set_result(None)
