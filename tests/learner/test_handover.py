@@ -85,7 +85,11 @@ def test_its_log_lines_carry_the_words_of_who_began(handover):
 def test_closing_lets_what_has_begun_end():
     handover, ended = Handover(CPU), []
 
-    handover.begin(lambda: (time.sleep(0.1), ended.append(True)))
+    def publish():
+        time.sleep(0.1)
+        ended.append(True)
+
+    handover.begin(publish)
     handover.close()
 
     assert ended == [True]

@@ -20,7 +20,7 @@ from buffer.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
-from learner import batch, loop
+from learner import batch, loop, step
 from learner.ranks import Ranks
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.tiny_run import tiny_settings
@@ -88,7 +88,7 @@ def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_aft
     redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    claimed, train = threading.Event(), loop.train_batch
+    claimed, train = threading.Event(), step.train_batch
     ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
 
     def on_publish(step: int) -> None:
