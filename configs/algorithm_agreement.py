@@ -14,7 +14,7 @@ ABOUT_MU = ("topr", "m2po", "dppo_tv", "dppo_kl")
 """Surrogates whose papers measure from the policy that sampled."""
 WITH_BEHAVIOUR = ("vtrace",)
 """Advantages that prox/mu is in already."""
-SEQUENCE_WEIGHTS = ("seq_tis", "seq_mis")
+SEQUENCE_WEIGHTS = ("seq_tis", "geo_tis", "seq_mis")
 """Corrections that give every token the ratio of its whole episode."""
 
 

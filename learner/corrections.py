@@ -103,6 +103,26 @@ def seq_tis(log_rhos_N: Tensor, segments: Segments, settings: AlgorithmSettings)
     return _keep_all(_with_value(log_rhos_N, ratio_N))
 
 
+def geo_tis(log_rhos_N: Tensor, segments: Segments, settings: AlgorithmSettings) -> Corrected:
+    """Truncate the geometric mean of an episode's ratios, and give it to each of its tokens.
+
+    Formula:
+        u = min(rho(1..T)^(1/T), rho_bar)
+
+    Kind:
+        sequence weight
+
+    Use:
+        Long answers, where the product of `seq_tis` is nearly always 0 or truncated. Biased: it
+        evens out what tokens of one episode differ in.
+
+    Source:
+        verl, rollout correction, `rollout_is_level: geometric`.
+    """
+    mean_N = segments.mean(log_rhos_N.detach()).clamp(max=math.log(settings.rho_bar))
+    return _keep_all(_with_value(log_rhos_N, mean_N))
+
+
 def mis(log_rhos_N: Tensor, _segments: Segments, settings: AlgorithmSettings) -> Corrected:
     """Leave out tokens whose ratio is out of bounds, on either side.
 
@@ -185,6 +205,7 @@ CORRECTIONS: Mapping[str, Correction] = {
     "none": none,
     "tis": tis,
     "seq_tis": seq_tis,
+    "geo_tis": geo_tis,
     "mis": mis,
     "icepop": mis,
     "seq_mis": seq_mis,

@@ -47,7 +47,7 @@ class AlgorithmSettings(Table):
     """Batches' worth of groups that are made to fill one batch; after that, groups of equal rewards
     are trained too, with a warning."""
     correction: Literal[
-        "none", "tis", "seq_tis", "mis", "icepop", "seq_mis", "geo_mask", "token_veto"
+        "none", "tis", "seq_tis", "geo_tis", "mis", "icepop", "seq_mis", "geo_mask", "token_veto"
     ] = "tis"
     """How pi/mu corrects for the gap between the actor's and the learner's policy."""
     surrogate: Literal[

@@ -73,7 +73,7 @@ def test_all_problems_are_listed_with_path_range_and_value(write):
     assert "$.run.model must be text, got nothing" in text
     assert "$.run.steps must be a whole number >= 1, got true" in text
     assert "$.actors.count must be a whole number >= 0, got -2" in text
-    assert "$.algorithm.correction must be one of none, tis, seq_tis, mis, " in text
+    assert "$.algorithm.correction must be one of none, tis, seq_tis, geo_tis, " in text
     assert "$.learner.lr must be a number > 0, got 0; it is: Peak learning rate" in text
     assert "an override must be table.key=value, got 'nonsense'" in text
 

@@ -94,6 +94,9 @@ def _corrected(gaps: Floats, settings: AlgorithmSettings) -> tuple[Floats, list[
             return truncated, everything
         case "seq_tis":
             return [min(product, settings.rho_bar)] * len(rhos), everything
+        case "geo_tis":
+            mean = product ** (1 / len(rhos))
+            return [min(mean, settings.rho_bar)] * len(rhos), everything
         case "mis" | "icepop":
             return rhos, [low <= rho <= high for rho in rhos]
         case "seq_mis":

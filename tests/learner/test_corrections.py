@@ -34,6 +34,7 @@ def _correct(name: str, log_rhos: torch.Tensor, segments: Segments, **bounds: An
         ("token_veto", WHOLE_EPISODE),
         ("tis", [True] * 6),
         ("seq_tis", [True] * 6),
+        ("geo_tis", [True] * 6),
         ("none", [True] * 6),
     ],
 )

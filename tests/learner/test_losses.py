@@ -13,6 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from configs.algorithm_agreement import SEQUENCE_WEIGHTS
 from configs.settings import AlgorithmSettings, Settings
 from learner.aggregations import AGGREGATIONS, Counts
 from learner.corrections import CORRECTIONS
@@ -193,14 +194,16 @@ def test_infinite_bounds_are_plain_importance_sampling(correction: str, proximal
     expected = []
     for episode in episodes:
         log_rhos = [pi - mu for pi, mu in zip(episode.log_pi, episode.log_mu, strict=True)]
+        share = 1 / len(log_rhos) if correction == "geo_tis" else 1.0
         for t, advantage in enumerate(episode.advantages):
             log_rho = log_rhos[t]
-            if correction in ("seq_tis", "seq_mis") and proximal == "behaviour":
-                log_rho = sum(log_rhos)
-            elif correction in ("seq_tis", "seq_mis"):
+            if correction in SEQUENCE_WEIGHTS and proximal == "behaviour":
+                log_rho = share * sum(log_rhos)
+            elif correction in SEQUENCE_WEIGHTS:
                 anchor = loss_formulas._anchor(episode, _settings("tis", "clip", proximal))
                 ratio = episode.log_pi[t] - anchor[t]
-                log_rho = ratio + sum(a - mu for a, mu in zip(anchor, episode.log_mu, strict=True))
+                gaps = (a - mu for a, mu in zip(anchor, episode.log_mu, strict=True))
+                log_rho = ratio + share * sum(gaps)
             expected.append(-episode.weight * math.exp(log_rho) * advantage)
     assert gradient_N.tolist() == pytest.approx(expected, abs=1e-12)
 
