@@ -7,7 +7,8 @@
     pause      generation stands still: ours beside a blocking broadcast of one parameter after
                the other, with the torch engine (it exchanges a shadow copy) and vLLM (in place)
     sparse     a real run at lr 1e-6 in bfloat16: bytes of sparse updates beside all bytes
-    fan_out    the same path to 1..16 receivers, without engines
+    fan_out    the same path to 1..16 receivers, without engines, by group and by pull
+    peers      pulls from a publisher with a scarce network card, alone and from each other
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger.
 Numbers to quote come from `--full`, with nothing else running.
@@ -27,13 +28,14 @@ from typing import Any
 
 from benchmarks.machine import describe_machine
 from benchmarks.progress import say_since
+from benchmarks.weight_fan_out import WAYS, ScarceCard, peers_fewer, pull_through
 from benchmarks.weight_pause import blocking_pauses, our_pauses
 from benchmarks.weight_ring import WeightRing, parameters_of
 from benchmarks.weight_sparse import plot_density, sparse_run
 from benchmarks.weight_transport import digest, memcpy, raw_broadcast
 from configs.logging import configure_logging
 
-ARMS = ("broadcast", "pause", "sparse", "fan_out")
+ARMS = ("broadcast", "pause", "sparse", "fan_out", "peers")
 MIB = 2**20
 
 
@@ -48,6 +50,7 @@ class Size:
     sizes_mib: tuple[int, ...]
     receivers: tuple[int, ...]
     fan_out_mib: int
+    card: ScarceCard
     engines: tuple[str, ...]
     models: tuple[tuple[int, int], ...]
     """Width and layers of the models that are swapped."""
@@ -65,6 +68,7 @@ SHORT = Size(
     sizes_mib=(4, 100),
     receivers=(1, 4),
     fan_out_mib=4,
+    card=ScarceCard(receivers=(4,), versions=2, mib=8, mib_per_s=16),
     engines=("torch",),
     models=((128, 4),),
     updates=8,
@@ -79,6 +83,7 @@ FULL = Size(
     sizes_mib=(4, 100, 1000),
     receivers=(1, 2, 4, 8, 16),
     fan_out_mib=32,
+    card=ScarceCard(receivers=(1, 2, 4, 8, 16), versions=3, mib=16, mib_per_s=32),
     engines=("torch", "vllm"),
     models=((128, 4), (512, 8)),
     updates=20,
@@ -102,7 +107,7 @@ def main() -> None:
     machine = describe_machine()
     size = FULL if chosen.full else SHORT
     say = say_since(time.monotonic())
-    measures = {"broadcast": broadcast, "pause": pause, "sparse": sparse, "fan_out": fan_out}
+    measures = dict(zip(ARMS, (broadcast, pause, sparse, fan_out, peers), strict=True))
     arms: dict[str, Any] = {}
     for name in chosen.only or ARMS:
         with tempfile.TemporaryDirectory(prefix="nyala-weights-") as folder:
@@ -189,6 +194,17 @@ def fan_out(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str
     return found
 
 
+def peers(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds, and copies that left the publisher, by number of receivers; without engines."""
+    found: dict[str, Any] = {way: {} for way in WAYS}
+    for receivers in size.card.receivers:
+        for way in WAYS:
+            path = folder / f"{way}-{receivers}"
+            found[way][str(receivers)] = measured = pull_through(path, size.card, receivers, way)
+            say(f"{receivers} from {way}: {measured}")
+    return found
+
+
 def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     """Divide medians; None where a side is missing."""
     by_size = arms.get("broadcast", {})
@@ -204,7 +220,7 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         found[f"{kind}_{name}"] = round(shorter, 1)
     for name, run in arms.get("sparse", {}).items():
         found[f"sparse_bytes_fewer_{name}"] = run["fewer"]
-    return found
+    return found | (peers_fewer(arms["peers"]) if "peers" in arms else {})
 
 
 def _figures(seconds: list[float]) -> dict[str, float]:
