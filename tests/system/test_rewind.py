@@ -219,4 +219,5 @@ def test_batches_whose_records_a_wiped_store_forgot_are_replaced_after_a_death(
     assert ring.live()
 
     dropped = assert_one_history(ring).dropped
-    assert dropped["forgotten"] + dropped["unreadable"] == 3 * BATCH
+    # Batches 6 to 8, and 9 if it was claimed while 8 was handed over.
+    assert dropped["forgotten"] + dropped["unreadable"] in (3 * BATCH, 4 * BATCH)
