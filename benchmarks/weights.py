@@ -107,7 +107,13 @@ def main() -> None:
     machine = describe_machine()
     size = FULL if chosen.full else SHORT
     say = say_since(time.monotonic())
-    measures = dict(zip(ARMS, (broadcast, pause, sparse, fan_out, peers), strict=True))
+    measures = {
+        "broadcast": broadcast,
+        "pause": pause,
+        "sparse": sparse,
+        "fan_out": fan_out,
+        "peers": peers,
+    }
     arms: dict[str, Any] = {}
     for name in chosen.only or ARMS:
         with tempfile.TemporaryDirectory(prefix="nyala-weights-") as folder:

@@ -98,7 +98,6 @@ class Loop:
         microbatches = self._pack(plan, batch)
         packed = time.monotonic()
         held_s = self._handover.wait()
-        ready = time.monotonic()
         parts.optimizer.rate_scale = self._guard.lr_scale
         trained = train_batch(
             parts.policy,
@@ -119,7 +118,7 @@ class Loop:
                 wait_s=round(claimed - began, 4),
                 pack_s=round(packed - claimed, 4),
                 weights_s=round(held_s, 4),
-                train_s=round(stepped - ready, 4),
+                train_s=round(stepped - packed - held_s, 4),
             )
             self._front.account.write_down(batch, trained, times, alerts, claimed_at=claimed)
         # One that is due while steps are being skipped waits for the first good batch.
@@ -261,7 +260,6 @@ class Loop:
     def _finish(self) -> bool:
         """End the run: model, last evaluation, CANCEL, summary; False if asked to stop before."""
         self._checkpoint()
-        self._handover.wait()
         run, front = self._run, self._front
         save_model(self._parts.policy, run, run.folder / "model", self._parts.ranks)
         if front is None:
