@@ -5,9 +5,9 @@ way may hold a swap back). Transfer never touches the engine: bytes are staged i
 their digest is checked first, so generation pauses for the swap alone. After each swap the engine's
 own log-probs of the probe must equal the learner's.
 
-    news ──▶ group, else pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right: serving
-                    ▲                                                 │
-                    └─────────── wrong: DIRTY, pull once more ────────┘ wrong again: WeightsError
+    news ──▶ memory, group, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
+                             ▲                                           │           serving
+                             └────── wrong: DIRTY, pull once more ───────┘ again: WeightsError
 
 A publisher that vanishes changes nothing here: the engine goes on with the version it has.
 
@@ -110,10 +110,11 @@ class WeightReceiver:
         self._files = StagingFiles("staging", fallback=staging)
         caller = Caller(keys, run, incarnation)
         self._link = PublisherLink(caller=caller, join=self._join, take=self._take)
+        self._sources = WeightSources(self._link.post, order=settings.pull_from, caller=caller)
         self._transfer = WeightTransfer(
             self._files,
             post=self._link.post,
-            sources=WeightSources(self._link.post, order=settings.pull_from, caller=caller),
+            sources=self._sources,
             stage=self._stage,
             timeout_s=settings.weight_timeout_s,
         )
@@ -144,6 +145,7 @@ class WeightReceiver:
         return ReceiverCounters(
             updates=self._updates,
             broadcasts=transfer.broadcasts,
+            memory_reads=transfer.memory_reads,
             pulls=transfer.pulls,
             sparse_pulls=transfer.sparse_pulls,
             pulled_bytes=transfer.pulled_bytes,
@@ -211,19 +213,24 @@ class WeightReceiver:
 
     def _join(self) -> Join:
         served_s = time.monotonic() - self._serving_since if self._serving_since else 0.0
+        has_publisher, reads_memory = self._sources.has_publisher, self._transfer.reads_memory
         return Join(
             version=self._transfer.held,
-            can_group=not self.is_dirty and "publisher" in self._settings.pull_from,
+            can_group=has_publisher and not self.is_dirty and not reads_memory,
             device=self._device,
             paused_s=self._pause_s,
             served_s=served_s,
             share=self._share.peer if self._share is not None else None,
+            reads_memory=reads_memory,
         )
 
     def _take(self, message: object) -> None:
         match message:
             case Announce() | Epoch() | Send() | Abort() | Chunk() | Moved():
+                read_memory = self._transfer.reads_memory
                 self._transfer.take(message)
+                if self._transfer.reads_memory != read_memory:
+                    self._link.post(self._join())  # before the next group is formed
             case _:
                 log.warning("unexpected message ignored", message=type(message).__name__)
 

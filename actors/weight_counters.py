@@ -10,6 +10,8 @@ class TransferCounters:
     """What has happened so far."""
 
     broadcasts: int = 0
+    memory_reads: int = 0
+    """Versions read from the publisher's memory."""
     pulls: int = 0
     sparse_pulls: int = 0
     """Of these, by sparse updates."""
@@ -30,6 +32,8 @@ class ReceiverCounters:
     updates: int
     """Swaps whose probe agreed."""
     broadcasts: int
+    memory_reads: int
+    """Versions read from the publisher's memory."""
     pulls: int
     sparse_pulls: int
     """Of these, by what had changed alone."""

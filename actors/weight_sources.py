@@ -27,7 +27,7 @@ log = structlog.get_logger()
 REST_S = 30.0
 """For which a silent peer is not asked: it may be out of reach from here for ever."""
 
-Kind = Literal["peers", "store", "publisher"]
+Kind = Literal["memory", "peers", "store", "publisher"]
 """As in `actors.pull_from`."""
 Answer = Chunk | Moved | Later | Gone
 Post = Callable[[object], bool]
@@ -156,6 +156,11 @@ class WeightSources:
     def has_publisher(self) -> bool:
         """Whether the publisher is asked at all."""
         return "publisher" in self._order
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether the publisher's memory is read where that is possible."""
+        return "memory" in self._order
 
     def of(self, offered: Sources | None) -> tuple[Source, ...]:
         """Return whom to ask for a version, first one first; none: nobody who may be asked has it.

@@ -1,9 +1,10 @@
 """From the news of a version to its bytes in shared memory, digest checked: one transfer at a time.
 
 Consumes ANNOUNCE and what follows it; waits for the group or for slices; a newer announcement, an
-ABORT or a deadline unblocks it. By group where the publisher invites us, by pull in every other
-case: a chain of sparse updates where one begins at what is staged, else all bytes. Knows nothing of
-engines: it stages, the receiver applies.
+ABORT or a deadline unblocks it. Out of the publisher's memory where that is this machine's, by
+group where the publisher invites us, by pull in every other case: a chain of sparse updates where
+one begins at what is staged, else all bytes. Knows nothing of engines: it stages, the receiver
+applies.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .held_weights import HeldWeights
 from .staging_files import StagingFile, StagingFiles
 from .weight_counters import TransferCounters
 from .weight_member import WeightMember
+from .weight_memory import can_read, read_version
 from .weight_pull import WeightPull
 from .weight_sources import WeightSources
 
@@ -65,11 +67,14 @@ class WeightTransfer:
         self._wanted: WeightManifest | None = None
         self._links: tuple[SparseLink, ...] = ()
         self._offered: Sources | None = None
+        self._memory = ""
         self._base: tuple[PolicyVersion, StagingFile] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._is_by_group = False
         self.held = NOTHING
         """The newest version that is staged or applied here."""
+        self.reads_memory = False
+        """The publisher's memory is this machine's: no version need travel."""
         self.shared = HeldWeights()
         """What of it other actors can have."""
         self.counters = TransferCounters()
@@ -113,7 +118,8 @@ class WeightTransfer:
             log.warning("weights refused: lower lineage", offered=tuple(version))
         if version <= self.held:
             return
-        if not news.epoch and not self._sources.of(news.sources):
+        self.reads_memory = self._sources.has_memory and can_read(news.memory)
+        if not (news.epoch or self.reads_memory or self._sources.of(news.sources)):
             return  # others will have it soon
         known = self._wanted
         self._want(news)
@@ -152,7 +158,6 @@ class WeightTransfer:
             except DeadlineError as error:
                 log.warning("pull given up", reason=str(error))
                 return
-            self.counters.pulls += 1
         self.counters.transfer_s += time.monotonic() - started
 
     async def _receive(self, manifest: WeightManifest) -> bool:
@@ -169,7 +174,7 @@ class WeightTransfer:
         return is_whole
 
     async def _pull_newest(self) -> None:
-        """Pull until what is held is the newest version that we know of."""
+        """Read or pull until what is held is the newest version that we know of."""
         mismatches = 0
         while self._wanted is not None and self._wanted.version > self.held:
             manifest = self._wanted
@@ -194,6 +199,9 @@ class WeightTransfer:
 
     async def _fill(self, manifest: WeightManifest, file: StagingFile) -> bool:
         """Fill the file. False: overtaken (then `_wanted` is newer), or not the right bytes."""
+        if self.reads_memory and await self._read(manifest, file):
+            self.counters.memory_reads += 1
+            return True
         base, chain = self._base, self._chain_to(manifest)
         if base is None or not chain:
             self.shared.begin(manifest.version, file.memory)
@@ -211,6 +219,7 @@ class WeightTransfer:
                 self._forget_base()
                 return False
         if await asyncio.to_thread(digest_of, [file.memory]) == manifest.digest:
+            self.counters.pulls += 1
             self.counters.sparse_pulls += bool(chain)
             return True
         self.counters.digest_mismatches += 1
@@ -218,6 +227,15 @@ class WeightTransfer:
         self._offered = None  # from the publisher
         log.warning("pulled weights have a wrong digest", pulled=tuple(manifest.version))
         return False
+
+    async def _read(self, manifest: WeightManifest, file: StagingFile) -> bool:
+        """Read the version from the publisher's memory. False: pull it instead."""
+        try:
+            await asyncio.to_thread(read_version, self._memory, manifest, file.memory)
+        except WeightsError as error:
+            log.warning("publisher's memory not read", reason=str(error))
+            return False
+        return True
 
     def _chain_to(self, manifest: WeightManifest) -> tuple[SparseLink, ...]:
         """Return the updates that lead from what is here to this version; none: take all bytes."""
@@ -265,6 +283,7 @@ class WeightTransfer:
 
     def _want(self, news: Announce | Moved) -> None:
         self._wanted, self._links, self._offered = news.manifest, news.links, news.sources
+        self._memory = news.memory
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version

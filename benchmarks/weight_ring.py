@@ -1,7 +1,8 @@
 """The weight plane of a benchmark: the learner's side here, receivers in processes of their own.
 
 All between the learner's parameters and a receiver's staged bytes is real: gather, digest, slots,
-sidecar, CURVE, gloo, staging. Without an engine nothing is applied, and no figure has its time.
+sidecar, CURVE, shared memory, gloo, staging. Without an engine nothing is applied, and no figure
+has its time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from broker.messages import Publication
 from buffer.episode import PolicyVersion
 from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
+from configs.tables.actors import WeightSource
+from learner.weight_server import Sent
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["actors.weight_group", "actors.receiver", "learner.weights"])
@@ -61,6 +64,7 @@ class Place:
     folder: Path
     publication: Publication
     shares: bool
+    pull_from: tuple[WeightSource, ...]
 
 
 class WeightRing:
@@ -72,6 +76,7 @@ class WeightRing:
         receivers: How many.
         engine: Makes a receiver's engine.
         shares: Whether receivers pull from each other.
+        pull_from: As in the settings. With `memory` no receiver is in a group.
         route: Gives the address at which receivers reach the publisher's.
         probe: Computes the learner's side of the probe.
         settings: Of the learner.
@@ -85,6 +90,7 @@ class WeightRing:
         receivers: int = 1,
         engine: Callable[[], Any] = no_engine,
         shares: bool = False,
+        pull_from: tuple[WeightSource, ...] = ("peers", "publisher"),
         route: Callable[[str], str] = str,
         probe: Callable[..., Any] = lambda _, ids: (0.0,) * (len(ids) - 1),
         **settings: Any,
@@ -111,38 +117,36 @@ class WeightRing:
         publication = replace(publication, endpoint=route(publication.endpoint))
         for number in range(receivers):
             ours, theirs = FORKS.Pipe()
-            place = Place(f"actor-{number}", folder, publication, shares)
+            place = Place(f"actor-{number}", folder, publication, shares, pull_from)
             process = FORKS.Process(target=_receive, args=(place, theirs, engine), daemon=True)
             process.start()
             theirs.close()
             self._receivers.append((process, ours))
         for _, pipe in self._receivers:
             assert pipe.poll(TIMEOUT_S) and pipe.recv() == "synced", "a receiver did not come up"
-        while settings.get("broadcast", True) and self.deliver()["epoch"] == 0:
+        has_groups = settings.get("broadcast", True) and "memory" not in pull_from
+        while has_groups and self.deliver().epoch == 0:
             time.sleep(0.2)  # the sidecar imports torch beside the first pulls
 
-    def publish(self) -> float:
-        """Train and publish a version; returns how long the learner was held up, seconds."""
+    def publish(self) -> None:
+        """Train and publish a version."""
         self._step += 1
         with torch.no_grad():
             for parameter in self._model.parameters():
                 parameter.mul_(1.0 + 1e-4)
-        began = time.perf_counter()
         self._publisher.publish(self._model, PolicyVersion(1, self._step))
-        return time.perf_counter() - began
 
-    def deliver(self) -> dict[str, Any]:
+    def deliver(self) -> Sent:
         """Publish, and wait until all receivers have confirmed."""
-        held_up_s = self.publish()
+        self.publish()
         deadline = time.monotonic() + TIMEOUT_S
         while not (found := self._publisher.deliveries()) or found[-1].version.step != self._step:
             assert time.monotonic() < deadline, "no report of a delivery"
             time.sleep(0.002)
-        sent = found[-1]
-        return {"publish_s": held_up_s, "wall_s": sent.wall_s, "epoch": sent.epoch}
+        return found[-1]
 
     def pull(self) -> float:
-        """Publish, and wait until every receiver has pulled; returns seconds from the seal."""
+        """Publish, and wait until every receiver has it; returns seconds from the seal."""
         self.publish()
         began, waiting = time.perf_counter(), {pipe for _, pipe in self._receivers}
         while waiting:
@@ -179,6 +183,7 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
             ActorSettings(
                 weight_timeout_s=TIMEOUT_S,
                 share_endpoint="tcp://127.0.0.1:0" if place.shares else None,
+                pull_from=place.pull_from,
             ),
             keys=load_pair(place.folder / "keys", "actor"),
             run="weights",

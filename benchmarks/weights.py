@@ -2,12 +2,13 @@
 
 `python benchmarks/weights.py [--full] [--only ARM]`. Arms, each with all sides in this one run:
 
-    broadcast  our whole path over gloo beside one raw broadcast of as many bytes, and `memcpy`;
-               one receiver, without an engine
+    broadcast  our whole path to one receiver, without an engine, beside one raw broadcast of as
+               many bytes over gloo, and `memcpy`: as actors of the learner's machine have it
+               (its memory), and as those of other machines (a group over gloo)
     pause      generation stands still: ours beside a blocking broadcast of one parameter after
                the other, with the torch engine (it exchanges a shadow copy) and vLLM (in place)
     sparse     a real run at lr 1e-6 in bfloat16: bytes of sparse updates beside all bytes
-    fan_out    the same path to 1..16 receivers, without engines, by group and by pull
+    fan_out    the same path to 1..16 receivers, without engines, by memory, group and pull
     peers      pulls from a publisher with a scarce network card, alone and from each other
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger.
@@ -128,19 +129,17 @@ def broadcast(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[s
     """One receiver: ours, raw and the parts of ours, by model size."""
     found = {}
     for mib in size.sizes_mib:
-        ring = WeightRing(folder / str(mib), parameters_of(mib * MIB))
-        ours: list[dict[str, Any]] = []
-        raw: list[float] = []
-        try:
-            for _ in range(size.passes):
-                ours += [ring.deliver() for _ in range(size.versions)]
-                raw += raw_broadcast(mib * MIB, receivers=1, passes=size.versions)
-        finally:
-            ring.close()
+        measured: dict[str, list[float]] = {"memory_s": [], "group_s": [], "raw_s": []}
+        for way in ("memory", "group"):  # one after the other: shared memory must hold either
+            ring = _ring(folder / f"{mib}-{way}", mib, way=way)
+            try:
+                for _ in range(size.passes):
+                    measured[f"{way}_s"] += [_deliver(ring, way) for _ in range(size.versions)]
+                    measured["raw_s"] += raw_broadcast(mib * MIB, receivers=1, passes=size.versions)
+            finally:
+                ring.close()
         found[f"{mib}_mib"] = {
-            "wall_s": _figures([sent["wall_s"] for sent in ours]),
-            "learner_held_s": _figures([sent["publish_s"] for sent in ours]),
-            "raw_s": _figures(raw),
+            **{name: _figures(seconds) for name, seconds in measured.items()},
             "memcpy_s": _figures(memcpy(mib * MIB, passes=size.passes)),
             "digest_s": _figures(digest(mib * MIB, passes=size.passes)),
         }
@@ -178,21 +177,14 @@ def sparse(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str,
 
 
 def fan_out(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds until all receivers have a version, by their number: broadcast, and pull."""
+    """Seconds until all receivers have a version, by their number: memory, group, and pull."""
     found: dict[str, Any] = {"mib": size.fan_out_mib, "engines": "none"}
-    for way in ("broadcast", "pull"):
+    for way in ("memory", "group", "pull"):
         for receivers in size.receivers:
-            ring = WeightRing(
-                folder / f"{way}-{receivers}",
-                parameters_of(size.fan_out_mib * MIB),
-                receivers=receivers,
-                broadcast=way == "broadcast",
-            )
+            path = folder / f"{way}-{receivers}"
+            ring = _ring(path, size.fan_out_mib, way=way, receivers=receivers)
             try:
-                seconds = [
-                    ring.deliver()["wall_s"] if way == "broadcast" else ring.pull()
-                    for _ in range(size.versions)
-                ]
+                seconds = [_deliver(ring, way) for _ in range(size.versions)]
             finally:
                 ring.close()
             found.setdefault(way, {})[str(receivers)] = _figures(seconds)
@@ -215,11 +207,14 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     """Divide medians; None where a side is missing."""
     by_size = arms.get("broadcast", {})
 
-    def over_raw(name: str) -> float | None:
-        found = by_size.get(name)
-        return round(found["raw_s"]["median"] / found["wall_s"]["median"], 3) if found else None
+    def over_raw(figures: dict[str, Any], way: str) -> float:
+        raw_s, our_s = float(figures["raw_s"]["median"]), float(figures[way]["median"])
+        return round(raw_s / our_s, 3)
 
-    found = {f"broadcast_over_raw_{name}": over_raw(name) for name in by_size}
+    found: dict[str, float | None] = {}
+    for name, figures in by_size.items():
+        found[f"broadcast_over_raw_{name}"] = over_raw(figures, "memory_s")
+        found[f"group_over_raw_{name}"] = over_raw(figures, "group_s")
     for name, pauses in arms.get("pause", {}).items():
         shorter = pauses["blocking_s"]["median"] / pauses["pause_s"]["median"]
         kind = "pause_shorter_shadow" if name.startswith("torch") else "pause_shorter"
@@ -227,6 +222,21 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     for name, run in arms.get("sparse", {}).items():
         found[f"sparse_bytes_fewer_{name}"] = run["fewer"]
     return found | (peers_fewer(arms["peers"]) if "peers" in arms else {})
+
+
+def _ring(folder: Path, mib: int, *, way: str, receivers: int = 1) -> WeightRing:
+    return WeightRing(
+        folder,
+        parameters_of(mib * MIB),
+        receivers=receivers,
+        broadcast=way == "group",
+        pull_from=("memory", "publisher") if way == "memory" else ("publisher",),
+    )
+
+
+def _deliver(ring: WeightRing, way: str) -> float:
+    """Publish a version; returns seconds until all receivers have it."""
+    return ring.deliver().wall_s if way == "group" else ring.pull()
 
 
 def _figures(seconds: list[float]) -> dict[str, float]:

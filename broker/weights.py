@@ -69,7 +69,7 @@ class Join:
 
     version: PolicyVersion
     can_group: bool
-    """False: never invite it; it pulls (another network, or a transfer under way)."""
+    """False: never invite it; it pulls (another network), or reads the publisher's memory."""
     device: str
     """`cpu` or `cuda`: a group uses NCCL only if all of it can."""
     paused_s: float = 0.0
@@ -78,6 +78,8 @@ class Join:
     """Since its first version was served."""
     share: Peer | None = None
     """Where it shares its weights; None = it does not."""
+    reads_memory: bool = False
+    """It needs the news alone: it reads the bytes from the publisher's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Announce:
     """Updates that lead to them from older versions, in order."""
     sources: Sources | None = None
     """None: ask the publisher."""
+    memory: str = ""
+    """File in shared memory with the version's bytes, for actors of the publisher's machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,8 @@ class Moved:
     links: tuple[SparseLink, ...] = ()
     """As of an announcement."""
     sources: Sources | None = None
+    """Likewise."""
+    memory: str = ""
     """Likewise."""
 
 

@@ -78,12 +78,16 @@ class Broadcast:
         self._group: GroupThread[SendingGroup] | None = None
         self._digest = ""
         self._use_nccl = settings.use_cuda
-        self._is_warm = False
-        threading.Thread(target=self._warm, name="import-torch", daemon=True).start()
+        self._is_warm = self._is_warming = False
 
     def begin(self, version: PolicyVersion) -> Membership | None:
         """Freeze the members for a version; None = everybody pulls it."""
-        return self._epochs.begin(version) if self._is_warm else None
+        if self._is_warm:
+            return self._epochs.begin(version)
+        if not self._is_warming and self._epochs.candidates():  # else it is never needed
+            self._is_warming = True
+            threading.Thread(target=self._warm, name="import-torch", daemon=True).start()
+        return None
 
     async def run(self, slot: Slot, membership: Membership) -> bool:
         """Carry the slot to these members. False: not all of them have it, and those pull."""

@@ -164,8 +164,12 @@ class WeightEpochs:
         assert self.phase is Phase.BROKEN and self.membership is not None, self.phase
         return self._form(self.membership.version) if self._tries < MAX_TRIES else None
 
+    def candidates(self) -> tuple[str, ...]:
+        """Return who of the living could be in a group, in a fixed order."""
+        return tuple(name for name in self.live() if self._may_group(self._actors[name]))
+
     def _form(self, version: PolicyVersion) -> Membership | None:
-        members = tuple(name for name in self.live() if self._may_group(self._actors[name]))
+        members = self.candidates()
         if not members:
             return None
         fresh = members != self._intact

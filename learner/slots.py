@@ -33,6 +33,8 @@ class Slot:
     index: int
     manifest: WeightManifest
     memory: mmap.mmap
+    path: Path
+    """Where readers of this machine find it."""
 
 
 class Slots:
@@ -109,7 +111,8 @@ class Slots:
         return manifest
 
     def _open(self, index: int) -> Slot:
+        path = self.path(index, "taken")
         if index not in self._mapped:
-            with self.path(index, "taken").open("r+b") as file:
+            with path.open("r+b") as file:
                 self._mapped[index] = mmap.mmap(file.fileno(), 0)
-        return Slot(index, self._read(index), self._mapped[index])
+        return Slot(index, self._read(index), self._mapped[index], path)

@@ -103,7 +103,8 @@ class WeightServer:
         self._digests: tuple[PolicyVersion, bytes] | None = None
         self._is_digesting = False
         self._routes: dict[str, bytes] = {}
-        self._devices: dict[str, str] = {}
+        self._joins: dict[str, Join] = {}
+        """What each actor said last."""
         self._woken = asyncio.Event()
         self._woken.set()  # a restarted publisher finds its version already sealed
         join_s, send_s = (broadcast.join_s, broadcast.send_s) if broadcast else (1.0, 1.0)
@@ -111,7 +112,10 @@ class WeightServer:
         self._broadcast: Broadcast | None = None
         if broadcast is not None:
             self._broadcast = Broadcast(
-                broadcast, self._epochs, post=self._post, device_of=self._devices.__getitem__
+                broadcast,
+                self._epochs,
+                post=self._post,
+                device_of=lambda actor: self._joins[actor].device,
             )
 
     def wake(self) -> None:
@@ -139,7 +143,7 @@ class WeightServer:
                 raise RecordError(f"an actor must not send {type(message).__name__}")
 
     def _joined(self, actor: str, join: Join) -> None:
-        self._devices[actor] = join.device
+        self._joins[actor] = join
         self._pauses.heard(actor, join)
         self._tree.heard(actor, join.share)
         self._epochs.heard(actor, can_group=join.can_group)
@@ -159,12 +163,12 @@ class WeightServer:
             self._post(actor, Chunk(pull.version, pull.offset, payload, pull.base))
         elif (current := self._shelf.current) is not None:
             version = current.manifest.version
-            sources = self._sources_of(actor, version)
-            self._post(actor, Moved(current.manifest, pull.offset, self._links(), sources))
+            sources, memory = self._sources_of(actor, version), str(current.path)
+            self._post(actor, Moved(current.manifest, pull.offset, self._links(), sources, memory))
 
     def _post_news(self, actor: str, slot: Slot, epoch: int = 0) -> None:
-        sources = self._sources_of(actor, slot.manifest.version)
-        self._post(actor, Announce(slot.manifest, epoch, self._links(), sources))
+        sources, memory = self._sources_of(actor, slot.manifest.version), str(slot.path)
+        self._post(actor, Announce(slot.manifest, epoch, self._links(), sources, memory))
 
     def _sources_of(self, actor: str, version: PolicyVersion) -> Sources | None:
         """Return whom this actor can ask before the publisher; None: nobody, or not yet."""
@@ -187,6 +191,9 @@ class WeightServer:
                 await self._announce(slot)
 
     async def _announce(self, slot: Slot) -> None:
+        readers = {actor for actor, join in self._joins.items() if join.reads_memory}
+        for actor in readers:  # all that they wait for
+            self._post_news(actor, slot)
         change = None
         if self._chain is not None:
             change = await asyncio.to_thread(self._chain.advance, slot)
@@ -196,7 +203,7 @@ class WeightServer:
         membership = self._broadcast.begin(version) if self._broadcast is not None else None
         members = membership.members if membership is not None else ()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._offer(slot, members))
+            tasks.create_task(self._offer(slot, readers.union(members)))
             sending = tasks.create_task(self._send(slot, membership))
         wall_s = self._clock() - started
         epoch = membership.number if membership is not None else 0
@@ -223,14 +230,14 @@ class WeightServer:
             self._post_news(actor, slot, membership.number)
         return await self._broadcast.run(slot, membership)
 
-    async def _offer(self, slot: Slot, members: Collection[str]) -> None:
-        """Announce a version to those who pull it: all but the members of its weight epoch."""
-        has_peers = not self._tree.is_flat and set(self._epochs.live()).difference(members)
-        if has_peers or self._keyframes is not None:
+    async def _offer(self, slot: Slot, others: Collection[str]) -> None:
+        """Announce a version to those who pull it: all but these, who have it another way."""
+        pulling = set(self._epochs.live()).difference(others)
+        if (pulling and not self._tree.is_flat) or self._keyframes is not None:
             self._is_digesting = True  # who joins meanwhile is told with the others
             digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
             self._digests, self._is_digesting = (slot.manifest.version, digests), False
-        for actor in set(self._epochs.live()).difference(members):
+        for actor in set(self._epochs.live()).difference(others):
             self._post_news(actor, slot)
         if self._keyframes is not None:
             self._keyframes.wake()
@@ -240,7 +247,7 @@ class WeightServer:
         live = set(self._epochs.live())
         self._pauses.forget_all_but(live)
         self._tree.forget_all_but(live)
-        for table in (self._routes, self._devices):
+        for table in (self._routes, self._joins):
             for actor in table.keys() - live:
                 del table[actor]
 

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from .base import Endpoint, Positive, Seconds, Table
 
-WeightSource = Literal["peers", "store", "publisher"]
+WeightSource = Literal["memory", "peers", "store", "publisher"]
 
 
 class ActorSettings(Table):
@@ -57,10 +57,15 @@ class ActorSettings(Table):
     share_endpoint: Endpoint | None = None
     """Where an actor shares the weights that it pulls, so that not all come from the learner's
     machine; port 0 = a free one, null = it shares none. Its machine needs `keys/allowed`."""
-    pull_from: Annotated[tuple[WeightSource, ...], Field(min_length=1)] = ("peers", "publisher")
-    """Who is asked for weights, in order: actors that share them, `learner.weight_store`, the
-    publisher. Without `publisher` an actor takes nothing from the learner's machine but news, is in
-    no weight group, and waits until others have a version."""
+    pull_from: Annotated[tuple[WeightSource, ...], Field(min_length=1)] = (
+        "memory",
+        "peers",
+        "publisher",
+    )
+    """Where weights are taken from, in order: the publisher's memory (by actors of its machine and
+    user, which are then in no weight group), actors that share them, `learner.weight_store`, the
+    publisher. Without `publisher` an actor takes nothing from the learner's machine over a network
+    but news, is in no weight group, and waits until others have a version."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
     null = 1e-3 for float32, 0.1 for bfloat16."""

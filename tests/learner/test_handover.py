@@ -1,6 +1,8 @@
 """Publications run beside the main thread, one at a time, and what ends one reaches it."""
 
+import contextlib
 import contextvars
+import sys
 import threading
 import time
 
@@ -44,6 +46,23 @@ def test_what_ends_a_publication_is_raised_by_the_wait_and_the_next_can_begin(ha
 
     handover.begin(lambda: None)
     assert handover.wait() >= 0.0
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_a_publication_is_given_the_interpreter_sooner_for_as_long_as_it_lasts(handover, ends_well):
+    usual_s, meanwhile_s = sys.getswitchinterval(), []
+
+    def publish():
+        meanwhile_s.append(sys.getswitchinterval())
+        if not ends_well:
+            raise LostLineage("a newer learner")
+
+    handover.begin(publish)
+    with contextlib.nullcontext() if ends_well else pytest.raises(LostLineage):
+        handover.wait()
+
+    assert meanwhile_s[0] < usual_s / 5
+    assert sys.getswitchinterval() == pytest.approx(usual_s)
 
 
 def test_a_timeout_inside_a_publication_is_not_taken_for_a_hang(handover):

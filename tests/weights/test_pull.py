@@ -95,8 +95,8 @@ class ScriptedPublisher:
 CALLER = Caller(KeyPair(b"", b""), "toy", "a")
 
 
-def only(publisher) -> WeightSources:
-    return WeightSources(publisher.post, order=("publisher",), caller=CALLER)
+def only(publisher, *first) -> WeightSources:
+    return WeightSources(publisher.post, order=(*first, "publisher"), caller=CALLER)
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ class Stage:
         self.transfer = WeightTransfer(
             self.files,
             post=publisher.post,
-            sources=only(publisher),
+            sources=only(publisher, "memory"),
             stage=self._take,
             timeout_s=5.0,
         )

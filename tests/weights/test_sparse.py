@@ -2,6 +2,7 @@
 
 import mmap
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ def slot(step: int, array: np.ndarray) -> Slot:
     manifest = WeightManifest(
         PolicyVersion(1, step), digest_of([memory]), array.nbytes, (spec,), Probe((1, 2), (-0.5,))
     )
-    return Slot(0, manifest, memory)
+    return Slot(0, manifest, memory, Path("unused"))
 
 
 def grown(chain: SparseChain, versions: int, *, per_version: int = 10) -> list[np.ndarray]:

@@ -1,0 +1,240 @@
+"""Versions read from the publisher's memory: by one reader, by a transfer, by processes."""
+
+import asyncio
+import mmap
+import os
+import signal
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actors.weight_memory import BUCKET_BYTES, can_read, read_version
+from broker.manifest import digest_of
+from broker.weights import Announce, Join, Moved
+from buffer.episode import PolicyVersion
+from configs.errors import WeightsError
+from learner.slots import Slots
+from learner.sparse_chain import SparseChain
+from learner.weight_server import WeightServer
+from tests.weights.plane import Plane
+from tests.weights.test_pull import ScriptedPublisher, contents, manifest, play
+
+NUM_BYTES = 2 * BUCKET_BYTES + 12345
+READERS = ("memory", "publisher")
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    """A version's file, its manifest, and memory for it."""
+    path, whole = tmp_path / "slot-0.taken", os.urandom(NUM_BYTES)
+    path.write_bytes(whole)
+    described = replace(manifest(1), num_bytes=NUM_BYTES, digest=digest_of([whole]))
+    return path, described, mmap.mmap(-1, NUM_BYTES)
+
+
+def test_a_version_is_read_whole(sealed):
+    path, described, memory = sealed
+
+    assert can_read(str(path))
+    read_version(str(path), described, memory)
+
+    assert memory[:] == path.read_bytes()
+
+
+def test_what_is_written_to_while_it_is_read_is_refused(sealed, monkeypatch):
+    path, described, memory = sealed
+    read = os.preadv
+
+    def overtaken(file, buffers, offset):
+        if offset == BUCKET_BYTES:
+            with path.open("r+b") as writing:
+                writing.seek(NUM_BYTES - 1)
+                writing.write(bytes([path.read_bytes()[-1] ^ 1]))
+        return read(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", overtaken)
+
+    with pytest.raises(WeightsError, match="digest must be"):
+        read_version(str(path), described, memory)
+
+
+def test_a_file_of_another_length_is_refused(sealed):
+    path, described, memory = sealed
+    path.write_bytes(b"short")
+
+    with pytest.raises(WeightsError, match=f"must be a file of {NUM_BYTES} bytes"):
+        read_version(str(path), described, memory)
+
+
+def test_neither_links_nor_pipes_are_read(sealed, tmp_path):
+    path, described, memory = sealed
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+
+    for refused in (link, pipe):
+        with pytest.raises(WeightsError, match="must be"):
+            read_version(str(refused), described, memory)
+
+
+def test_nothing_can_be_read_where_nothing_is_named():
+    assert not can_read("")
+    assert not can_read("/dev/shm/nyala-slots-of-another-machine/slot-0.taken")
+
+
+@pytest.fixture
+def publisher():
+    return ScriptedPublisher()
+
+
+@pytest.mark.parametrize(
+    ("found", "reads", "asked"),
+    [(contents(1), 1, False), (contents(2), 0, True), (b"short", 0, True), (None, 0, True)],
+    ids=["right", "overtaken", "short", "gone"],
+)
+def test_what_memory_does_not_have_is_pulled(publisher, tmp_path, found, reads, asked):
+    path = tmp_path / "slot-1.taken"
+    path.write_bytes(contents(1))
+
+    async def story(stage):
+        stage.transfer.take(Announce(manifest(1), 0, memory=str(path)))
+        assert stage.transfer.reads_memory
+        path.unlink() if found is None else path.write_bytes(found)
+        await stage.arrived.wait()
+
+    stage = play(publisher, tmp_path, story)
+
+    assert stage.bytes == [contents(1)]
+    counters = stage.transfer.counters
+    assert (counters.memory_reads, counters.pulls) == (reads, 1 - reads)
+    assert bool(publisher.asked) is asked
+
+
+def test_a_version_that_moved_is_read_where_the_newer_one_is(publisher, tmp_path, monkeypatch):
+    gone, newer = tmp_path / "slot-0.taken", tmp_path / "slot-1.taken"
+    gone.write_bytes(contents(1))
+    newer.write_bytes(contents(2))
+    monkeypatch.setattr(
+        publisher, "_reply", lambda pull: publisher.answer(Moved(manifest(2), 0, memory=str(newer)))
+    )
+
+    async def story(stage):
+        stage.transfer.take(Announce(manifest(1), 0, memory=str(gone)))
+        gone.unlink()
+        await stage.arrived.wait()
+
+    stage = play(publisher, tmp_path, story)
+
+    assert [staged.version.step for staged in stage.staged] == [2]
+    assert stage.transfer.counters.memory_reads == 1
+
+
+class SlowChain(SparseChain):
+    """Compares for as long as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def advance(self, slot):
+        assert self.may_end.wait(10.0)
+        return super().advance(slot)
+
+
+def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
+    chain, told, all_told = SlowChain(), [], asyncio.Event()
+    unused: Any = None
+
+    def note(route, announce):
+        told.append((route, announce.memory))
+        if len(told) == 2:
+            all_told.set()
+
+    async def story():
+        slots = Slots(tmp_path)
+        slots.path(0, "writing").write_bytes(contents(1))
+        slots.seal(0, manifest(1))
+        server = WeightServer(
+            unused, slots, run="toy", broadcast=None, chain=chain, report=lambda sent: None
+        )
+        monkeypatch.setattr(server._port, "post", note)
+        for actor, reads in (("near", True), ("far", False)):
+            join = Join(PolicyVersion(-1, -1), False, "cpu", reads_memory=reads)
+            server._take(actor.encode(), actor, join)
+        carrying = asyncio.create_task(server._carry())
+        await asyncio.sleep(0.1)
+        assert [route for route, _ in told] == [b"near"]
+        chain.may_end.set()
+        await all_told.wait()
+        carrying.cancel()
+
+    asyncio.run(asyncio.wait_for(story(), 10.0))
+
+    place = str(tmp_path / "slot-0.taken")
+    assert told == [(b"near", place), (b"far", place)]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory):
+    """Two actors that read, beside one that is in groups."""
+    plane = Plane(tmp_path_factory.mktemp("memory"), ballast=100_000)
+    try:
+        plane.publish()
+        for name in ("a", "b"):
+            plane.actor(name, pull_from=READERS)
+        plane.actor("far")
+        for actor in plane.actors:
+            actor.wait("synced", timeout_s=60.0)
+        plane.wait_until_groups_are_possible()
+        yield plane
+    finally:
+        plane.close()
+
+
+@pytest.fixture
+def actors(plane):
+    return plane.actors[:3]
+
+
+def test_readers_have_each_version_without_a_group_or_a_pull(plane, actors):
+    before = [actor.counters() for actor in actors]
+
+    for _ in range(5):
+        newest = plane.publish()
+        for actor in actors:
+            assert actor.applied(newest)["digest"] == newest.digest
+
+    assert {sent.members for sent in plane.deliveries(until=newest.version)[-5:]} == {1}
+    *near, far = [
+        {name: count - before[name] for name, count in actor.counters().items() if name != "event"}
+        for actor, before in zip(actors, before, strict=True)
+    ]
+    for counted in near:
+        assert (counted["memory_reads"], counted["broadcasts"], counted["pulls"]) == (5, 0, 0)
+    assert (far["memory_reads"], far["broadcasts"], far["pulls"]) == (0, 5, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_reader_struck_down_delays_nobody(plane, actors, number):
+    victim = plane.actor(f"victim-{number.name}", pull_from=READERS)
+    victim.wait("synced")
+    os.kill(victim.pid, number)
+
+    newest = plane.publish()
+
+    for actor in actors:
+        actor.applied(newest, timeout_s=2.0)  # a group would wait for its deadline
+    victim.end()
+
+
+def test_readers_go_on_with_the_next_publisher(plane, actors):
+    os.kill(plane.publisher.publisher_pid, signal.SIGKILL)
+    newest = plane.publish()
+
+    for actor in actors:
+        actor.applied(newest, timeout_s=30.0)
+    read = actors[0].counters()["memory_reads"]
+    actors[0].applied(plane.publish())
+    assert actors[0].counters()["memory_reads"] == read + 1
