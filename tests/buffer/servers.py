@@ -38,10 +38,10 @@ def wait_until(holds: Callable[[], bool], *, within_s: float = 30.0) -> None:
 
 @contextmanager
 def server(
-    folder: Path, settings: str, *arguments: str
+    folder: Path, settings: str, *arguments: str, port: int | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a server of its own; yields its process and port."""
-    port = free_port()
+    """Run a server of its own, at a free port if none is given; yields its process and port."""
+    port = port or free_port()
     folder.mkdir(parents=True)
     file = folder / "redis.conf"
     file.write_text(f'bind 127.0.0.1\nport {port}\ndir "{folder}"\n{settings}')
