@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import mmap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 
 from broker.manifest import SparseLink, WeightManifest, digest_of
-from broker.sparse import apply_changes, elements
 from broker.weights import Abort, Announce, Chunk, Epoch, Moved, Send, Sources
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
@@ -29,6 +28,7 @@ from .weight_member import WeightMember
 from .weight_memory import can_read, read_version
 from .weight_pull import WeightPull
 from .weight_sources import WeightSources
+from .weight_updates import chain_between, rebuild
 
 log = structlog.get_logger()
 
@@ -213,7 +213,7 @@ class WeightTransfer:
                 if not await self._pull_into(update, link.version, base=link.base):
                     return False
             try:
-                await asyncio.to_thread(_rebuild, file, base[1], updates, manifest)
+                await asyncio.to_thread(rebuild, file.memory, base[1].memory, updates, manifest)
             except WeightsError as error:
                 log.warning("sparse update refused", reason=str(error))
                 self._forget_base()
@@ -243,11 +243,7 @@ class WeightTransfer:
             return ()
         if not self._sources.has_publisher:  # who alone has updates
             return ()
-        bases = [link.base for link in self._links]
-        if self._base[0] not in bases or self._links[-1].version != manifest.version:
-            return ()
-        chain = self._links[bases.index(self._base[0]) :]
-        return chain if sum(link.num_bytes for link in chain) < manifest.num_bytes else ()
+        return chain_between(self._base[0], manifest, self._links)
 
     async def _pull_into(
         self,
@@ -298,13 +294,3 @@ class WeightTransfer:
             self.shared.release()
             self._files.give_back(self._base[1])
             self._base = None
-
-
-def _rebuild(
-    file: StagingFile, base: StagingFile, updates: Sequence[bytearray], manifest: WeightManifest
-) -> None:
-    """Make a version out of an older one and the updates that lead to it."""
-    target = elements(file.memory, manifest.tensors[0].dtype)
-    target[:] = elements(base.memory, manifest.tensors[0].dtype)
-    for update in updates:
-        apply_changes(update, target)
