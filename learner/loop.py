@@ -75,7 +75,7 @@ class Loop:
         """
         try:
             self._publish()
-            self._handover.wait()
+            self._handover.settle()
             if self._front is not None:
                 self._front.start(self._step)
             while self._step < self._run.steps:
@@ -223,14 +223,16 @@ class Loop:
 
     def _publish(self) -> None:
         version, parts = PolicyVersion(self._lineage, self._step), self._parts
-        self._handover.begin(lambda: parts.publisher.publish(parts.policy.causal_lm, version))
+        self._handover.begin(
+            lambda free: parts.publisher.publish(parts.policy.causal_lm, version, free=free)
+        )
         bind_version(f"{version.lineage}.{version.step}")
 
     def _checkpoint(self) -> None:
         """Checkpoint, then COMMIT; nothing if this step already is."""
         if self._checkpointed == self._step or not self._step:
             return
-        self._handover.wait()
+        self._handover.settle()
         began = time.monotonic()
         parts, front = self._parts, self._front
         recoveries = parts.store.recoveries
@@ -260,6 +262,7 @@ class Loop:
     def _finish(self) -> bool:
         """End the run: model, last evaluation, CANCEL, summary; False if asked to stop before."""
         self._checkpoint()
+        self._handover.settle()
         run, front = self._run, self._front
         save_model(self._parts.policy, run, run.folder / "model", self._parts.ranks)
         if front is None:

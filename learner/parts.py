@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,8 +24,13 @@ from .resume import Opening
 class Publisher(Protocol):
     """Where new weights go; `weights.py` has the real one."""
 
-    def publish(self, model: nn.Module, version: PolicyVersion) -> object:
-        """Hand the weights over and return without waiting for any actor; every rank calls it."""
+    def publish(
+        self, model: nn.Module, version: PolicyVersion, *, free: Callable[[], None]
+    ) -> object:
+        """Hand the weights over and wait for no actor; every rank calls it.
+
+        Calls `free` when the model may change again.
+        """
         ...
 
 

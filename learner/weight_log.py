@@ -29,7 +29,7 @@ class WeightLog:
         self._path = folder / FILE_NAME
 
     def sealed(self, manifest: WeightManifest, *, held_s: float) -> None:
-        """Write down a version; to gather and digest it held up the learner for `held_s`."""
+        """Write down a version; to gather and probe it held up the learner for `held_s`."""
         self._append(
             "sealed",
             manifest.version,

@@ -1,8 +1,9 @@
 """Publishing weights: from the model on all ranks to sealed bytes that actors can have.
 
 After step k and before step k + 1 changes parameters, all ranks gather tensor by tensor in one
-fixed order; rank 0 writes the canonical wire bytes into a slot, and its publisher process does the
-rest. The learner waits for nothing that an actor, or the publisher, could delay.
+fixed order: rank 0 writes the canonical wire bytes into a slot. All compute the probe, and then the
+model is free. Rank 0 digests and seals, and its publisher process does the rest. The learner waits
+for nothing that an actor, or the publisher, could delay.
 
 Example:
     publisher = WeightPublisher(model, run, settings, keys=keys, probe_ids=ids, probe=probe, ...)
@@ -129,8 +130,19 @@ class WeightPublisher:
             else None
         )
 
-    def publish(self, model: nn.Module, version: PolicyVersion) -> WeightManifest | None:
+    def publish(
+        self,
+        model: nn.Module,
+        version: PolicyVersion,
+        *,
+        free: Callable[[], None] = lambda: None,
+    ) -> WeightManifest | None:
         """Gather, seal and announce these weights. Collective; returns the manifest on rank 0.
+
+        Args:
+            model: Whose weights these are.
+            version: Their name.
+            free: Called when the model may change again, before bytes are digested and announced.
 
         Raises:
             LostLineage: a newer learner has taken the run over.
@@ -142,6 +154,8 @@ class WeightPublisher:
         memory = front.memories[slot] if front is not None else None
         gather(model, self._specs, memory)
         logprobs = self._probe(model, self._probe_ids)
+        held_s = time.monotonic() - began
+        free()
         if front is None or memory is None:
             return None
         manifest = WeightManifest(
@@ -152,7 +166,7 @@ class WeightPublisher:
             probe=Probe(self._probe_ids, tuple(logprobs)),
         )
         # First, so that no version is ever seen that is not written down.
-        front.log.sealed(manifest, held_s=time.monotonic() - began)
+        front.log.sealed(manifest, held_s=held_s)
         front.announce(slot, manifest)
         return manifest
 

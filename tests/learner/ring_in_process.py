@@ -54,7 +54,9 @@ class Shelf:
     """Raise when this step is published."""
     on_publish: Callable[[int], None] = lambda _: None
 
-    def publish(self, model: nn.Module, version: PolicyVersion) -> None:
+    def publish(
+        self, model: nn.Module, version: PolicyVersion, *, free: Callable[[], None]
+    ) -> None:
         """Copy the parameters, and end the life if it is time to."""
         parameters = [
             (p.full_tensor() if isinstance(p, DTensor) else p).detach().clone()
@@ -67,6 +69,7 @@ class Shelf:
                     ours.copy_(theirs)
         self.version = version
         self.on_publish(version.step)
+        free()
         if version.step == self.end_life_at:
             self.end_life_at = None
             raise LifeEnded
