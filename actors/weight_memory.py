@@ -2,7 +2,7 @@
 
 The publisher says in which file a version lies (`Announce.memory`); its name cannot be guessed, so
 whoever finds it is on that machine. No lock is held: should the learner need the file again before
-all of it is read, the digest shows it, and the version is pulled. A dead reader delays nobody.
+all of it is read, the checksum shows it, and the version is pulled. A dead reader delays nobody.
 """
 
 from __future__ import annotations
@@ -10,56 +10,69 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from broker.manifest import WeightManifest, digest_of
+import numpy as np
+from xxhash import xxh3_128
+
+from broker.manifest import WeightManifest
 from configs.errors import WeightsError
 
-BUCKET_BYTES = 2**20
-"""Copied while the one before it is digested; both stay in a core's cache."""
+BUCKET_BYTES = 2**19
+"""What is added to the checksum right after it was copied, while it is in the core's cache."""
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def can_read(path: str) -> bool:
-    """Say whether the publisher's memory is this machine's, and ours to read."""
-    return bool(path) and os.access(path, os.R_OK)
+class PublisherMemory:
+    """The publisher's slots, as far as this process has read them."""
+
+    def __init__(self) -> None:
+        self._folder = Path()
+        self._mapped: dict[int, mmap.mmap] = {}
+        """By inode; kept, because to touch a new mapping first costs a quarter of the copy."""
+
+    @staticmethod
+    def has(path: str) -> bool:
+        """Say whether this file is on this machine, and ours to read."""
+        return bool(path) and os.access(path, os.R_OK)
+
+    def read(self, path: str, manifest: WeightManifest, memory: mmap.mmap) -> None:
+        """Fill `memory` with a version; blocks.
+
+        Raises:
+            WeightsError: it is no longer there, or was written to meanwhile.
+        """
+        checksum = _copy(self._open(path, manifest.num_bytes), memory)
+        if checksum != manifest.checksum:
+            raise WeightsError(
+                f"checksum must be {manifest.checksum}, got {checksum}: overtaken, or corrupt"
+            )
+
+    def _open(self, path: str, num_bytes: int) -> mmap.mmap:
+        folder = Path(path).parent
+        if folder != self._folder:  # of another learner: let go of the memory of the last one
+            self._folder, self._mapped = folder, {}
+        try:
+            file = os.open(path, FLAGS)
+        except OSError as error:
+            raise WeightsError(f"{path} must be readable, got {error.strerror}") from error
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
+                raise WeightsError(f"{path} must be a file of {num_bytes} bytes")
+            if found.st_ino not in self._mapped:
+                self._mapped[found.st_ino] = mmap.mmap(file, num_bytes, prot=mmap.PROT_READ)
+            return self._mapped[found.st_ino]
+        finally:
+            os.close(file)
 
 
-def read_version(path: str, manifest: WeightManifest, memory: mmap.mmap) -> None:
-    """Fill `memory` with a version; blocks.
-
-    Raises:
-        WeightsError: it is no longer there, or was written to meanwhile.
-    """
-    try:
-        file = os.open(path, FLAGS)
-    except OSError as error:
-        raise WeightsError(f"{path} must be readable, got {error.strerror}") from error
-    try:
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_size != manifest.num_bytes:
-            raise WeightsError(f"{path} must be a file of {manifest.num_bytes} bytes")
-        digest = digest_of(_buckets(file, memory))
-    finally:
-        os.close(file)
-    if digest != manifest.digest:
-        raise WeightsError(f"digest must be {manifest.digest}, got {digest}: overtaken, or corrupt")
-
-
-def _buckets(file: int, memory: mmap.mmap) -> Iterator[memoryview]:
-    """Copy bucket by bucket; each is given out while the next one is copied."""
-    with memoryview(memory) as whole, ThreadPoolExecutor(1, "weights-copy") as copier:
-
-        def copy(start: int) -> memoryview:
-            bucket = whole[start : start + BUCKET_BYTES]
-            if os.preadv(file, [bucket], start) != len(bucket):
-                raise WeightsError("the publisher's file must keep its length, and got shorter")
-            return bucket
-
-        starts = range(0, len(whole), BUCKET_BYTES)
-        ahead = copier.submit(copy, starts[0])
-        for start in starts[1:]:
-            bucket, ahead = ahead.result(), copier.submit(copy, start)
-            yield bucket
-        yield ahead.result()
+def _copy(source: mmap.mmap, memory: mmap.mmap) -> str:
+    """Copy all bytes; returns the checksum of the copy."""
+    there, here = np.frombuffer(source, np.uint8), np.frombuffer(memory, np.uint8)
+    checksum = xxh3_128()
+    for start in range(0, len(here), BUCKET_BYTES):
+        bucket = here[start : start + BUCKET_BYTES]
+        np.copyto(bucket, there[start : start + BUCKET_BYTES])
+        checksum.update(bucket.data)
+    return checksum.hexdigest()

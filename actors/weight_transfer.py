@@ -25,7 +25,7 @@ from .held_weights import HeldWeights
 from .staging_files import StagingFile, StagingFiles
 from .weight_counters import TransferCounters
 from .weight_member import WeightMember
-from .weight_memory import can_read, read_version
+from .weight_memory import PublisherMemory
 from .weight_pull import WeightPull
 from .weight_sources import WeightSources
 from .weight_updates import chain_between, rebuild
@@ -67,7 +67,7 @@ class WeightTransfer:
         self._wanted: WeightManifest | None = None
         self._links: tuple[SparseLink, ...] = ()
         self._offered: Sources | None = None
-        self._memory = ""
+        self._memory, self._memory_path = PublisherMemory(), ""
         self._base: tuple[PolicyVersion, StagingFile] | None = None
         self._running: set[asyncio.Task[None]] = set()
         self._is_by_group = False
@@ -118,7 +118,7 @@ class WeightTransfer:
             log.warning("weights refused: lower lineage", offered=tuple(version))
         if version <= self.held:
             return
-        self.reads_memory = self._sources.has_memory and can_read(news.memory)
+        self.reads_memory = self._sources.has_memory and self._memory.has(news.memory)
         if not (news.epoch or self.reads_memory or self._sources.of(news.sources)):
             return  # others will have it soon
         known = self._wanted
@@ -231,7 +231,7 @@ class WeightTransfer:
     async def _read(self, manifest: WeightManifest, file: StagingFile) -> bool:
         """Read the version from the publisher's memory. False: pull it instead."""
         try:
-            await asyncio.to_thread(read_version, self._memory, manifest, file.memory)
+            await asyncio.to_thread(self._memory.read, self._memory_path, manifest, file.memory)
         except WeightsError as error:
             log.warning("publisher's memory not read", reason=str(error))
             return False
@@ -279,7 +279,7 @@ class WeightTransfer:
 
     def _want(self, news: Announce | Moved) -> None:
         self._wanted, self._links, self._offered = news.manifest, news.links, news.sources
-        self._memory = news.memory
+        self._memory_path = news.memory
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version

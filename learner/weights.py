@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from broker.keys import load_public
-from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
+from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
 from broker.messages import Publication
 from broker.shared_folder import SharedFolder
 from broker.weight_store import WeightStore
@@ -161,6 +161,7 @@ class WeightPublisher:
         manifest = WeightManifest(
             version=version,
             digest=digest_of([memory], threads=self._threads),
+            checksum=checksum_of(memory),
             num_bytes=self._num_bytes,
             tensors=self._specs,
             probe=Probe(self._probe_ids, tuple(logprobs)),

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engine import StagedWeights
-from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
+from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
 from buffer.episode import PolicyVersion
 
 VOCABULARY = 64
@@ -60,6 +60,7 @@ def stage(
     manifest = WeightManifest(
         version=version,
         digest=digest_of([payload]),
+        checksum=checksum_of(payload),
         num_bytes=len(payload),
         tensors=tuple(specs),
         probe=Probe((), ()),

@@ -80,7 +80,7 @@ def _read_journal(folder: Path) -> object:
 def _messages() -> tuple[bytes, ...]:
     version = PolicyVersion(1, 2)
     tensors = (TensorSpec("a.weight", "float32", (2, 3), 0, 24),)
-    manifest = WeightManifest(version, "d" * 64, 24, tensors, Probe((1, 2), (-0.5,)))
+    manifest = WeightManifest(version, "d" * 64, "c" * 32, 24, tensors, Probe((1, 2), (-0.5,)))
     messages = (
         Hello("a-1", "host", 7, {"settings": "s"}, 64),
         BeatRequest((Beat(3, 2**50, 0, 2, b"chunk"),), version, {"tokens": 1.5}),

@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from actors.weight_memory import BUCKET_BYTES, can_read, read_version
-from broker.manifest import digest_of
+from actors.weight_memory import BUCKET_BYTES, PublisherMemory
+from broker.manifest import checksum_of
 from broker.weights import Announce, Join, Moved
 from buffer.episode import PolicyVersion
 from configs.errors import WeightsError
@@ -30,34 +32,58 @@ def sealed(tmp_path):
     """A version's file, its manifest, and memory for it."""
     path, whole = tmp_path / "slot-0.taken", os.urandom(NUM_BYTES)
     path.write_bytes(whole)
-    described = replace(manifest(1), num_bytes=NUM_BYTES, digest=digest_of([whole]))
+    described = replace(manifest(1), num_bytes=NUM_BYTES, checksum=checksum_of(whole))
     return path, described, mmap.mmap(-1, NUM_BYTES)
+
+
+def maps_of(path) -> int:
+    """How often this process has a file mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sum(line.endswith(str(path)) for line in lines)
 
 
 def test_a_version_is_read_whole(sealed):
     path, described, memory = sealed
 
-    assert can_read(str(path))
-    read_version(str(path), described, memory)
+    assert PublisherMemory.has(str(path))
+    PublisherMemory().read(str(path), described, memory)
 
     assert memory[:] == path.read_bytes()
 
 
+def test_a_slot_is_mapped_once_and_let_go_of_with_its_folder(sealed, tmp_path):
+    path, described, memory = sealed
+    publisher = PublisherMemory()
+    publisher.read(str(path), described, memory)
+    path = path.rename(tmp_path / "slot-0.ready").rename(path)  # the same slot, a version later
+    publisher.read(str(path), described, memory)
+    assert maps_of(path) == 1
+
+    next_life = tmp_path / "next" / path.name
+    next_life.parent.mkdir()
+    next_life.write_bytes(path.read_bytes())
+    publisher.read(str(next_life), described, memory)
+
+    assert (maps_of(path), maps_of(next_life)) == (0, 1)
+
+
 def test_what_is_written_to_while_it_is_read_is_refused(sealed, monkeypatch):
     path, described, memory = sealed
-    read = os.preadv
+    copy, copied = np.copyto, []
 
-    def overtaken(file, buffers, offset):
-        if offset == BUCKET_BYTES:
+    def overtaken(target, source):
+        copied.append(len(target))
+        if len(copied) == 2:
             with path.open("r+b") as writing:
                 writing.seek(NUM_BYTES - 1)
                 writing.write(bytes([path.read_bytes()[-1] ^ 1]))
-        return read(file, buffers, offset)
+        copy(target, source)
 
-    monkeypatch.setattr(os, "preadv", overtaken)
+    monkeypatch.setattr(np, "copyto", overtaken)
 
-    with pytest.raises(WeightsError, match="digest must be"):
-        read_version(str(path), described, memory)
+    with pytest.raises(WeightsError, match="checksum must be"):
+        PublisherMemory().read(str(path), described, memory)
+    assert len(copied) == 3
 
 
 def test_a_file_of_another_length_is_refused(sealed):
@@ -65,7 +91,7 @@ def test_a_file_of_another_length_is_refused(sealed):
     path.write_bytes(b"short")
 
     with pytest.raises(WeightsError, match=f"must be a file of {NUM_BYTES} bytes"):
-        read_version(str(path), described, memory)
+        PublisherMemory().read(str(path), described, memory)
 
 
 def test_neither_links_nor_pipes_are_read(sealed, tmp_path):
@@ -76,12 +102,12 @@ def test_neither_links_nor_pipes_are_read(sealed, tmp_path):
 
     for refused in (link, pipe):
         with pytest.raises(WeightsError, match="must be"):
-            read_version(str(refused), described, memory)
+            PublisherMemory().read(str(refused), described, memory)
 
 
 def test_nothing_can_be_read_where_nothing_is_named():
-    assert not can_read("")
-    assert not can_read("/dev/shm/nyala-slots-of-another-machine/slot-0.taken")
+    assert not PublisherMemory.has("")
+    assert not PublisherMemory.has("/dev/shm/nyala-slots-of-another-machine/slot-0.taken")
 
 
 @pytest.fixture

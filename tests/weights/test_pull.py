@@ -15,7 +15,7 @@ from actors.weight_sources import WeightSources
 from actors.weight_transfer import MAX_MISMATCHES, WeightTransfer
 from broker import sparse
 from broker.keys import KeyPair
-from broker.manifest import Probe, SparseLink, TensorSpec, WeightManifest, digest_of
+from broker.manifest import Probe, SparseLink, TensorSpec, WeightManifest, checksum_of, digest_of
 from broker.weights import PULL_CREDIT, Announce, Chunk, Fault, Moved, Pull
 from buffer.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
@@ -40,6 +40,7 @@ def manifest(step: int, lineage: int = 1) -> WeightManifest:
     return WeightManifest(
         version=PolicyVersion(lineage, step),
         digest=digest_of([contents(step)]),
+        checksum=checksum_of(contents(step)),
         num_bytes=NUM_BYTES,
         tensors=(TensorSpec("w", "bfloat16", (NUM_BYTES // 2,), 0, NUM_BYTES),),
         probe=Probe((1, 2), (-0.5,)),

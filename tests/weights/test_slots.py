@@ -40,6 +40,7 @@ def manifest(step: int) -> WeightManifest:
     return WeightManifest(
         version=PolicyVersion(1, step),
         digest=f"{step}",
+        checksum="",
         num_bytes=NUM_BYTES,
         tensors=(TensorSpec("w", "float32", (NUM_BYTES // 4,), 0, NUM_BYTES),),
         probe=Probe((1, 2), (-0.5,)),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import sparse
-from broker.manifest import Probe, TensorSpec, WeightManifest, digest_of
+from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
 from broker.sparse import apply_changes, elements, encode_changes
 from broker.weights import CHUNK_BYTES, Pull
 from buffer.episode import PolicyVersion
@@ -111,8 +111,14 @@ def slot(step: int, array: np.ndarray) -> Slot:
     memory = mmap.mmap(-1, array.nbytes)
     memory[:] = array.tobytes()
     spec = TensorSpec("w", "bfloat16", array.shape, 0, array.nbytes)
+    probe = Probe((1, 2), (-0.5,))
     manifest = WeightManifest(
-        PolicyVersion(1, step), digest_of([memory]), array.nbytes, (spec,), Probe((1, 2), (-0.5,))
+        PolicyVersion(1, step),
+        digest_of([memory]),
+        checksum_of(memory),
+        array.nbytes,
+        (spec,),
+        probe,
     )
     return Slot(0, manifest, memory, Path("unused"))
 

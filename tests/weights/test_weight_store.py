@@ -12,7 +12,7 @@ import pytest
 
 from actors.weight_pull import WeightPull
 from actors.weight_sources import StoreSource, WeightSources
-from broker.manifest import Probe, TensorSpec, WeightManifest, chunk_digests, digest_of
+from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, chunk_digests, digest_of
 from broker.weight_store import KEPT, StoredWeights, WeightStore
 from broker.weights import CHUNK_BYTES, Pull, Sources
 from buffer.episode import PolicyVersion
@@ -33,8 +33,8 @@ def contents(step: int) -> bytes:
 def manifest(step: int) -> WeightManifest:
     spec = TensorSpec("w", "bfloat16", (NUM_BYTES // 2,), 0, NUM_BYTES)
     probe = Probe((1, 2), (-0.5,))
-    digest = digest_of([contents(step)])
-    return WeightManifest(PolicyVersion(1, step), digest, NUM_BYTES, (spec,), probe)
+    digest, checksum = digest_of([contents(step)]), checksum_of(contents(step))
+    return WeightManifest(PolicyVersion(1, step), digest, checksum, NUM_BYTES, (spec,), probe)
 
 
 class Shelved:
