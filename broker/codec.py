@@ -15,7 +15,6 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import msgpack
 
@@ -23,17 +22,11 @@ from configs.errors import RecordError
 
 from . import messages
 from .manifest import WeightManifest
-from .shapes import MAX_ITEMS, Shape, shape_of, struct_fields, text_shape
+from .packing import MALFORMED, pack, unpack
+from .shapes import Shape, shape_of, struct_fields, text_shape
 
-MAX_ELEMENTS = 2**20
-"""List and map entries of one message: ten times the largest manifest. A byte on the wire can cost
-sixty in memory as an empty list, so the total is bounded and not the bytes alone."""
 HEADER = ("v", "run", "inc", "seq", "op")
 HEADER_BYTES = 1024  # of it, with names as long as they may be
-FRAME_BYTES = 4 * 2**20
-"""Room for nearly every message: a packer that grows copies what it has, which took an actor seven
-times as long as all else about a megabyte. Pages that are not written cost nothing."""
-_MALFORMED = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +86,7 @@ def encode(message: object, *, run: str, incarnation: str, seq: int) -> bytes:
     }
     for name, shape in body.fields:
         wire[name] = shape.pack(getattr(message, name))
-    return _pack(wire)
+    return pack(wire)
 
 
 def decode(frame: bytes, *, max_bytes: int) -> Envelope:
@@ -102,7 +95,7 @@ def decode(frame: bytes, *, max_bytes: int) -> Envelope:
     Raises:
         RecordError: the bytes are not exactly one well-formed message of this wire version.
     """
-    raw = _unpack(frame, max_bytes=max_bytes)
+    raw = unpack(frame, max_bytes=max_bytes)
     if type(raw) is not dict:
         raise RecordError(f"a message must be a map, got {type(raw).__name__}")
     version = raw.pop("v", None)
@@ -139,14 +132,14 @@ def sequence_of(frame: bytes) -> int:
             name, value = reader.unpack(), reader.unpack()
             if name == "seq":
                 return value if type(value) is int and 0 <= value < 2**63 else 0
-    except _MALFORMED:
+    except MALFORMED:
         pass
     return 0
 
 
 def encode_spec(spec: messages.TaskSpec) -> bytes:
     """Turn what to make into the bytes that the store keeps with its task."""
-    return _pack(_spec.pack(spec))
+    return pack(_spec.pack(spec))
 
 
 def decode_spec(stored: bytes) -> messages.TaskSpec:
@@ -155,60 +148,11 @@ def decode_spec(stored: bytes) -> messages.TaskSpec:
     Raises:
         RecordError: these bytes are not a task's.
     """
-    spec = _spec.unpack(_unpack(stored, max_bytes=4096))  # tens of bytes in practice
+    spec = _spec.unpack(unpack(stored, max_bytes=4096))  # tens of bytes in practice
     assert isinstance(spec, messages.TaskSpec)
     if spec.purpose not in ("train", "eval"):
         raise RecordError(f"purpose must be train or eval, got {spec.purpose!r:.20}")
     return spec
-
-
-_Container = TypeVar("_Container", list[object], dict[str, object])
-
-
-class _Meter:
-    """Counts what a frame unpacks to: it may be small on the wire and huge in memory."""
-
-    __slots__ = ("left",)
-
-    def __init__(self) -> None:
-        self.left = MAX_ELEMENTS
-
-    def count(self, container: _Container) -> _Container:
-        self.left -= len(container) + 1
-        if self.left < 0:
-            raise RecordError(f"a message must have at most {MAX_ELEMENTS} elements, got more")
-        return container
-
-
-def _unpack(frame: bytes, *, max_bytes: int) -> object:
-    if len(frame) > max_bytes:
-        raise RecordError(f"a message must be at most {max_bytes} bytes, got {len(frame)}")
-    meter = _Meter()
-    try:
-        unpacked: object = msgpack.unpackb(
-            frame,
-            raw=False,
-            strict_map_key=True,
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
-            max_ext_len=0,
-            list_hook=meter.count,
-            object_hook=meter.count,
-        )
-    except RecordError:
-        raise
-    except _MALFORMED as error:
-        raise RecordError(f"a message must be one msgpack value, got {error!r:.120}") from None
-    return unpacked
-
-
-def _pack(wire: object) -> bytes:
-    try:
-        packed = msgpack.Packer(use_bin_type=True, buf_size=FRAME_BYTES).pack(wire)
-    except _MALFORMED as error:
-        raise RecordError(f"a message must fit msgpack, got {error!r:.120}") from None
-    assert isinstance(packed, bytes)
-    return packed
 
 
 _spec = shape_of(messages.TaskSpec, "spec")

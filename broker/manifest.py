@@ -11,11 +11,14 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 from blake3 import blake3
 from xxhash import xxh3_128
 
 from buffer.episode import PolicyVersion
+
+from .shapes import KEPT
 
 DIGEST_BYTES = 32
 
@@ -89,5 +92,5 @@ class WeightManifest:
     checksum: str
     """For readers of the publisher's memory."""
     num_bytes: int
-    tensors: tuple[TensorSpec, ...]
+    tensors: Annotated[tuple[TensorSpec, ...], KEPT]
     probe: Probe

@@ -1,8 +1,9 @@
 """How a Python type looks on the wire: checked conversions, compiled once from the annotation.
 
 Supports what messages are made of: int (64 bit), float (finite), bool, str, bytes, StrEnum,
-`X | None`, `tuple[X, ...]`, `tuple[X, Y]`, `dict[str, X]`, NamedTuples and dataclasses. Everything
-else is an assertion at import time, so an unsupported field cannot reach a socket.
+`X | None`, `tuple[X, ...]`, `tuple[X, Y]`, `dict[str, X]`, NamedTuples and dataclasses, and any of
+these as `Annotated[X, KEPT]`. Everything else is an assertion at import time, so an unsupported
+field cannot reach a socket.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from operator import attrgetter
 
 from configs.errors import RecordError
 
-MAX_ITEMS = 65_536
-"""Entries of one list: a manifest of a large mixture of experts has about 20 000 tensors."""
+from . import packing
+from .packing import MAX_ITEMS
+
 MAX_TEXT = 65_536
 """Characters of one string: names, hashes and reasons, never tokens."""
+
+KEPT_VALUES = 4
+"""Of each field that is `KEPT`, in memory."""
+KEPT = object()
+"""Marks a field, by `Annotated`, that is the same in message after message: its value travels
+packed, and only what is new is packed or unpacked."""
 
 Conversion = Callable[[object], object]
 
@@ -47,6 +56,9 @@ def shape_of(kind: object, where: str) -> Shape:
     if origin in (typing.Union, types.UnionType):
         (some,) = (a for a in arguments if a is not types.NoneType)
         return _optional(shape_of(some, where))
+    if origin is typing.Annotated:
+        assert arguments[1:] == (KEPT,), f"{where} has an unknown mark"
+        return _kept(shape_of(arguments[0], where), where)
     if origin is tuple and arguments[-1] is Ellipsis:
         return _repeated(shape_of(arguments[0], where), where)
     if origin is tuple:
@@ -69,7 +81,7 @@ def shape_of(kind: object, where: str) -> Shape:
 def struct_fields(kind: type) -> tuple[tuple[str, Shape], ...]:
     """Return the fields of a dataclass, in order, with their conversions."""
     assert dataclasses.is_dataclass(kind), f"{kind.__name__} must be a dataclass"
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return tuple(
         (f.name, shape_of(hints[f.name], f"{kind.__name__}.{f.name}"))
         for f in dataclasses.fields(kind)
@@ -209,6 +221,29 @@ def _mapping(item: Shape, where: str) -> Shape:
         if type(value) is not dict:
             raise _wrong(where, "a map", value)
         return {key.unpack(name): item.unpack(entry) for name, entry in value.items()}
+
+    return Shape(pack, unpack)
+
+
+def _kept(inner: Shape, where: str) -> Shape:
+    packed: list[tuple[object, bytes]] = []  # with the value, so that its identity stays its own
+
+    def pack(value: object) -> object:
+        for known, frame in packed:
+            if known is value:
+                return frame
+        packed.append((value, packing.pack(inner.pack(value))))
+        del packed[:-KEPT_VALUES]
+        return packed[-1][1]
+
+    @lru_cache(KEPT_VALUES)
+    def unpack_once(frame: bytes) -> object:
+        return inner.unpack(packing.unpack(frame, max_bytes=len(frame)))
+
+    def unpack(value: object) -> object:
+        if type(value) is not bytes:
+            raise _wrong(where, "bytes", value)
+        return unpack_once(value)
 
     return Shape(pack, unpack)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from broker import codec, messages
 from broker.codec import decode, decode_spec, encode, encode_spec, sequence_of
-from broker.manifest import WeightManifest
+from broker.manifest import Probe, TensorSpec, WeightManifest
 from broker.messages import (
     Beat,
     BeatRequest,
@@ -178,6 +178,45 @@ def test_a_frame_that_is_huge_in_memory_is_refused() -> None:
         decode(bomb, max_bytes=2**24)
     with pytest.raises(RecordError, match="at most 1000 bytes, got"):
         decode(bomb, max_bytes=1000)
+
+
+def _manifest(step: int, *names: str) -> WeightManifest:
+    tensors = tuple(TensorSpec(name, "float32", (2, 3), 0, 24) for name in names)
+    return WeightManifest(PolicyVersion(1, step), "d", "c", 24, tensors, Probe((1, 2), (-0.5,)))
+
+
+def test_a_layout_that_stays_the_same_is_unpacked_once() -> None:
+    def again(manifest: WeightManifest) -> WeightManifest:
+        frame = encode(manifest, run="r", incarnation="a", seq=1)
+        message = decode(frame, max_bytes=MAX).message
+        assert isinstance(message, WeightManifest)
+        return message
+
+    first, other = again(_manifest(1, "a", "b")), again(_manifest(2, "a", "c"))
+    second = again(_manifest(3, "a", "b"))
+
+    assert second.tensors is first.tensors
+    assert (second.version.step, other.tensors) == (3, _manifest(2, "a", "c").tensors)
+    many = [_manifest(step, f"w{step}") for step in range(20)]  # more than are kept
+    assert [again(manifest) for manifest in many + many] == many + many
+
+
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ([], "WeightManifest.tensors must be bytes"),
+        (b"", "one msgpack value"),
+        (msgpack.packb([["a", "float32", [2], 0]]), "the 5 fields of TensorSpec"),
+        (msgpack.packb([[[]] * 60_000] * 20), "at most 1048576 elements"),
+    ],
+)
+def test_a_layout_is_checked_as_the_rest(tensors: object, complaint: str) -> None:
+    fields = msgpack.unpackb(encode(_manifest(1, "a"), run="r", incarnation="a", seq=1))
+    frame = msgpack.packb({**fields, "tensors": tensors})
+    assert isinstance(frame, bytes)
+
+    with pytest.raises(RecordError, match=complaint):
+        decode(frame, max_bytes=2**24)
 
 
 def test_values_of_the_wrong_type_do_not_leave() -> None:
