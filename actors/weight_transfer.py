@@ -13,6 +13,7 @@ import asyncio
 import mmap
 import time
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -34,6 +35,8 @@ log = structlog.get_logger()
 
 NOTHING = PolicyVersion(-1, -1)
 """Before the first version; older than all."""
+SHORT_BYTES = 4 * 2**20
+"""Read on the event loop, in a millisecond or two: a thread takes about as long to come and go."""
 MAX_MISMATCHES = 3
 """Pulls with a wrong digest before the actor gives up: CURVE has already excluded the network."""
 
@@ -230,8 +233,12 @@ class WeightTransfer:
 
     async def _read(self, manifest: WeightManifest, file: StagingFile) -> bool:
         """Read the version from the publisher's memory. False: pull it instead."""
+        read = partial(self._memory.read, self._memory_path, manifest, file.memory)
         try:
-            await asyncio.to_thread(self._memory.read, self._memory_path, manifest, file.memory)
+            if manifest.num_bytes > SHORT_BYTES:
+                await asyncio.to_thread(read)
+            else:
+                read()
         except WeightsError as error:
             log.warning("publisher's memory not read", reason=str(error))
             return False

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import uvloop
 from torch import nn
 
 from broker.keys import load_pair, make_keys
@@ -99,6 +100,7 @@ class WeightRing:
 
         keys = make_keys(folder / "keys")
         self._publications: list[Publication] = []
+        self._pointed = 0.0
         self._model = model
         self._step = 0
         self._publisher = WeightPublisher(
@@ -108,7 +110,7 @@ class WeightRing:
             rank=0,
             keys=keys,
             probe_ids=(1, 2),
-            point=self._publications.append,
+            point=self._point,
             probe=probe,
         )
         self._receivers = []
@@ -136,6 +138,10 @@ class WeightRing:
                 parameter.mul_(1.0 + 1e-4)
         self._publisher.publish(self._model, PolicyVersion(1, self._step))
 
+    def _point(self, publication: Publication) -> None:
+        self._pointed = time.perf_counter()  # the sidecar has just been woken
+        self._publications.append(publication)
+
     def deliver(self) -> Sent:
         """Publish, and wait until all receivers have confirmed."""
         self.publish()
@@ -148,13 +154,13 @@ class WeightRing:
     def pull(self) -> float:
         """Publish, and wait until every receiver has it; returns seconds from the seal."""
         self.publish()
-        began, waiting = time.perf_counter(), {pipe for _, pipe in self._receivers}
+        waiting = {pipe for _, pipe in self._receivers}
         while waiting:
             for pipe in wait(waiting, TIMEOUT_S):
                 assert isinstance(pipe, Connection)
                 if pipe.recv()["step"] == self._step:
                     waiting.discard(pipe)
-        return time.perf_counter() - began
+        return time.perf_counter() - self._pointed
 
     def pause(self) -> float:
         """Publish; returns how long generation of the first actor stood still, seconds."""
@@ -204,4 +210,4 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
 
     configure_logging("actor", run="weights", incarnation=place.name)
     torch.set_num_threads(1)
-    asyncio.run(live())
+    uvloop.run(live())

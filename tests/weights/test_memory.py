@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors import weight_transfer
 from actors.weight_memory import BUCKET_BYTES, PublisherMemory
 from broker.manifest import checksum_of
 from broker.weights import Announce, Join, Moved
@@ -120,7 +121,11 @@ def publisher():
     [(contents(1), 1, False), (contents(2), 0, True), (b"short", 0, True), (None, 0, True)],
     ids=["right", "overtaken", "short", "gone"],
 )
-def test_what_memory_does_not_have_is_pulled(publisher, tmp_path, found, reads, asked):
+@pytest.mark.parametrize("short_bytes", [0, 2**20], ids=["in a thread", "at once"])
+def test_what_memory_does_not_have_is_pulled(
+    publisher, tmp_path, monkeypatch, found, reads, asked, short_bytes
+):
+    monkeypatch.setattr(weight_transfer, "SHORT_BYTES", short_bytes)
     path = tmp_path / "slot-1.taken"
     path.write_bytes(contents(1))
 
