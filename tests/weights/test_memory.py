@@ -116,16 +116,18 @@ def publisher():
     return ScriptedPublisher()
 
 
+@pytest.fixture(params=[0, NUM_BYTES], ids=["in a thread", "at once"])
+def _thread(request, monkeypatch):
+    monkeypatch.setattr(weight_transfer, "SHORT_BYTES", request.param)
+
+
 @pytest.mark.parametrize(
     ("found", "reads", "asked"),
     [(contents(1), 1, False), (contents(2), 0, True), (b"short", 0, True), (None, 0, True)],
     ids=["right", "overtaken", "short", "gone"],
 )
-@pytest.mark.parametrize("short_bytes", [0, 2**20], ids=["in a thread", "at once"])
-def test_what_memory_does_not_have_is_pulled(
-    publisher, tmp_path, monkeypatch, found, reads, asked, short_bytes
-):
-    monkeypatch.setattr(weight_transfer, "SHORT_BYTES", short_bytes)
+@pytest.mark.usefixtures("_thread")
+def test_what_memory_does_not_have_is_pulled(publisher, tmp_path, found, reads, asked):
     path = tmp_path / "slot-1.taken"
     path.write_bytes(contents(1))
 
