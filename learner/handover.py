@@ -66,13 +66,16 @@ class Handover:
         """Wait until the model is free again; returns how long this and `begin` took, in seconds.
 
         Raises:
+            DeadlineError: the publication hangs.
             Exception: as `settle`, if it has ended.
         """
         publication, began = self._publication, time.monotonic()
-        if publication is not None and (
-            not publication.is_free.wait(DEADLINE_S) or publication.end.done()
-        ):
-            self.settle()
+        if publication is not None:
+            if not publication.is_free.wait(DEADLINE_S):
+                self._publication = None  # nor is it waited for again
+            _in_time(publication.is_free.is_set())
+            if publication.end.done():
+                self.settle()
         waited_s, self._waited_s = self._waited_s + time.monotonic() - began, 0.0
         return waited_s
 
@@ -86,11 +89,7 @@ class Handover:
         publication, self._publication = self._publication, None
         if publication is None:
             return
-        if not wait([publication.end], DEADLINE_S).done:
-            raise DeadlineError(
-                f"weights must be handed over within {DEADLINE_S:.0f} s, and were not; look at "
-                "the other ranks' logs"
-            )
+        _in_time(bool(wait([publication.end], DEADLINE_S).done))
         publication.end.result()
 
     def close(self) -> None:
@@ -127,3 +126,11 @@ class _Publication:
         if not self.is_free.is_set():
             sys.setswitchinterval(self._usual_s)
             self.is_free.set()
+
+
+def _in_time(is_done: bool) -> None:
+    if not is_done:
+        raise DeadlineError(
+            f"weights must be handed over within {DEADLINE_S:.0f} s, and were not; look at the "
+            "other ranks' logs"
+        )

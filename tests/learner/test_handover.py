@@ -84,6 +84,9 @@ def test_a_publication_that_hangs_is_given_up(handover, monkeypatch):
     handover.begin(lambda free: may_end.wait(10.0))
     with pytest.raises(DeadlineError, match="handed over within"):
         handover.wait()
+    began = time.monotonic()
+    handover.close()
+    assert time.monotonic() - began < 0.04, "it is not waited for again"
     may_end.set()
 
 
