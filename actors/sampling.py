@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import time
 
+import structlog
+
 from broker.messages import Lease, Verdict
 
 from .engine import Delta, Engine
@@ -23,6 +25,8 @@ from .outbox import Outbox
 from .rollout import State
 from .snapshots import Snapshots
 from .workbench import Workbench
+
+log = structlog.get_logger()
 
 WHOLE_TURN = (None, "stop", "length")
 """Finish reasons of tokens that the policy alone chose; any other cuts a turn where it did not."""
@@ -77,8 +81,13 @@ class Sampling:
 
     async def pump(self) -> None:
         """Append the engine's tokens to their episodes, until cancelled."""
+        has_begun = False
         while True:
             for delta in await self._engine.deltas():
+                if delta.token_ids and not has_begun:
+                    has_begun = True
+                    newest = delta.versions[-1].version
+                    log.info("first tokens", lineage=newest.lineage, step=newest.step)
                 flight = self._flights.of_request(delta.request_id)
                 if flight is not None:
                     self._take(flight, delta)

@@ -63,6 +63,11 @@ class LiveRun:
         whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
         return [json.loads(line) for line in whole.splitlines()]
 
+    def log(self, command: str) -> list[dict[str, Any]]:
+        """What the process of a command that was started beside `nyala up` has logged."""
+        lines = (self._parent / f"{command}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
     @property
     def step(self) -> int:
         """Batches trained so far."""

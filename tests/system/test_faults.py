@@ -93,6 +93,7 @@ def test_late_actor_contributes_and_leaves_without_a_trace(tmp_path: Path) -> No
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 2, "the run is on its way")
+        begun_at = run.step
         late = run.start("actor", str(run.folder))
         try:
             run.wait_until(
@@ -105,6 +106,8 @@ def test_late_actor_contributes_and_leaves_without_a_trace(tmp_path: Path) -> No
         summary = run.finish(process)
 
     assert len(run.actors()) == 2
+    [first] = [line for line in run.log("actor") if line["event"] == "first tokens"]
+    assert first["step"] >= begun_at, "its very first tokens are of current weights"
     assert_nothing_lost_or_repeated(run, summary)
 
 
