@@ -40,6 +40,8 @@ save ""
 # Never evicts: a full server refuses, and the broker grants no more leases before that.
 maxmemory {maxmemory_mb}mb
 maxmemory-policy noeviction
+# Many leases change at once: in a short sorted set, a list by default, each would walk through it.
+zset-max-ziplist-entries 0
 daemonize no
 always-show-logo no
 """
