@@ -64,6 +64,15 @@ class Leasing:
             if reply is None or reply.status not in UNSERVED or is_over:
                 return reply
 
+    async def stop(self, peer: Peer) -> None:
+        """Grant a peer nothing more; returns when the reply to what it was granted is on its way.
+
+        Else a request that it has given up may be granted what it releases as it leaves.
+        """
+        peer.is_draining = True
+        async with peer.leasing:
+            pass
+
     async def take_back(self, peer: Peer, reply: LeaseReply) -> None:
         """Release a grant whose reply could not be sent."""
         peer.granted = None

@@ -194,6 +194,8 @@ class Service:
                 return self._verdicts([row[0] for row in rows], verdicts)
             case ReleaseRequest():
                 check_releases(message)
+                if not message.tasks:  # the word before BYE
+                    await self._leasing.stop(peer)
                 verdicts = await self._store.run(operations.release(message.tasks))
                 self._leasing.row.open()  # somebody may wait for just that
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from broker.messages import (
 )
 from buffer import operations
 from buffer.codec import encode_completion
+from buffer.operation import Operation
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RecordError
 from tests.broker.ring import FIRST, RUN, Ring, begin, hello, ring
@@ -131,6 +133,38 @@ def test_leases_that_come_too_late_are_given_back(redis_url: str, keys: Path) ->
             assert (await here.store.run(operations.stats())).ready == 2
 
     asyncio.run(story())
+
+
+def test_what_is_being_granted_while_an_actor_leaves_is_given_back_before_it_is_gone(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = AsyncStore.run
+
+    async def slow(store: AsyncStore, operation: Operation[Any]) -> Any:
+        done = await run(store, operation)
+        if operation.name == "lease":
+            await asyncio.sleep(0.5)  # granted, and the reply not yet on its way
+        return done
+
+    async def story() -> None:
+        async with ring(redis_url, keys, long_poll_s=10.0) as here:
+            await begin(here.store, groups=0)
+            actor = await here.actor()
+            with pytest.raises(DeadlineError):
+                await actor.lease(LeaseRequest(2, FIRST), deadline_s=1.0)
+            await begin(here.store, groups=1)
+            for _ in range(1000):  # until the parked request comes to its turn
+                if (await here.store.run(operations.stats())).leased:
+                    break
+                await asyncio.sleep(0.01)
+
+            await actor.bye()
+
+            stats = await here.store.run(operations.stats())
+            assert (stats.leased, stats.ready) == (0, 2)
+
+    monkeypatch.setattr(AsyncStore, "run", slow)
+    asyncio.run(asyncio.wait_for(story(), 30.0))
 
 
 def test_a_peer_that_does_not_read_costs_no_memory(redis_url: str, keys: Path) -> None:

@@ -114,7 +114,7 @@ class ActorThread:
             if version not in (NOTHING_YET, self._seen):
                 self._logits_IV = self._shelf.model(ITEMS_I1).logits[:, -1]
                 self._seen = version
-            if not self._act(version):
+            if version == NOTHING_YET or not self._act(version):
                 self._stopping.wait(0.005)
 
     def _act(self, version: PolicyVersion) -> int:
