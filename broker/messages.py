@@ -173,7 +173,8 @@ class ReleaseRequest:
     """Actor -> broker: leases given back while draining; final chunks go in a BEAT before it."""
 
     tasks: tuple[tuple[int, int], ...]
-    """(task_id, fence)."""
+    """(task_id, fence). None at all: this actor is about to leave and is granted nothing more; the
+    answer comes after whatever it was granted before."""
 
 
 @dataclass(frozen=True, slots=True)
