@@ -232,9 +232,10 @@ def _kept(inner: Shape, where: str) -> Shape:
         for known, frame in packed:
             if known is value:
                 return frame
-        packed.append((value, packing.pack(inner.pack(value))))
+        frame = packing.pack(inner.pack(value))
+        packed.append((value, frame))
         del packed[:-KEPT_VALUES]
-        return packed[-1][1]
+        return frame
 
     @lru_cache(KEPT_VALUES)
     def unpack_once(frame: bytes) -> object:

@@ -98,6 +98,7 @@ class Loop:
         microbatches = self._pack(plan, batch)
         packed = time.monotonic()
         held_s = self._handover.wait()
+        ready = time.monotonic()
         parts.optimizer.rate_scale = self._guard.lr_scale
         trained = train_batch(
             parts.policy,
@@ -118,7 +119,7 @@ class Loop:
                 wait_s=round(claimed - began, 4),
                 pack_s=round(packed - claimed, 4),
                 weights_s=round(held_s, 4),
-                train_s=round(stepped - packed - held_s, 4),
+                train_s=round(stepped - ready, 4),
             )
             self._front.account.write_down(batch, trained, times, alerts, claimed_at=claimed)
         # One that is due while steps are being skipped waits for the first good batch.

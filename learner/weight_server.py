@@ -162,13 +162,17 @@ class WeightServer:
         if payload is not None:
             self._post(actor, Chunk(pull.version, pull.offset, payload, pull.base))
         elif (current := self._shelf.current) is not None:
-            version = current.manifest.version
-            sources, memory = self._sources_of(actor, version), str(current.path)
-            self._post(actor, Moved(current.manifest, pull.offset, self._links(), sources, memory))
+            self._post(actor, Moved(current.manifest, pull.offset, *self._ways_of(actor, current)))
 
     def _post_news(self, actor: str, slot: Slot, epoch: int = 0) -> None:
-        sources, memory = self._sources_of(actor, slot.manifest.version), str(slot.path)
-        self._post(actor, Announce(slot.manifest, epoch, self._links(), sources, memory))
+        self._post(actor, Announce(slot.manifest, epoch, *self._ways_of(actor, slot)))
+
+    def _ways_of(
+        self, actor: str, slot: Slot
+    ) -> tuple[tuple[SparseLink, ...], Sources | None, str]:
+        """Return where this actor can have a version besides the publisher's bytes of it."""
+        links = self._chain.links if self._chain is not None else ()
+        return links, self._sources_of(actor, slot.manifest.version), str(slot.path)
 
     def _sources_of(self, actor: str, version: PolicyVersion) -> Sources | None:
         """Return whom this actor can ask before the publisher; None: nobody, or not yet."""
@@ -177,9 +181,6 @@ class WeightServer:
         way = self._tree.way_of(actor)
         url = self._keyframes.url_of(version) if self._keyframes is not None else ""
         return Sources(way, self._digests[1], url) if way or url else None
-
-    def _links(self) -> tuple[SparseLink, ...]:
-        return self._chain.links if self._chain is not None else ()
 
     async def _carry(self) -> None:
         while True:

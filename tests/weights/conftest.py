@@ -2,22 +2,13 @@
 
 import pytest
 
-from tests.weights.plane import Plane
+from tests.weights.plane import grouped_plane
 
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory):
-    plane = Plane(tmp_path_factory.mktemp("plane"), ballast=100_000)
-    try:
-        plane.publish()
-        for name in ("a", "b"):
-            plane.actor(name)
-        for actor in plane.actors:
-            actor.wait("synced", timeout_s=60.0)  # the fork server imports torch first
-        plane.wait_until_groups_are_possible()
+    with grouped_plane(tmp_path_factory.mktemp("plane"), {"a": {}, "b": {}}) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 @pytest.fixture

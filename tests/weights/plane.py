@@ -2,6 +2,8 @@
 
 import multiprocessing
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -138,3 +140,19 @@ class Plane:
         for actor in self.actors:
             actor.end()
         self.publisher.close()
+
+
+@contextmanager
+def grouped_plane(folder: Path, actors: dict[str, dict]) -> Iterator[Plane]:
+    """A plane whose actors have the first version, with groups for those that can be in one."""
+    plane = Plane(folder, ballast=100_000)
+    try:
+        plane.publish()
+        for name, options in actors.items():
+            plane.actor(name, **options)
+        for actor in plane.actors:
+            actor.wait("synced", timeout_s=60.0)  # the fork server imports torch first
+        plane.wait_until_groups_are_possible()
+        yield plane
+    finally:
+        plane.close()

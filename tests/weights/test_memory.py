@@ -21,7 +21,7 @@ from configs.errors import WeightsError
 from learner.slots import Slots
 from learner.sparse_chain import SparseChain
 from learner.weight_server import WeightServer
-from tests.weights.plane import Plane
+from tests.weights.plane import grouped_plane
 from tests.weights.test_pull import ScriptedPublisher, contents, manifest, play
 
 NUM_BYTES = 2 * BUCKET_BYTES + 12345
@@ -212,18 +212,10 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory):
     """Two actors that read, beside one that is in groups."""
-    plane = Plane(tmp_path_factory.mktemp("memory"), ballast=100_000)
-    try:
-        plane.publish()
-        for name in ("a", "b"):
-            plane.actor(name, pull_from=READERS)
-        plane.actor("far")
-        for actor in plane.actors:
-            actor.wait("synced", timeout_s=60.0)
-        plane.wait_until_groups_are_possible()
+    near = {"pull_from": READERS}
+    actors = {"a": near, "b": near, "far": {}}
+    with grouped_plane(tmp_path_factory.mktemp("memory"), actors) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 @pytest.fixture
