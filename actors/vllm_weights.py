@@ -14,11 +14,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import asdict
 from torch import nn
 from vllm.config import ModelConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory

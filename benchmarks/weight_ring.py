@@ -11,13 +11,14 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 import uvloop
+from msgspec import structs
 from torch import nn
 
 from broker.keys import load_pair, make_keys
@@ -116,7 +117,7 @@ class WeightRing:
         self._receivers = []
         self.publish()
         publication = self._publications[-1]
-        publication = replace(publication, endpoint=route(publication.endpoint))
+        publication = structs.replace(publication, endpoint=route(publication.endpoint))
         for number in range(receivers):
             ours, theirs = FORKS.Pipe()
             place = Place(f"actor-{number}", folder, publication, shares, pull_from)

@@ -5,8 +5,7 @@ Runs before the store is touched, so a message that fails here has changed nothi
 
 from __future__ import annotations
 
-from buffer.codec import decode_completion
-from buffer.inspection import task_ids_of
+from buffer.inspection import lengths_of, task_ids_of
 from configs.errors import RecordError
 
 from .messages import (
@@ -46,9 +45,9 @@ def check_beats(request: BeatRequest, *, max_bytes: int) -> None:
     for beat in request.beats:
         _task(beat.task_id, beat.fence)
         _in_range("offset", beat.offset, 0, MAX_ID)
-        if not beat.chunk and not beat.num_tokens:
-            continue
-        length = len(decode_completion(beat.chunk, max_bytes=max_bytes).token_ids)
+    full = [beat for beat in request.beats if beat.chunk or beat.num_tokens]
+    lengths = lengths_of([beat.chunk for beat in full], max_bytes=max_bytes)
+    for beat, length in zip(full, lengths, strict=True):
         if length != beat.num_tokens:
             raise RecordError(
                 f"chunk of task {beat.task_id} must have {beat.num_tokens} tokens, got {length}"

@@ -1,10 +1,7 @@
-"""Messages as bytes: one msgpack map {v, run, inc, seq, op, ...fields of the struct} in one frame.
+"""Messages as bytes: one msgpack map {v, run, inc, seq, message} in one frame.
 
-Owns the wire form and its checks, in both directions, derived once from the types of the
-dataclasses. A struct inside a message is an array of its fields in order, because heartbeats carry
-many of them. Closed: an unknown version, operation or field, a wrong type, an integer beyond 64
-bits or a float that is not finite is a `RecordError`, and no input raises anything else. Knows
-nothing of what messages mean.
+Owns the wire form and its limits (`wire.py`). Whatever bytes come, they are a message of this wire
+version or a `RecordError`, and no input raises anything else. Knows nothing of what messages mean.
 
 Example:
     frame = encode(Bye(), run="demo", incarnation="actor-1", seq=7)
@@ -14,113 +11,76 @@ Example:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import msgpack
+from msgspec import Meta, MsgspecError, Struct
+from msgspec.msgpack import Decoder, Encoder
 
 from configs.errors import RecordError
 
-from . import messages
 from .manifest import WeightManifest
-from .packing import MALFORMED, pack, unpack
-from .shapes import Shape, shape_of, struct_fields, text_shape
+from .messages import BrokerMessage, TaskSpec
+from .weights import WeightMessage
+from .wire import Message, Text
 
-HEADER = ("v", "run", "inc", "seq", "op")
+WIRE_VERSION = 2
+HEADER_FIELDS = 4
 HEADER_BYTES = 1024  # of it, with names as long as they may be
 
+Frame = bytes | memoryview
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """A decoded message and its header. Producer: `decode`. Consumer: whoever owns the socket."""
 
-    v: int
-    run: str
-    inc: str
+class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
+    """A message and its header. Producer: `decode`. Consumer: whoever owns the socket."""
+
+    v: Literal[2]
+    run: Text
+    inc: Text
     """Incarnation of the sender."""
-    seq: int
+    seq: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     """Number of the request within its incarnation; the reply carries the same."""
-    message: object
-    """An instance of a registered dataclass."""
+    message: BrokerMessage | WeightMessage | WeightManifest
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """The compiled form of one registered dataclass."""
+class _Version(Struct):
+    """What every wire version begins with."""
 
-    op: str
-    kind: type
-    names: frozenset[str]
-    fields: tuple[tuple[str, Shape], ...]
+    v: Any = None
 
 
-_by_op: dict[str, _Body] = {}
-_by_kind: dict[type, _Body] = {}
-_text = text_shape("the message's header")
-
-
-def register(op: str, kind: type) -> None:
-    """Give a dataclass its fixed name on the wire."""
-    fields = struct_fields(kind)
-    names = frozenset(name for name, _ in fields)
-    assert op not in _by_op and kind not in _by_kind, f"{op} is registered twice"
-    assert not names & set(HEADER), f"{kind.__name__} uses a name of the header"
-    body = _Body(op=op, kind=kind, names=names, fields=fields)
-    _by_op[op] = _by_kind[kind] = body
+_ENCODER = Encoder()
+_ENVELOPES, _SPECS, _VERSIONS = Decoder(Envelope), Decoder(TaskSpec), Decoder(_Version)
+_MALFORMED = (MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 def encode(message: object, *, run: str, incarnation: str, seq: int) -> bytes:
     """Turn a message into the bytes of its frame.
 
     Raises:
-        RecordError: a field holds a value that its type does not allow.
+        RecordError: msgpack has no form for a value in it.
     """
-    body = _by_kind.get(type(message))
-    if body is None:
-        raise RecordError(f"message must be of a registered type, got {type(message).__name__}")
-    wire: dict[str, object] = {
-        "v": messages.WIRE_VERSION,
-        "run": run,
-        "inc": incarnation,
-        "seq": seq,
-        "op": body.op,
-    }
-    for name, shape in body.fields:
-        wire[name] = shape.pack(getattr(message, name))
-    return pack(wire)
+    if not isinstance(message, Message):
+        raise RecordError(f"message must be one of the wire's, got {type(message).__name__}")
+    return _encode(Envelope(WIRE_VERSION, run, incarnation, seq, message))  # type: ignore[arg-type]
 
 
-def decode(frame: bytes, *, max_bytes: int) -> Envelope:
+def decode(frame: Frame, *, max_bytes: int) -> Envelope:
     """Turn the bytes of a frame into a checked message.
 
     Raises:
         RecordError: the bytes are not exactly one well-formed message of this wire version.
     """
-    raw = unpack(frame, max_bytes=max_bytes)
-    if type(raw) is not dict:
-        raise RecordError(f"a message must be a map, got {type(raw).__name__}")
-    version = raw.pop("v", None)
-    if type(version) is not int or version != messages.WIRE_VERSION:
-        raise RecordError(
-            f"wire version must be {messages.WIRE_VERSION}, got {version!r:.20}; "
-            "both ends must run the same version of Nyala"
-        )
-    run, inc, op = (_text.unpack(raw.pop(key, None)) for key in ("run", "inc", "op"))
-    seq = raw.pop("seq", None)
-    if type(seq) is not int or not 0 <= seq < 2**63:
-        raise RecordError(f"seq must be an integer of 63 bits, got {seq!r:.20}")
-    body = _by_op.get(op)  # type: ignore[call-overload]  # a str: _text has checked it
-    if body is None:
-        raise RecordError(f"operation must be a registered one, got {op!r:.40}")
-    if raw.keys() != body.names:
-        raise RecordError(
-            f"{body.op} must have exactly the fields {sorted(body.names)}, "
-            f"got {sorted(map(str, raw))!r:.200}"
-        )
-    values = {name: shape.unpack(raw[name]) for name, shape in body.fields}
-    return Envelope(v=version, run=str(run), inc=str(inc), seq=seq, message=body.kind(**values))
+    if len(frame) > max_bytes:
+        raise RecordError(f"a message must be at most {max_bytes} bytes, got {len(frame)}")
+    try:
+        return _ENVELOPES.decode(frame)
+    except _MALFORMED as error:
+        _check_version(frame)
+        raise RecordError(f"a message must be of its type: {error!s:.300}") from None
 
 
-def sequence_of(frame: bytes) -> int:
+def sequence_of(frame: Frame) -> int:
     """Return the `seq` of a frame that is not decoded, so that its sender hears of it, or 0.
 
     Reads the header alone: what a peer sends that is refused anyway must cost next to nothing.
@@ -128,52 +88,50 @@ def sequence_of(frame: bytes) -> int:
     reader = msgpack.Unpacker(raw=False, max_buffer_size=HEADER_BYTES, max_ext_len=0)
     reader.feed(frame[:HEADER_BYTES])
     try:
-        for _ in range(min(reader.read_map_header(), len(HEADER))):
+        for _ in range(min(reader.read_map_header(), HEADER_FIELDS)):
             name, value = reader.unpack(), reader.unpack()
             if name == "seq":
                 return value if type(value) is int and 0 <= value < 2**63 else 0
-    except MALFORMED:
+    except (msgpack.UnpackException, *_MALFORMED):
         pass
     return 0
 
 
-def encode_spec(spec: messages.TaskSpec) -> bytes:
+def encode_spec(spec: TaskSpec) -> bytes:
     """Turn what to make into the bytes that the store keeps with its task."""
-    return pack(_spec.pack(spec))
+    return _encode(spec)
 
 
-def decode_spec(stored: bytes) -> messages.TaskSpec:
+def decode_spec(stored: bytes) -> TaskSpec:
     """Turn stored bytes back into what to make.
 
     Raises:
         RecordError: these bytes are not a task's.
     """
-    spec = _spec.unpack(unpack(stored, max_bytes=4096))  # tens of bytes in practice
-    assert isinstance(spec, messages.TaskSpec)
+    try:
+        spec = _SPECS.decode(stored)
+    except _MALFORMED as error:
+        raise RecordError(f"a task must be of its type: {error!s:.300}") from None
     if spec.purpose not in ("train", "eval"):
         raise RecordError(f"purpose must be train or eval, got {spec.purpose!r:.20}")
     return spec
 
 
-_spec = shape_of(messages.TaskSpec, "spec")
+def _encode(value: Struct) -> bytes:
+    try:
+        return _ENCODER.encode(value)
+    except _MALFORMED as error:
+        raise RecordError(f"a message must fit msgpack, got {error!r:.120}") from None
 
-for _op, _kind in {
-    "hello": messages.Hello,
-    "welcome": messages.Welcome,
-    "lease": messages.LeaseRequest,
-    "leases": messages.LeaseReply,
-    "beat": messages.BeatRequest,
-    "verdicts": messages.Verdicts,
-    "submit": messages.SubmitRequest,
-    "release": messages.ReleaseRequest,
-    "fail": messages.FailRequest,
-    "bye": messages.Bye,
-    "status": messages.StatusRequest,
-    "state": messages.StatusReply,
-    "revoke": messages.RevokeRequest,
-    "drain": messages.DrainRequest,
-    "receipt": messages.Receipt,
-    "refusal": messages.Refusal,
-    "manifest": WeightManifest,
-}.items():
-    register(_op, _kind)
+
+def _check_version(frame: Frame) -> None:
+    """Find out whether a frame that cannot be read is merely of another version."""
+    try:
+        version = _VERSIONS.decode(frame).v
+    except _MALFORMED:
+        return
+    if type(version) is not int or version != WIRE_VERSION:
+        raise RecordError(
+            f"wire version must be {WIRE_VERSION}, got {version!r:.20}; "
+            "both ends must run the same version of Nyala"
+        )

@@ -93,7 +93,7 @@ class Connection:
 
     async def send(self, frame: bytes) -> None:
         """Hand a message over; `zmq.Again` if there is no connection to take it."""
-        await self._socket.send(frame, flags=zmq.NOBLOCK)
+        await self._socket.send(frame, flags=zmq.NOBLOCK, copy=False)
 
     async def receive(self) -> bytes:
         """Wait for the next message."""

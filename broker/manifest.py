@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated
 
 from blake3 import blake3
 from xxhash import xxh3_128
 
 from buffer.episode import PolicyVersion
 
-from .shapes import KEPT
+from .wire import Many, Message, Part, Real, Text, Whole
 
 DIGEST_BYTES = 32
 
@@ -53,44 +51,40 @@ def chunk_digests(memory: mmap.mmap | memoryview | bytes, chunk_bytes: int) -> b
         return b"".join(blake3(whole[i : i + chunk_bytes]).digest() for i in starts)
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(Part, frozen=True):
     """One tensor in the flat buffer."""
 
-    name: str
-    dtype: str
+    name: Text
+    dtype: Text
     """`float32` or `bfloat16`."""
-    shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
+    shape: Many[Whole]
+    offset: Whole
+    num_bytes: Whole
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
+class Probe(Part, frozen=True):
     """A fixed token sequence and the learner's log-probs of its tokens 1.. at temperature 1."""
 
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    token_ids: Many[Whole]
+    logprobs: Many[Real]
     """len(token_ids) - 1 values, nats."""
 
 
-@dataclass(frozen=True, slots=True)
-class SparseLink:
+class SparseLink(Part, frozen=True):
     """A sparse update (`sparse.py`) that turns the bytes of `base` into those of `version`."""
 
     base: PolicyVersion
     version: PolicyVersion
-    num_bytes: int
+    num_bytes: Whole
 
 
-@dataclass(frozen=True, slots=True)
-class WeightManifest:
+class WeightManifest(Message, frozen=True, tag="manifest"):
     """Layout, digest and probe of one policy version."""
 
     version: PolicyVersion
-    digest: str
-    checksum: str
+    digest: Text
+    checksum: Text
     """For readers of the publisher's memory."""
-    num_bytes: int
-    tensors: Annotated[tuple[TensorSpec, ...], KEPT]
+    num_bytes: Whole
+    tensors: Many[TensorSpec]
     probe: Probe

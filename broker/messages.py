@@ -1,18 +1,20 @@
 """The messages between an actor and the broker, and between an actor and the weight publisher.
 
-One ZeroMQ frame = one msgpack map {v, run, inc, seq, op, ...fields of the struct}. A reply has the
-same `seq`. Every struct names its producer and consumer; `codec.py` turns them into bytes and
-validates both ways.
+A reply has the `seq` of its request. Every struct names its producer and consumer; `codec.py` turns
+them into bytes and back, and refuses what is not of these types.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
+
+from msgspec import field
 
 from buffer.episode import PolicyVersion
 
-WIRE_VERSION = 1
+from .wire import Many, Message, Named, Part, Real, Text, Whole
+
 RECORD_MARGIN = 64 * 1024
 """Bytes of a message beside its records: the header, and what a submission says of each."""
 
@@ -31,218 +33,215 @@ class Verdict(StrEnum):
     """A chunk went missing: send again from `length`."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSpec:
+class TaskSpec(Part, frozen=True):
     """What to make; tens of bytes. Producer: the learner's curriculum. Consumer: actors."""
 
-    group_id: int
-    index: int
+    group_id: Whole
+    index: Whole
     """Which item of the environment."""
-    seed: int
-    purpose: str
+    seed: Whole
+    purpose: Text
     """`train` or `eval`."""
-    temperature: float
+    temperature: Real
     """0 = greedy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Part, frozen=True):
     """A task granted to one actor. Producer: broker. Consumer: actor."""
 
-    task_id: int
-    fence: int
+    task_id: Whole
+    fence: Whole
     spec: TaskSpec
-    length: int
+    length: Whole
     """Tokens already in the store."""
-    chunks: tuple[bytes, ...] = ()
+    chunks: Many[bytes] = ()
     """Encoded `Completion` chunks, in order, that together have `length` tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Part, frozen=True):
     """Where the current weights are. Producer: learner, through the store. Consumer: actors."""
 
     version: PolicyVersion
-    digest: str
-    endpoint: str
+    digest: Text
+    endpoint: Text
     """The publisher's ZeroMQ address."""
-    public_key: str
+    public_key: Text
     """The publisher's CURVE public key (z85)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True, tag="hello"):
     """Actor -> broker, first message of an incarnation."""
 
-    incarnation: str
-    host: str
-    pid: int
-    hashes: dict[str, str]
+    incarnation: Text
+    host: Text
+    pid: Whole
+    hashes: Named[Text]
     """`settings`, `environment`, `reward`: a difference from the run's is refused by name."""
-    capacity: int
+    capacity: Whole
     """Episodes at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message, frozen=True, tag="welcome"):
     """Broker -> actor, answer to HELLO."""
 
-    run_id: str
-    lease_timeout_s: float
+    run_id: Text
+    lease_timeout_s: Real
     publication: Publication | None
-    long_poll_s: float = 2.0
+    long_poll_s: Real = 2.0
     """Longest time a LEASE waits for work before its answer."""
-    max_message_bytes: int = 32 * 2**20
+    max_message_bytes: Whole = 32 * 2**20
     """Largest message the broker takes; a longer one would cut the connection without a word."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
+class LeaseRequest(Message, frozen=True, tag="lease"):
     """Actor -> broker: at most `n` tasks for an engine at `version`; waits up to the long poll."""
 
-    n: int
+    n: Whole
     version: PolicyVersion
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseReply:
+class LeaseReply(Message, frozen=True, tag="leases"):
     """Broker -> actor. `status` is OK, WAIT (no admission now), EMPTY or DONE (the run ended)."""
 
-    status: str
-    leases: tuple[Lease, ...]
+    status: Text
+    leases: Many[Lease]
     publication: Publication | None
-    retry_after_s: float = 0.0
+    retry_after_s: Real = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Part, frozen=True):
     """A line of a heartbeat: the lease lives; with `chunk`, it has these tokens from `offset`."""
 
-    task_id: int
-    fence: int
-    offset: int = 0
-    num_tokens: int = 0
+    task_id: Whole
+    fence: Whole
+    offset: Whole = 0
+    num_tokens: Whole = 0
     chunk: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class BeatRequest:
+class BeatRequest(Message, frozen=True, tag="beat"):
     """Actor -> broker every `actors.heartbeat_s`; an empty one still says that the actor lives."""
 
-    beats: tuple[Beat, ...]
+    beats: Many[Beat]
     version: PolicyVersion
-    stats: dict[str, float] = field(default_factory=dict)
+    stats: Named[Real] = field(default_factory=dict)
     """Figures for `nyala status`, such as tokens_per_s."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskVerdict:
+class TaskVerdict(Part, frozen=True):
     """The store's answer for one task; `length` is its authoritative number of tokens."""
 
-    task_id: int
+    task_id: Whole
     verdict: Verdict
-    length: int = 0
+    length: Whole = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verdicts(Message, frozen=True, tag="verdicts"):
     """Broker -> actor: one verdict for each line, in order."""
 
-    verdicts: tuple[TaskVerdict, ...]
+    verdicts: Many[TaskVerdict]
     publication: Publication | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(Part, frozen=True):
     """A finished episode as encoded record bytes."""
 
-    task_id: int
-    fence: int
+    task_id: Whole
+    fence: Whole
     record: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitRequest:
+class SubmitRequest(Message, frozen=True, tag="submit"):
     """Actor -> broker: finished episodes; acknowledged only after the store has them."""
 
-    submissions: tuple[Submission, ...]
+    submissions: Many[Submission]
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseRequest:
+class ReleaseRequest(Message, frozen=True, tag="release"):
     """Actor -> broker: leases given back while draining; final chunks go in a BEAT before it."""
 
-    tasks: tuple[tuple[int, int], ...]
+    tasks: Many[tuple[Whole, Whole]]
     """(task_id, fence). None at all: this actor is about to leave and is granted nothing more; the
     answer comes after whatever it was granted before."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Part, frozen=True):
     """An episode that was not made; `kind` is `data` (reward, environment) or `infrastructure`."""
 
-    task_id: int
-    fence: int
-    kind: str
-    reason: str
+    task_id: Whole
+    fence: Whole
+    kind: Text
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class FailRequest:
+class FailRequest(Message, frozen=True, tag="fail"):
     """Actor -> broker."""
 
-    failures: tuple[Failure, ...]
+    failures: Many[Failure]
 
 
-@dataclass(frozen=True, slots=True)
-class Bye:
+class Bye(Message, frozen=True, tag="bye"):
     """Actor -> broker: this incarnation ends; it holds no leases."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRequest:
+class StatusRequest(Message, frozen=True, tag="status"):
     """Observer or operator -> broker: how is the run?"""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusReply:
+class StatusReply(Message, frozen=True, tag="state"):
     """Broker -> observer or operator."""
 
-    state: str
-    version: int
+    state: Text
+    version: Whole
     """Batches trained."""
-    tasks: dict[str, int]
+    tasks: Named[Whole]
     """Tasks by state."""
-    actors: tuple[str, ...]
+    actors: Many[Text]
     """Incarnations that this broker serves."""
-    refusals: dict[str, int]
+    refusals: Named[Whole]
     """What this broker has refused since it started, by code."""
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeRequest:
+class RevokeRequest(Message, frozen=True, tag="revoke"):
     """Operator -> broker: take the key of this name off the broker's allow-list."""
 
-    name: str
+    name: Text
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequest:
+class DrainRequest(Message, frozen=True, tag="drain"):
     """Operator -> broker: this incarnation gets no more work, finishes what it has and leaves."""
 
-    incarnation: str
+    incarnation: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(Message, frozen=True, tag="receipt"):
     """Broker -> operator: it is done; `text` is for people."""
 
-    text: str
+    text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Message, frozen=True, tag="refusal"):
     """Broker -> peer: the message changed nothing. `code` is for programs, `text` for people."""
 
-    code: str
-    text: str
+    code: Text
+    text: Text
+
+
+BrokerMessage: TypeAlias = (
+    Hello
+    | Welcome
+    | LeaseRequest
+    | LeaseReply
+    | BeatRequest
+    | Verdicts
+    | SubmitRequest
+    | ReleaseRequest
+    | FailRequest
+    | Bye
+    | StatusRequest
+    | StatusReply
+    | RevokeRequest
+    | DrainRequest
+    | Receipt
+    | Refusal
+)

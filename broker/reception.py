@@ -92,7 +92,7 @@ class Reception:
                 await asyncio.sleep(0)  # a flood must not keep the others from their turn
                 continue
             key = str(frames[1].get("User-Id"))
-            route, frame = frames[0].bytes, frames[1].bytes
+            route, frame = frames[0].bytes, frames[1].buffer
             # Its key may have been removed while its holder is connected.
             member = self._allowed.member(key.encode())
             # Here and not in the task: in a burst `recv` never yields, so no task would have begun.
@@ -120,7 +120,7 @@ class Reception:
         place.leave()
 
     async def _request(
-        self, route: bytes, frame: bytes, key: str, member: Member, place: Place
+        self, route: bytes, frame: memoryview, key: str, member: Member, place: Place
     ) -> None:
         """Answer one message; whatever happens, the broker goes on."""
         try:

@@ -21,11 +21,12 @@ answers with CHUNK, with LATER if it does not have that slice yet and sends it w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TypeAlias
 
-from broker.codec import register
-from broker.manifest import SparseLink, WeightManifest
 from buffer.episode import PolicyVersion
+
+from .manifest import SparseLink, WeightManifest
+from .wire import Many, Message, Part, Real, Text, Whole
 
 JOIN_EVERY_S = 2.0
 """Pause between two JOINs."""
@@ -41,40 +42,37 @@ MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
 """A chunk and its header; also a manifest of 20 000 tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Part, frozen=True):
     """Where an actor shares its weights. Producer: that actor. Consumer: others that pull."""
 
-    endpoint: str
-    public_key: str
+    endpoint: Text
+    public_key: Text
     """Its CURVE key (z85)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Part, frozen=True):
     """Who besides the publisher has a version. Producer: publisher. Consumer: who pulls it."""
 
-    peers: tuple[Peer, ...]
+    peers: Many[Peer]
     """Nearest first: each but the last pulls from the next one."""
     digests: bytes
     """Of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`): what others
     send is checked slice by slice before it is kept or passed on."""
-    store: str = ""
+    store: Text = ""
     """URL of the version in the object store; empty = it is not there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Message, frozen=True, tag="weights.join"):
     """Actor -> publisher: this incarnation lives and serves `version`."""
 
     version: PolicyVersion
     can_group: bool
     """False: never invite it; it pulls (another network), or reads the publisher's memory."""
-    device: str
+    device: Text
     """`cpu` or `cuda`: a group uses NCCL only if all of it can."""
-    paused_s: float = 0.0
+    paused_s: Real = 0.0
     """For which generation has stood still for swaps, in this incarnation."""
-    served_s: float = 0.0
+    served_s: Real = 0.0
     """Since its first version was served."""
     share: Peer | None = None
     """Where it shares its weights; None = it does not."""
@@ -82,93 +80,85 @@ class Join:
     """It needs the news alone: it reads the bytes from the publisher's memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(Message, frozen=True, tag="weights.announce"):
     """Publisher -> actor: these are the newest weights."""
 
     manifest: WeightManifest
-    epoch: int
+    epoch: Whole
     """Weight epoch that will bring them; 0 = pull."""
-    links: tuple[SparseLink, ...] = ()
+    links: Many[SparseLink] = ()
     """Updates that lead to them from older versions, in order."""
     sources: Sources | None = None
     """None: ask the publisher."""
-    memory: str = ""
+    memory: Text = ""
     """File in shared memory with the version's bytes, for actors of the publisher's machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class Epoch:
+class Epoch(Message, frozen=True, tag="weights.epoch"):
     """Publisher -> member: version `version` comes over this group."""
 
-    number: int
+    number: Whole
     """Increases with each new membership. The same number again = the group is reused."""
     version: PolicyVersion
     fresh: bool
     """True: build the group. False: use the one of this number, or answer FAULT."""
-    backend: str
+    backend: Text
     """`gloo` or `nccl`."""
-    host: str
-    port: int
+    host: Text
+    port: Whole
     """Where the store of a fresh group listens."""
-    rank: int
-    size: int
-    bucket_bytes: int
+    rank: Whole
+    size: Whole
+    bucket_bytes: Whole
     """The wire bytes travel in slices of this size, the last one shorter."""
-    join_s: float
-    send_s: float
+    join_s: Real
+    send_s: Real
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Message, frozen=True, tag="weights.ready"):
     """Member -> publisher: will enter the group at SEND."""
 
-    epoch: int
+    epoch: Whole
     version: PolicyVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(Message, frozen=True, tag="weights.send"):
     """Publisher -> member: all are ready; enter the group now."""
 
-    epoch: int
+    epoch: Whole
     version: PolicyVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(Message, frozen=True, tag="weights.ack"):
     """Member -> publisher: the bytes are staged and have this digest. They are applied later."""
 
-    epoch: int
+    epoch: Whole
     version: PolicyVersion
-    digest: str
+    digest: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Message, frozen=True, tag="weights.fault"):
     """Member -> publisher: the group failed here; it is of no use to anybody any more."""
 
-    epoch: int
+    epoch: Whole
     version: PolicyVersion
-    reason: str
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Message, frozen=True, tag="weights.abort"):
     """Publisher -> member, out of band: give the group up and pull."""
 
-    epoch: int
+    epoch: Whole
     version: PolicyVersion
-    reason: str
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(Message, frozen=True, tag="weights.pull"):
     """Actor -> publisher or peer: send this slice of this version, or of a sparse update to it."""
 
     version: PolicyVersion
-    offset: int
-    num_bytes: int
+    offset: Whole
+    num_bytes: Whole
     base: PolicyVersion | None = None
     """Where the sparse update begins; None = all bytes of the version. Peers have no updates."""
 
@@ -179,61 +169,56 @@ class Pull:
         return slice(self.offset, min(self.offset + min(self.num_bytes, CHUNK_BYTES), num_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Message, frozen=True, tag="weights.chunk"):
     """Publisher or peer -> actor: the slice that was asked for."""
 
     version: PolicyVersion
-    offset: int
+    offset: Whole
     payload: bytes
     base: PolicyVersion | None = None
     """As in the pull."""
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Message, frozen=True, tag="weights.moved"):
     """Publisher -> actor, instead of a chunk: that version is gone; this is the newest."""
 
     manifest: WeightManifest
-    offset: int
+    offset: Whole
     """Of the pull that it answers."""
-    links: tuple[SparseLink, ...] = ()
+    links: Many[SparseLink] = ()
     """As of an announcement."""
     sources: Sources | None = None
     """Likewise."""
-    memory: str = ""
+    memory: Text = ""
     """Likewise."""
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
+class Later(Message, frozen=True, tag="weights.later"):
     """Peer -> actor: that slice is not here yet, and will be sent when it is."""
 
     version: PolicyVersion
-    offset: int
+    offset: Whole
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Message, frozen=True, tag="weights.gone"):
     """Peer -> actor: that version is no longer here."""
 
     version: PolicyVersion
-    offset: int
+    offset: Whole
 
 
-for _op, _kind in {
-    "weights.join": Join,
-    "weights.announce": Announce,
-    "weights.epoch": Epoch,
-    "weights.ready": Ready,
-    "weights.send": Send,
-    "weights.ack": Ack,
-    "weights.fault": Fault,
-    "weights.abort": Abort,
-    "weights.pull": Pull,
-    "weights.chunk": Chunk,
-    "weights.moved": Moved,
-    "weights.later": Later,
-    "weights.gone": Gone,
-}.items():
-    register(_op, _kind)
+WeightMessage: TypeAlias = (
+    Join
+    | Announce
+    | Epoch
+    | Ready
+    | Send
+    | Ack
+    | Fault
+    | Abort
+    | Pull
+    | Chunk
+    | Moved
+    | Later
+    | Gone
+)

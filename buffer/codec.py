@@ -24,7 +24,7 @@ from .validity import MAX_NUMBER, check_completion, check_episode
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""
 
-EPISODE_FIELDS = frozenset(
+_EPISODE_FIELDS = frozenset(
     {
         "schema",
         "task_id",
@@ -38,7 +38,7 @@ EPISODE_FIELDS = frozenset(
     }
     | {"metrics", "inc", "started", "finished", "text"}
 )
-COMPLETION_FIELDS = frozenset(["schema", "tokens", "logprobs", "mask", "versions", "fences"])
+_COMPLETION_FIELDS = frozenset(["schema", "tokens", "logprobs", "mask", "versions", "fences"])
 
 _Map = dict[str, object]
 
@@ -91,7 +91,7 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
     maps = _unpack(record)
     if len(maps) != 1:
         raise RecordError(f"a record must be one msgpack map, got {len(maps)}; it is refused")
-    fields = _fields(maps[0], EPISODE_FIELDS)
+    fields = _fields(maps[0], _EPISODE_FIELDS)
     episode = Episode(
         task_id=fields["task_id"],  # type: ignore[arg-type]  # check_episode looks at every type
         group_id=fields["group_id"],  # type: ignore[arg-type]
@@ -189,7 +189,7 @@ def _completion_map(completion: Completion) -> _Map:
 
 
 def _completion(value: object) -> Completion:
-    fields = _fields(value, COMPLETION_FIELDS)
+    fields = _fields(value, _COMPLETION_FIELDS)
     return Completion(
         token_ids=_to_array("tokens", fields["tokens"], _INTS),
         behaviour_logprobs=_to_array("logprobs", fields["logprobs"], _FLOATS),

@@ -1,34 +1,67 @@
-"""Whether the records of a message are valid: what `decode_episode` says of each, but cheaper.
+"""Whether the records of a message are valid: what the codec says of each, but cheaper.
 
-A broker looks at every episode of the fleet and keeps none. So no episode is made here, and the
-numbers of all records are looked at together: a call of numpy costs more than the look at a
-completion. Only says yes: whatever is not plainly valid goes to `decode_episode`, which names what
-is wrong, or knows better.
+A broker looks at every episode of the fleet and keeps none. So no episode is made here, nothing is
+copied, and the numbers of all records are looked at together: a call of numpy costs more than the
+look at a completion. Only says yes: whatever is not plainly valid goes to `codec.py`, which names
+what is wrong, or knows better.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-import msgpack
 import numpy as np
+from msgspec import Meta, MsgspecError, Struct
+from msgspec.msgpack import Decoder
 
-from .codec import COMPLETION_FIELDS, EPISODE_FIELDS, decode_episode
-from .episode import SCHEMA
+from .codec import decode_completion, decode_episode
 from .validity import (
-    FINISH_REASONS,
     MAX_ENTRIES,
     MAX_LOGPROB,
     MAX_NAME_CHARS,
     MAX_NUMBER,
     MAX_TEXT_CHARS,
     MAX_TOKENS,
-    PURPOSES,
 )
 
-_Map = dict[str, Any]
+_Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+_Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+_Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+_Real: TypeAlias = Any  # looked at below: where a float is due, msgspec takes whole numbers too
+_Reals = Annotated[dict[_Name, _Real], Meta(max_length=MAX_ENTRIES)]
+
+
+class _Completion(Struct, forbid_unknown_fields=True):
+    schema: Literal[1]
+    tokens: memoryview
+    logprobs: memoryview
+    mask: memoryview
+    versions: list[tuple[_Number, _Number, int]]
+    fences: list[tuple[_Number, _Name, int]]
+
+
+class _Episode(Struct, forbid_unknown_fields=True):
+    schema: Literal[1]
+    task_id: _Number
+    group_id: _Number
+    purpose: Literal["train", "eval"]
+    prompt: memoryview
+    completion: _Completion
+    reward: _Real
+    parts: _Reals
+    finish: Literal["stop", "length", "environment"]
+    metrics: _Reals
+    inc: _Name
+    started: _Real
+    finished: _Real
+    text: Annotated[dict[_Name, _Text], Meta(max_length=MAX_ENTRIES)]
+
+
+_EPISODES, _COMPLETIONS = Decoder(_Episode), Decoder(_Completion)
+_Plain = TypeVar("_Plain", _Episode, _Completion)
 
 
 def task_ids_of(records: Sequence[bytes], *, max_bytes: int) -> list[int]:
@@ -37,89 +70,88 @@ def task_ids_of(records: Sequence[bytes], *, max_bytes: int) -> list[int]:
     Raises:
         RecordError: what `decode_episode` finds wrong with the first that is not valid.
     """
-    maps = [_plain_map(record) if len(record) <= max_bytes else None for record in records]
-    plain = [fields for fields in maps if fields is not None]
-    if not plain or not _are_valid_numbers(plain):
+    found = [_read(record, _EPISODES, _is_plain_episode, max_bytes) for record in records]
+    episodes = [episode for episode in found if episode is not None]
+    completions = [episode.completion for episode in episodes]
+    if not _are_valid_numbers([episode.prompt for episode in episodes], completions):
         return [decode_episode(record, max_bytes=max_bytes).task_id for record in records]
     return [
-        decode_episode(record, max_bytes=max_bytes).task_id if fields is None else fields["task_id"]
-        for record, fields in zip(records, maps, strict=True)
+        decode_episode(record, max_bytes=max_bytes).task_id if episode is None else episode.task_id
+        for record, episode in zip(records, found, strict=True)
     ]
 
 
-def _plain_map(record: bytes) -> _Map | None:
+def lengths_of(chunks: Sequence[bytes], *, max_bytes: int) -> list[int]:
+    """Check chunks of completions and return how many tokens each has, in order.
+
+    Raises:
+        RecordError: what `decode_completion` finds wrong with the first that is not valid.
+    """
+    found = [_read(chunk, _COMPLETIONS, _is_plain_completion, max_bytes) for chunk in chunks]
+    if not _are_valid_numbers([], [completion for completion in found if completion is not None]):
+        return [decode_completion(chunk, max_bytes=max_bytes).token_ids.size for chunk in chunks]
+    return [
+        decode_completion(chunk, max_bytes=max_bytes).token_ids.size
+        if completion is None
+        else len(completion.mask)
+        for chunk, completion in zip(chunks, found, strict=True)
+    ]
+
+
+def _read(
+    record: bytes, decoder: Decoder[_Plain], is_plain: Callable[[_Plain], bool], max_bytes: int
+) -> _Plain | None:
     """Return a record's fields if all is right but, perhaps, the numbers in its arrays."""
-    try:
-        fields = msgpack.unpackb(record, raw=False, strict_map_key=True)
-    except (msgpack.UnpackException, ValueError, OverflowError):
+    if len(record) > max_bytes:
         return None
-    is_plain = (
-        type(fields) is dict
-        and fields.keys() == EPISODE_FIELDS
-        and _is_schema(fields["schema"])
-        and _is_number(fields["task_id"])
-        and _is_number(fields["group_id"])
-        and fields["purpose"] in PURPOSES
-        and fields["finish"] in FINISH_REASONS
-        and _is_array(fields["prompt"])
-        and _is_completion(fields["completion"])
-        and _is_real(fields["reward"])
-        and _is_real(fields["started"])
-        and _is_real(fields["finished"])
-        and _is_name(fields["inc"])
-        and _is_map(fields["parts"], _is_real)
-        and _is_map(fields["metrics"], _is_real)
-        and _is_map(fields["text"], _is_short_text)
-    )
-    return fields if is_plain else None
+    try:
+        fields = decoder.decode(record)
+    except (MsgspecError, ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError
+        return None
+    return fields if is_plain(fields) else None
 
 
-def _is_completion(fields: object) -> bool:
-    if type(fields) is not dict or fields.keys() != COMPLETION_FIELDS:
-        return False
-    tokens, logprobs, mask = fields["tokens"], fields["logprobs"], fields["mask"]
+def _is_plain_episode(fields: _Episode) -> bool:
     return (
-        _is_schema(fields["schema"])
-        and _is_array(tokens)
-        and type(logprobs) is bytes
-        and type(mask) is bytes
-        and len(tokens) == len(logprobs) == 4 * len(mask)
-        and _cover(fields["versions"], len(mask), _is_number)
-        and all(_is_number(row[0]) for row in fields["versions"])
-        and _cover(fields["fences"], len(mask), _is_name)
-        and _ascend([row[0] for row in fields["fences"]])
+        _is_array(fields.prompt)
+        and _is_plain_completion(fields.completion)
+        and all(map(_is_real, (fields.reward, fields.started, fields.finished)))
+        and all(map(_is_real, fields.parts.values()))
+        and all(map(_is_real, fields.metrics.values()))
     )
 
 
-def _cover(rows: object, length: int, is_second: Any) -> bool:
-    """Whether these are triples whose last numbers ascend from 0 and stay below `length`."""
-    if type(rows) is not list or not rows:
-        return False
-    before = -1
-    for row in rows:
-        if type(row) is not list or len(row) != 3 or not is_second(row[1]):
-            return False
-        start = row[2]
-        if type(start) is not int or not before < start < length:
-            return False
-        before = start
-    return bool(rows[0][2] == 0)
+def _is_plain_completion(fields: _Completion) -> bool:
+    length = len(fields.mask)
+    fences = [fence for fence, _, _ in fields.fences]
+    return (
+        _is_array(fields.tokens)
+        and len(fields.tokens) == len(fields.logprobs) == 4 * length
+        and _cover([start for _, _, start in fields.versions], length)
+        and _cover([start for _, _, start in fields.fences], length)
+        and (len(fences) == 1 or fences == sorted(fences))
+    )
 
 
-def _ascend(fences: list[object]) -> bool:
-    return all(map(_is_number, fences)) and fences == sorted(fences)  # type: ignore[type-var]
+def _cover(starts: list[int], length: int) -> bool:
+    """Whether these ascend from 0 and stay below `length`."""
+    if starts == [0]:
+        return True
+    ascend = all(a < b for a, b in pairwise(starts))
+    return bool(starts) and starts[0] == 0 and ascend and starts[-1] < length
 
 
-def _are_valid_numbers(maps: list[_Map]) -> bool:
-    completions = [fields["completion"] for fields in maps]
-    ids = [fields["prompt"] for fields in maps] + [c["tokens"] for c in completions]
+def _are_valid_numbers(prompts: list[memoryview], completions: list[_Completion]) -> bool:
+    if not completions:
+        return True
+    ids = [*prompts, *(c.tokens for c in completions)]
     if np.frombuffer(b"".join(ids), "<i4").min() < 0:
         return False
-    logprobs = np.frombuffer(b"".join([c["logprobs"] for c in completions]), "<f4")
+    logprobs = np.frombuffer(b"".join([c.logprobs for c in completions]), "<f4")
     # The least of values with a NaN is NaN, of which no comparison holds.
     if not (logprobs.min() > -math.inf and logprobs.max() <= MAX_LOGPROB):
         return False
-    mask = b"".join([c["mask"] for c in completions])
+    mask = b"".join([c.mask for c in completions])
     sampled = mask.count(1)
     if sampled == len(mask):
         return True
@@ -127,32 +159,10 @@ def _are_valid_numbers(maps: list[_Map]) -> bool:
     return sampled + mask.count(0) == len(mask) and not logprobs[~is_sampled].any()
 
 
-def _is_schema(value: object) -> bool:
-    return type(value) is int and value == SCHEMA
-
-
-def _is_array(value: object) -> bool:
+def _is_array(values: memoryview) -> bool:
     """Whether these are the bytes of some 32-bit values."""
-    return type(value) is bytes and 0 < len(value) <= 4 * MAX_TOKENS and len(value) % 4 == 0
-
-
-def _is_number(value: object) -> bool:
-    return type(value) is int and 0 <= value <= MAX_NUMBER
+    return 0 < len(values) <= 4 * MAX_TOKENS and len(values) % 4 == 0
 
 
 def _is_real(value: object) -> bool:
     return type(value) is float and math.isfinite(value)
-
-
-def _is_name(value: object) -> bool:
-    return type(value) is str and len(value) <= MAX_NAME_CHARS
-
-
-def _is_short_text(value: object) -> bool:
-    return type(value) is str and len(value) <= MAX_TEXT_CHARS
-
-
-def _is_map(entries: object, is_value: Any) -> bool:
-    if type(entries) is not dict or len(entries) > MAX_ENTRIES:
-        return False
-    return all(map(_is_name, entries)) and all(map(is_value, entries.values()))

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from broker.codec import decode_spec
 from buffer import operations
 from buffer.answers import DeadLetter
@@ -162,7 +164,7 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
 
 def _spec(spec: bytes) -> dict[str, Any]:
     try:
-        return asdict(decode_spec(spec))
+        return structs.asdict(decode_spec(spec))
     except RecordError as error:
         return {"unreadable": str(error)}
 

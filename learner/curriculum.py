@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from broker.codec import encode_spec
 from broker.messages import TaskSpec

@@ -18,11 +18,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import torch
+from msgspec import structs
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -269,7 +269,7 @@ class _Front:
         pointed = self._pointed
         if pointed is not None and pointed.endpoint != line["endpoint"]:
             try:
-                self._point(replace(pointed, endpoint=str(line["endpoint"])))
+                self._point(structs.replace(pointed, endpoint=str(line["endpoint"])))
             except StoreError as error:
                 log.warning("new publisher not pointed to", reason=str(error))  # publish() will
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from actors.engine import Delta, Engine
 from actors.environments.base import Score, Segment, Step
@@ -111,7 +112,7 @@ class Sampler:
                     continue
                 arm.kills += 1
                 rollout.take(replace(delta, finish_reason=None))
-                again.append(_next_lease(rollout) if resumes else replace(rollout.lease))
+                again.append(_next_lease(rollout) if resumes else structs.replace(rollout.lease))
             self._submit(again, running, dice, hazard)
         return arm
 
@@ -125,7 +126,7 @@ class Sampler:
         requests = []
         for lease in leases:
             self._fence += 1
-            rollout = self._maker.begin(replace(lease, fence=self._fence))
+            rollout = self._maker.begin(structs.replace(lease, fence=self._fence))
             assert not rollout.restarted
             request = rollout.request()
             lives = int(dice.geometric(hazard)) if hazard else LIMIT
@@ -139,7 +140,7 @@ class Sampler:
 def _next_lease(rollout: Rollout) -> Lease:
     """What the broker gives the next actor: the tokens of the one that died."""
     chunk = encode_completion(rollout.completion())
-    return replace(rollout.lease, length=rollout.length, chunks=(chunk,))
+    return structs.replace(rollout.lease, length=rollout.length, chunks=(chunk,))
 
 
 @pytest.fixture(scope="module")

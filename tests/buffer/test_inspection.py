@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.codec import decode_episode, encode_episode
-from buffer.inspection import task_ids_of
+from buffer.codec import decode_completion, decode_episode, encode_completion, encode_episode
+from buffer.inspection import lengths_of, task_ids_of
 from configs.errors import RecordError
 from tests.buffer.episodes import episodes
 
@@ -58,6 +58,26 @@ def test_many_records_are_judged_as_one_by_one(records: list[bytes]) -> None:
     judged = _verdict(lambda: task_ids_of(records, max_bytes=MOST))
 
     assert judged == _verdict(lambda: _decoded(records))
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> bytes:
+    """A chunk, or several joined as the store joins them, of which one field may be odd."""
+    encoded = [encode_completion(e.completion) for e in draw(st.lists(episodes, max_size=2))]
+    if not encoded or draw(st.booleans()):
+        return b"".join(encoded)
+    fields: dict[str, Any] = msgpack.unpackb(encoded[0])
+    fields[draw(st.sampled_from(sorted(fields)))] = draw(ODD)
+    return bytes(msgpack.packb(fields))
+
+
+@given(st.lists(chunks(), min_size=1, max_size=4))
+def test_many_chunks_are_judged_as_one_by_one(several: list[bytes]) -> None:
+    judged = _verdict(lambda: lengths_of(several, max_bytes=MOST))
+
+    assert judged == _verdict(
+        lambda: [decode_completion(chunk, max_bytes=MOST).token_ids.size for chunk in several]
+    )
 
 
 def _with_numbers(**arrays: np.ndarray) -> bytes:

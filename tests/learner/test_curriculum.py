@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from broker.codec import decode_spec
 from buffer import operations
@@ -61,7 +62,7 @@ def test_every_evaluation_asks_the_same_greedily_under_new_ids() -> None:
     assert len(set(ids)) == len(ids)
     assert min(ids) >= EVAL_BASE
     first, second = eval_task(RUN, 3, ids[0]), eval_task(RUN, 3, ids[1])
-    assert replace(first, group_id=0) == replace(second, group_id=0)
+    assert structs.replace(first, group_id=0) == structs.replace(second, group_id=0)
     assert (first.index, first.temperature, first.purpose) == (3, 0.0, "eval")
 
 

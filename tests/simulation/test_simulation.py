@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from actors.snapshots import Snapshots
 from broker.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
@@ -77,7 +78,7 @@ def test_an_actor_that_ignores_gaps_is_caught(tmp_path: Path) -> None:
 
     def deaf(self: Snapshots, beats: Any, verdicts: Any) -> Any:
         heard = [
-            replace(v, length=b.offset + b.num_tokens) if v.verdict is Verdict.GAP else v
+            structs.replace(v, length=b.offset + b.num_tokens) if v.verdict is Verdict.GAP else v
             for b, v in zip(beats, verdicts, strict=True)
         ]
         return settle(self, beats, heard)

@@ -8,10 +8,12 @@ it, `failed` with the error that ended it.
 import asyncio
 import ctypes
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from msgspec import structs
 
 from actors import weight_group
 from actors.held_weights import HeldWeights
@@ -41,7 +43,7 @@ def lie_to_others() -> None:
     def lying(held, pull):
         told = answer(held, pull)
         if isinstance(told, Chunk):
-            told = replace(told, payload=bytes([told.payload[0] ^ 1]) + told.payload[1:])
+            told = structs.replace(told, payload=bytes([told.payload[0] ^ 1]) + told.payload[1:])
         return told
 
     answer, HeldWeights.answer = HeldWeights.answer, lying  # type: ignore[method-assign]

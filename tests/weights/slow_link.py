@@ -3,7 +3,8 @@
 import socket
 import threading
 import time
-from dataclasses import replace
+
+from msgspec import structs
 
 PIECE_BYTES = 16 * 1024
 
@@ -21,7 +22,9 @@ class SlowLink:
 
     def lead(self, publication):
         """The publication, at the near end of this link."""
-        return replace(publication, endpoint=f"tcp://127.0.0.1:{self._listener.getsockname()[1]}")
+        return structs.replace(
+            publication, endpoint=f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        )
 
     def _accept(self) -> None:
         while True:

@@ -5,12 +5,12 @@ import mmap
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from actors import weight_transfer
 from actors.weight_memory import BUCKET_BYTES, PublisherMemory
@@ -33,7 +33,7 @@ def sealed(tmp_path):
     """A version's file, its manifest, and memory for it."""
     path, whole = tmp_path / "slot-0.taken", os.urandom(NUM_BYTES)
     path.write_bytes(whole)
-    described = replace(manifest(1), num_bytes=NUM_BYTES, checksum=checksum_of(whole))
+    described = structs.replace(manifest(1), num_bytes=NUM_BYTES, checksum=checksum_of(whole))
     return path, described, mmap.mmap(-1, NUM_BYTES)
 
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import mmap
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from actors import weight_pull
 from actors.staging_files import StagingFile, StagingFiles
@@ -353,7 +353,7 @@ def test_a_chain_longer_than_the_version_is_not_taken(publisher, tmp_path):
     async def story(stage):
         await told(stage, 1)
         long = [link(step, step + 1, publisher) for step in (1, 2)]
-        await told(stage, 3, [replace(each, num_bytes=NUM_BYTES // 2) for each in long])
+        await told(stage, 3, [structs.replace(each, num_bytes=NUM_BYTES // 2) for each in long])
 
     assert play(publisher, tmp_path, story).transfer.counters.sparse_pulls == 0
 
@@ -372,11 +372,11 @@ def test_changes_that_do_not_lead_to_the_digest_are_replaced_by_all_bytes(
             publisher.updates[1, 2] = update[:middle] + flipped + update[middle + 1 :]
         elif fault == "torn":
             publisher.updates[1, 2] = update[:-2]
-            step = replace(step, num_bytes=len(update) - 2)
+            step = structs.replace(step, num_bytes=len(update) - 2)
         elif fault == "of another version":
             link(1, 3, publisher)
             publisher.updates[1, 2] = publisher.updates[1, 3]
-            step = replace(step, num_bytes=len(publisher.updates[1, 3]))
+            step = structs.replace(step, num_bytes=len(publisher.updates[1, 3]))
         else:
             del publisher.updates[1, 2]
         await told(stage, 2, [step])

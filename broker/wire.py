@@ -1,0 +1,37 @@
+"""What messages are made of: structs that msgspec turns into msgpack and back, within limits.
+
+A `Message` travels as a map of its fields and says its `op`; a `Part` within it is an array of its
+fields in order, because heartbeats carry many of them. Both are read strictly: a type that is not
+the annotated one, a field that nobody knows, a float that is not finite, a list longer than
+`MAX_ITEMS`. What is written is the type checker's to judge.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, TypeVar
+
+from msgspec import Meta, Struct
+
+MAX_TEXT = 65_536
+"""Characters of one string: names, hashes and reasons, never tokens."""
+MAX_ITEMS = 65_536
+"""Entries of one list: a manifest of a large mixture of experts has about 20 000 tensors. A few
+bytes on the wire can be a hundred in memory as a struct, so the entries are bounded too."""
+
+Item = TypeVar("Item")
+
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+"""Finite; a NaN is not at most anything."""
+Many = Annotated[tuple[Item, ...], Meta(max_length=MAX_ITEMS)]
+Named = Annotated[dict[Text, Item], Meta(max_length=MAX_ITEMS)]
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
+    """One ZeroMQ frame is one of these, and a header (`codec.py`)."""
+
+
+class Part(Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """A struct inside a message."""
