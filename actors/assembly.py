@@ -12,10 +12,9 @@ import socket
 
 import structlog
 
-from broker.checks import MAX_LINES
 from broker.client import BrokerClient
 from broker.keys import ACTOR, load_pair, load_public
-from broker.messages import Hello
+from broker.messages import MAX_LINES, Hello
 from broker.rotation import broker_public_keys
 from configs.identity import run_hashes
 from configs.settings import RunSettings, Settings

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from broker.messages import Failure, Submission
+from broker.messages import MAX_REASON, Failure, FailureKind, Submission
 from buffer.codec import encode_episode
 from configs.errors import RecordError, RewardError
 
@@ -26,7 +26,6 @@ from .rewards import checked
 from .rollout import Judgement, Rollout, State
 from .workbench import Workbench
 
-MAX_REASON = 2000  # characters of a reason that the broker takes
 MAX_BATCH = 64  # samples in one call of a reward function
 
 log = structlog.get_logger()
@@ -65,7 +64,7 @@ class Finishing:
         is_finished = flight.rollout.state is State.FINISHED
         (self._judged if is_finished else self._turned).put_nowait(flight)
 
-    def fail(self, flight: Flight, kind: str, reason: str) -> None:
+    def fail(self, flight: Flight, kind: FailureKind, reason: str) -> None:
         """Report that an episode cannot be made."""
         lease = flight.lease
         log.warning("episode failed", task_id=lease.task_id, kind=kind, reason=reason)

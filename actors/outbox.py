@@ -15,6 +15,7 @@ from typing import Protocol
 import structlog
 
 from broker.messages import (
+    MAX_REASON,
     RECORD_MARGIN,
     FailRequest,
     Failure,
@@ -127,7 +128,9 @@ class Outbox:
             [parcel] = list(submissions)
             log.error("record is refused", task_id=parcel.task_id, reason=str(error))
             self.put(
-                Failure(parcel.task_id, parcel.fence, "data", f"record refused: {error}"[:2000])
+                Failure(
+                    parcel.task_id, parcel.fence, "data", f"record refused: {error}"[:MAX_REASON]
+                )
             )
             return [(parcel, TaskVerdict(parcel.task_id, Verdict.OK))]
         return list(zip(submissions, reply.verdicts, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = load(chosen.config, chosen.set)
         configure_logging("broker", run=settings.run.name)
+        gc.freeze()  # what was imported stays: no collection need look at it again
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings))
     except NyalaError as error:

@@ -7,16 +7,25 @@ them into bytes and back, and refuses what is not of these types.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from msgspec import field
+from msgspec import Meta, field
 
 from buffer.episode import PolicyVersion
 
-from .wire import Many, Message, Named, Part, Real, Text, Whole
+from .wire import Item, Many, Message, Named, Part, Real, Text, Whole
 
+MAX_LINES = 4096
+"""Tasks in one message; four times the most an actor generates at a time by default."""
+MAX_REASON = 2_000
+"""Characters of a failure's reason: a traceback's end, kept for each dead letter."""
 RECORD_MARGIN = 64 * 1024
 """Bytes of a message beside its records: the header, and what a submission says of each."""
+
+
+Id = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+"""Of a task, or a fence: they pass through Lua, whose numbers are doubles."""
+Lines = Annotated[tuple[Item, ...], Meta(max_length=MAX_LINES)]
 
 
 class Verdict(StrEnum):
@@ -112,17 +121,17 @@ class LeaseReply(Message, frozen=True, tag="leases"):
 class Beat(Part, frozen=True):
     """A line of a heartbeat: the lease lives; with `chunk`, it has these tokens from `offset`."""
 
-    task_id: Whole
-    fence: Whole
-    offset: Whole = 0
-    num_tokens: Whole = 0
+    task_id: Id
+    fence: Id
+    offset: Id = 0
+    num_tokens: Id = 0
     chunk: bytes = b""
 
 
 class BeatRequest(Message, frozen=True, tag="beat"):
     """Actor -> broker every `actors.heartbeat_s`; an empty one still says that the actor lives."""
 
-    beats: Many[Beat]
+    beats: Lines[Beat]
     version: PolicyVersion
     stats: Named[Real] = field(default_factory=dict)
     """Figures for `nyala status`, such as tokens_per_s."""
@@ -146,38 +155,42 @@ class Verdicts(Message, frozen=True, tag="verdicts"):
 class Submission(Part, frozen=True):
     """A finished episode as encoded record bytes."""
 
-    task_id: Whole
-    fence: Whole
+    task_id: Id
+    fence: Id
     record: bytes
 
 
 class SubmitRequest(Message, frozen=True, tag="submit"):
     """Actor -> broker: finished episodes; acknowledged only after the store has them."""
 
-    submissions: Many[Submission]
+    submissions: Lines[Submission]
 
 
 class ReleaseRequest(Message, frozen=True, tag="release"):
     """Actor -> broker: leases given back while draining; final chunks go in a BEAT before it."""
 
-    tasks: Many[tuple[Whole, Whole]]
+    tasks: Lines[tuple[Id, Id]]
     """(task_id, fence). None at all: this actor is about to leave and is granted nothing more; the
     answer comes after whatever it was granted before."""
 
 
-class Failure(Part, frozen=True):
-    """An episode that was not made; `kind` is `data` (reward, environment) or `infrastructure`."""
+FailureKind = Literal["data", "infrastructure"]
+"""`data`: the reward or the environment."""
 
-    task_id: Whole
-    fence: Whole
-    kind: Text
-    reason: Text
+
+class Failure(Part, frozen=True):
+    """An episode that was not made."""
+
+    task_id: Id
+    fence: Id
+    kind: FailureKind
+    reason: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
 class FailRequest(Message, frozen=True, tag="fail"):
     """Actor -> broker."""
 
-    failures: Many[Failure]
+    failures: Lines[Failure]
 
 
 class Bye(Message, frozen=True, tag="bye"):

@@ -36,10 +36,8 @@ from .batching import Batch
 from .board import Board
 from .checks import (
     check_beats,
-    check_failures,
     check_hello,
     check_lease,
-    check_releases,
     check_submissions,
 )
 from .codec import Envelope
@@ -60,6 +58,7 @@ from .messages import (
     Welcome,
 )
 
+VERDICTS = {verdict.value: verdict for verdict in Verdict}
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
 
@@ -186,21 +185,18 @@ class Service:
                 return await self._beat(message, peer)
             case SubmitRequest():
                 check_submissions(message, max_bytes=self._max_episode_bytes)
-                rows = [
-                    (s.task_id, s.fence, await self._place(s.task_id, s.record))
-                    for s in message.submissions
-                ]
+                rows = [(s.task_id, s.fence, s.record) for s in message.submissions]
+                if self._objects is not None:
+                    rows = [(task, fence, await self._place(task, r)) for task, fence, r in rows]
                 verdicts = await self._submits.run(rows)
                 return self._verdicts([row[0] for row in rows], verdicts)
             case ReleaseRequest():
-                check_releases(message)
                 if not message.tasks:  # the word before BYE
                     await self._leasing.stop(peer)
                 verdicts = await self._store.run(operations.release(message.tasks))
                 self._leasing.row.open()  # somebody may wait for just that
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
             case FailRequest():
-                check_failures(message)
                 failures = [(f.task_id, f.fence, f.kind, f.reason) for f in message.failures]
                 verdicts = await self._store.run(
                     operations.fail(
@@ -220,8 +216,9 @@ class Service:
         Raises:
             StoreUnreachable: The object store refused, or did not answer in time.
         """
-        if self._objects is None or len(record) <= self._inline_bytes or task_id >= EVAL_BASE:
+        if len(record) <= self._inline_bytes or task_id >= EVAL_BASE:
             return record
+        assert self._objects is not None
         try:
             async with asyncio.timeout(OBJECT_DEADLINE_S):
                 return await asyncio.to_thread(self._objects.put, task_id, record)
@@ -236,14 +233,14 @@ class Service:
         ]
         answers = await self._beats.run(lines)
         verdicts = tuple(
-            TaskVerdict(line.task_id, Verdict(answer.verdict), answer.length)
+            TaskVerdict(line.task_id, VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)
         )
         return Verdicts(verdicts, self._board.publication)
 
     def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:
         lines = tuple(
-            TaskVerdict(task_id, Verdict(verdict))
+            TaskVerdict(task_id, VERDICTS[verdict])
             for task_id, verdict in zip(task_ids, verdicts, strict=True)
         )
         return Verdicts(lines, self._board.publication)

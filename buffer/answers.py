@@ -72,7 +72,7 @@ class Claim(NamedTuple):
     starts: int
     """Lives of the learner that began with it since it was last trained."""
     units: list[ClaimedUnit]
-    """Oldest first."""
+    """Oldest first; none of an incomplete batch of which the caller knows all."""
 
 
 class Rating(NamedTuple):

@@ -30,7 +30,7 @@ from .validity import (
 _Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 _Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
-_Real: TypeAlias = Any  # looked at below: where a float is due, msgspec takes whole numbers too
+_Real: TypeAlias = Any  # looked at below: msgspec takes whole numbers for floats
 _Reals = Annotated[dict[_Name, _Real], Meta(max_length=MAX_ENTRIES)]
 
 
@@ -115,7 +115,9 @@ def _is_plain_episode(fields: _Episode) -> bool:
     return (
         _is_array(fields.prompt)
         and _is_plain_completion(fields.completion)
-        and all(map(_is_real, (fields.reward, fields.started, fields.finished)))
+        and _is_real(fields.reward)
+        and _is_real(fields.started)
+        and _is_real(fields.finished)
         and all(map(_is_real, fields.parts.values()))
         and all(map(_is_real, fields.metrics.values()))
     )
@@ -123,22 +125,26 @@ def _is_plain_episode(fields: _Episode) -> bool:
 
 def _is_plain_completion(fields: _Completion) -> bool:
     length = len(fields.mask)
-    fences = [fence for fence, _, _ in fields.fences]
     return (
         _is_array(fields.tokens)
         and len(fields.tokens) == len(fields.logprobs) == 4 * length
-        and _cover([start for _, _, start in fields.versions], length)
-        and _cover([start for _, _, start in fields.fences], length)
-        and (len(fences) == 1 or fences == sorted(fences))
+        and _cover(fields.versions, length)
+        and _cover(fields.fences, length)
+        and (len(fields.fences) == 1 or fields.fences == sorted(fields.fences, key=_fence))
     )
 
 
-def _cover(starts: list[int], length: int) -> bool:
-    """Whether these ascend from 0 and stay below `length`."""
-    if starts == [0]:
-        return True
+def _cover(rows: Sequence[tuple[int, int | str, int]], length: int) -> bool:
+    """Whether the last of these triples ascend from 0 and stay below `length`."""
+    if len(rows) == 1:
+        return rows[0][2] == 0
+    starts = [start for _, _, start in rows]
     ascend = all(a < b for a, b in pairwise(starts))
     return bool(starts) and starts[0] == 0 and ascend and starts[-1] < length
+
+
+def _fence(row: tuple[int, str, int]) -> int:
+    return row[0]
 
 
 def _are_valid_numbers(prompts: list[memoryview], completions: list[_Completion]) -> bool:
@@ -151,12 +157,10 @@ def _are_valid_numbers(prompts: list[memoryview], completions: list[_Completion]
     # The least of values with a NaN is NaN, of which no comparison holds.
     if not (logprobs.min() > -math.inf and logprobs.max() <= MAX_LOGPROB):
         return False
-    mask = b"".join([c.mask for c in completions])
-    sampled = mask.count(1)
-    if sampled == len(mask):
+    mask = np.frombuffer(b"".join([c.mask for c in completions]), np.uint8)
+    if mask.min() == 1 == mask.max():
         return True
-    is_sampled = np.frombuffer(mask, np.bool_)
-    return sampled + mask.count(0) == len(mask) and not logprobs[~is_sampled].any()
+    return bool(mask.max() <= 1) and not logprobs[mask == 0].any()
 
 
 def _is_array(values: memoryview) -> bool:

@@ -32,7 +32,7 @@ from .shaping import check_weights
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 0.02  # a claim costs the store a fraction of a millisecond
+LOOK_EVERY_S = 0.02  # a claim by which nothing came costs the store a fraction of a millisecond
 REPORT_EVERY_S = 30.0
 # Spot capacity may be gone for an afternoon; a learner that waits a whole day waits for nobody.
 DEADLINE_S = 24 * 3600.0
@@ -81,7 +81,7 @@ class Claims:
         self._lineages = ledger.lineages
         self._vocabulary = vocabulary
         self._episodes: dict[int, list[Episode]] = {}
-        """Judged units of the batch being filled, by group."""
+        """Judged units of the batch being filled, by group; in the store it has all of them."""
         self._num_filtered = 0
         """Groups of equal rewards that the batch being filled has done without."""
         self._records = Records(store, settings)
@@ -168,7 +168,10 @@ class Claims:
             self._episodes.clear()
             self._num_filtered = 0
         units = self._settings.run.groups_per_batch
-        claim = self._store.run(operations.claim(self._lineage, step, units, start=starts_now))
+        known = len(self._episodes)
+        claim = self._store.run(
+            operations.claim(self._lineage, step, units, start=starts_now, known=known)
+        )
         self._started = step
         most = self._settings.learner.max_claim_attempts
         if claim.sealed and claim.starts > most:
@@ -183,6 +186,7 @@ class Claims:
     def _give_up(self, step: int, claim: Claim, reason: str) -> None:
         groups = [unit.group_id for unit in claim.units]
         log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
+        self._episodes.clear()
         self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
         self.dropped.add_units(reason, len(groups))
         self._dissolve_later(step)

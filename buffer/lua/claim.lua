@@ -1,6 +1,7 @@
--- ARGV: lineage, k, units, start (0|1), most tasks to move in one call
+-- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller knows
 -- -> {'CLOSED'} | {'MORE'} | {'OK', sealed, starts, {group id, task id, ...}, ...}
 -- Sticky: what batch k has claimed stays in it; until it is sealed, the oldest complete units fill it up.
+-- While it is not full and holds only what the caller knows, no unit is listed: that is most calls.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local meta = call('HMGET', META, 'state', 'committed')
@@ -13,10 +14,13 @@ draw_on_reserve()
 call('ZADD', CLAIMS, k, k)
 if ARGV[4] == '1' then call('HINCRBY', state, 'starts', 1) end
 
-local missing = sealed == 1 and 0 or tonumber(ARGV[3]) - call('ZCARD', claim)
+local answer = { 'OK', sealed, tonumber(call('HGET', state, 'starts') or '0') }
+local held = call('ZCARD', claim)
+local missing = sealed == 1 and 0 or tonumber(ARGV[3]) - held
 if missing > 0 then
   local room = math.min(missing, units_of(ARGV[5], size))
   local oldest = call('ZRANGE', BUF, 0, room - 1, 'WITHSCORES')
+  if #oldest == 0 and held == tonumber(ARGV[6]) then return answer end
   for i = 1, #oldest, 2 do
     call('ZREM', BUF, oldest[i])
     call('ZADD', claim, oldest[i + 1], oldest[i])
@@ -29,7 +33,6 @@ if missing > 0 then
   if #oldest / 2 == room and room < missing then return { 'MORE' } end
 end
 
-local answer = { 'OK', sealed, tonumber(call('HGET', state, 'starts') or '0') }
 for _, gid in ipairs(call('ZRANGE', claim, 0, -1)) do
   answer[#answer + 1] = { gid, unpack(among(CLAIMED, members(gid, size))) }
 end

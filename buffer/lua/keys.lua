@@ -21,7 +21,8 @@ local function claim_state_key(k) return run .. ':c:' .. k .. ':s' end
 local function kept_key(gid) return run .. ':x:' .. gid end
 local function round_key(round, part) return run .. ':v:' .. round .. (part or '') end
 local function dropped_key(reason) return run .. ':dropped:' .. reason end
-local function lease_key(id) return run .. (tonumber(id) >= EVAL_BASE and ':lease:eval' or ':lease') end
+local LEASES, EVAL_LEASES = run .. ':lease', run .. ':lease:eval'
+local function lease_key(id) return tonumber(id) >= EVAL_BASE and EVAL_LEASES or LEASES end
 
 local function now_ms()
   local time = call('TIME')
@@ -57,11 +58,17 @@ local function among(set, ids)
   return found
 end
 
+-- Sets the bits of some ids. Those that follow each other, as the members of a group, are one change.
 local function set_bits(bitmap, ids)
-  local changes = {}
-  for _, id in ipairs(ids) do
-    for _, part in ipairs({ 'SET', 'u1', id, '1' }) do changes[#changes + 1] = part end
-    if #changes == 2000 or id == ids[#ids] then -- Lua cannot unpack much longer lists
+  local changes, i = {}, 1
+  while i <= #ids do
+    local first, run = tonumber(ids[i]), 1
+    while run < 32 and tonumber(ids[i + run] or -1) == first + run do run = run + 1 end
+    for _, part in ipairs({ 'SET', 'u' .. run, ids[i], whole(2 ^ run - 1) }) do
+      changes[#changes + 1] = part
+    end
+    i = i + run
+    if #changes == 2000 or i > #ids then -- Lua cannot unpack much longer lists
       call('BITFIELD', bitmap, unpack(changes))
       changes = {}
     end

@@ -77,16 +77,17 @@ local fence = whole(math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2])
 call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 local now = now_ms()
 local since, deadline = whole(now), whole(now + tonumber(ARGV[2]))
-local answer, deadlines = { 'OK', fence }, {}
+local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {} }
 for _, id in ipairs(picked) do
-  local key, leases = task_key(id), lease_key(id)
+  local key, deadlines = task_key(id), scored[lease_key(id)]
   call('HSET', key, 'st', 'L', 'fence', fence, 'inc', ARGV[1], 'progress', since)
-  deadlines[leases] = deadlines[leases] or {}
-  table.insert(deadlines[leases], deadline)
-  table.insert(deadlines[leases], id)
+  deadlines[#deadlines + 1] = deadline
+  deadlines[#deadlines + 1] = id
   local task = call('HMGET', key, 'spec', 'len')
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
   answer[#answer + 1] = { id, task[1], tonumber(task[2] or '0'), chunks }
 end
-for leases, scored in pairs(deadlines) do call('ZADD', leases, unpack(scored)) end
+for leases, deadlines in pairs(scored) do
+  if #deadlines > 0 then call('ZADD', leases, unpack(deadlines)) end
+end
 return answer

@@ -1,40 +1,42 @@
--- ARGV: per task: id, fence, record of an evaluation.  -> verdict, ...
+-- ARGV: the ids and fences of tasks, 'id fence id fence ...', then the records of evaluations among them.
+-- -> verdict, ...
 -- Records of training tasks came before, in the same transaction, which a full Redis refuses whole.
 -- Each is moved to its task, or unlinked.
 local size = group_size()
 local answer, leased, done, units, members_of = {}, {}, {}, {}, {}
-local taken = 0
-
-local function next_record()
-  taken = taken + 1
-  return run .. ':in:' .. taken
-end
+local trainings, evals = 0, 0
 
 local function finish(id, record, state)
   call('RENAME', record, record_key(id))
   if state == 'L' then leased[#leased + 1] = id else call('ZREM', READY, id) end
   done[#done + 1] = id
-  local gid = whole(math.floor(id / size))
-  if not members_of[gid] then
-    units[#units + 1] = gid
-    members_of[gid] = {}
+  local gid = math.floor(id / size)
+  local ids = members_of[gid]
+  if not ids then
+    ids, units[#units + 1] = {}, gid
+    members_of[gid] = ids
   end
-  table.insert(members_of[gid], id)
+  ids[#ids + 1] = id
 end
 
 local function finish_eval(id, record)
   local round = call('HGET', task_key(id), 'round')
   call('HSET', round_key(round), id, record)
-  call('ZREM', lease_key(id), id)
+  call('ZREM', EVAL_LEASES, id)
   call('ZREM', ready_key(id), id)
   call('SREM', round_key(round, ':u'), id)
 end
 
-for i = 1, #ARGV, 3 do
-  local id = ARGV[i]
-  local is_eval = tonumber(id) >= EVAL_BASE
-  local record = is_eval and ARGV[i + 2] or next_record()
-  local verdict, state, length = judge(id, ARGV[i + 1])
+for id, fence in string.gmatch(ARGV[1], '(%d+) (%d+)') do
+  local is_eval, record = tonumber(id) >= EVAL_BASE, nil
+  if is_eval then
+    evals = evals + 1
+    record = ARGV[1 + evals]
+  else
+    trainings = trainings + 1
+    record = run .. ':in:' .. trainings
+  end
+  local verdict, state, length = judge(id, fence)
   if verdict == 'OK' then
     if is_eval then finish_eval(id, record) else finish(id, record, state) end
     if length > 0 then call('UNLINK', chunks_key(id)) end
@@ -44,7 +46,7 @@ for i = 1, #ARGV, 3 do
   end
   answer[#answer + 1] = verdict
 end
-if #leased > 0 then call('ZREM', run .. ':lease', unpack(leased)) end
+if #leased > 0 then call('ZREM', LEASES, unpack(leased)) end
 if #done > 0 then call('SADD', DONE, unpack(done)) end
-for _, gid in ipairs(units) do finish_members(gid, members_of[gid]) end
+for _, gid in ipairs(units) do finish_members(whole(gid), members_of[gid]) end
 return answer

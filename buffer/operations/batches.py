@@ -68,18 +68,29 @@ def restore_lineage(
     return single("restore_lineage", (lineage, owner, step, *pairs), bool)
 
 
-def claim(lineage: int, k: int, units: int, *, start: bool = False) -> Operation[Claim]:
+def claim(
+    lineage: int, k: int, units: int, *, start: bool = False, known: int = 0
+) -> Operation[Claim]:
     """Fill batch k up to `units` from the oldest complete units, and say what it holds.
 
-    What is in the batch stays in it until it is dropped or committed. `start=True` counts that
-    a life of the learner begins with this batch. Empty while the run is PAUSED or RECOVERING.
+    What is in the batch stays in it until it is dropped or committed. Empty while the run is PAUSED
+    or RECOVERING.
+
+    Args:
+        lineage: Of the learner.
+        k: The batch.
+        units: How many it is to have.
+        start: Count that a life of the learner begins with this batch.
+        known: How many of its units the caller has read. While they are all that it holds, and too
+            few, none are listed. It must hold every one of them: then as many as are known are
+            those that are known. A complete batch is always listed.
     """
 
     def steps() -> Steps[Claim]:
         reply = [b"MORE"]
         begins = int(start)
         while reply[0] == b"MORE":
-            reply = yield Call("claim", (lineage, k, units, begins, SLICE))
+            reply = yield Call("claim", (lineage, k, units, begins, SLICE, known))
             begins = 0
         return parse_claim(reply, units)
 

@@ -57,11 +57,11 @@ def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]
         replies: list[Reply] = []
         for start in range(0, len(submissions), SLICE):
             part = submissions[start : start + SLICE]
-            ahead = [record for task, _, record in part if task < EVAL_BASE]
-            arguments: list[Argument] = []
-            for task, fence, record in part:
-                arguments += (task, fence, b"" if task < EVAL_BASE else record)
-            replies.append((yield Call("submit", tuple(arguments), tuple(ahead))))
+            # One argument of them all: the client takes longer over each than over its digits.
+            holders = " ".join([f"{task} {fence}" for task, fence, _ in part])
+            ahead = tuple([record for task, _, record in part if task < EVAL_BASE])
+            evaluations = [record for task, _, record in part if task >= EVAL_BASE]
+            replies.append((yield Call("submit", (holders, *evaluations), ahead)))
         return parse_verdicts(replies)
 
     return Operation("submit", steps)

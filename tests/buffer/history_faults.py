@@ -107,6 +107,7 @@ def restart_redis(world: World, saved: Saved | None) -> None:
 def recover(world: World) -> None:
     """The learner says again what it trained; then the run goes on, with a grace for all leases."""
     learner, durable = world.learner, len(world.learner.checkpoint)
+    learner.known.clear()
     restore = operations.restore_lineage(
         learner.lineage, learner.step, owner=learner.owner, lineages=world.forks
     )

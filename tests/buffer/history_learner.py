@@ -7,6 +7,7 @@ from buffer.answers import Claim, NewTask
 from buffer.operation import Operation
 from configs.errors import LostLineage, StoreError, StoreRewound
 from tests.buffer import history_replay as replay
+from tests.buffer import invariants
 from tests.buffer.history_world import (
     CAP,
     GROUP_SIZE,
@@ -39,7 +40,7 @@ def learn(world: World) -> None:
     """Train one batch: claim, drop, seal, train, checkpoint; the learner may die in between."""
     learner, k = world.learner, world.learner.step + 1
     try:
-        claim = world.tell(operations.claim(learner.lineage, k, UNITS_PER_BATCH))
+        claim = _claim(world, k)
     except StoreRewound:
         assert world.recovering, "I6: the store forgot the learner's lineage"
         return
@@ -110,6 +111,22 @@ def be_careless(world: World) -> None:
         raise AssertionError("I6: an old learner was heard")
 
 
+def _claim(world: World, k: int) -> Claim:
+    """Claim, and see that units go unlisted only where nothing came and the batch is not full."""
+    known = world.learner.known.setdefault(k, set())
+    call = operations.claim(world.learner.lineage, k, UNITS_PER_BATCH, known=len(known))
+    if world.chance(0.05):
+        world.store.run(call)  # the reply is lost
+    claim = world.store.run(call)
+    listed = {unit.group_id for unit in claim.units}
+    if not world.recovering and not listed:
+        held = set(invariants.zset(world.client, f"{world.prefix}:c:{k}"))
+        is_idle = held == known and len(held) < UNITS_PER_BATCH
+        assert is_idle, f"I15: batch {k} has {held}, and the learner that knows {known} hears none"
+    known |= listed
+    return claim
+
+
 def _refused(world: World, call: Operation[object], otherwise: str) -> None:
     try:
         world.store.run(call)
@@ -152,6 +169,7 @@ def _is_fit(world: World, k: int, claim: Claim, tasks: list[int]) -> bool:
             _drop(world, operations.abandon(learner.lineage, k, "lost"), "lost")
             learner.sealed.pop(k, None)
             learner.drawn.pop(k, None)
+            learner.known.pop(k, None)
         return False
     if claim.sealed:
         return True
@@ -161,6 +179,7 @@ def _is_fit(world: World, k: int, claim: Claim, tasks: list[int]) -> bool:
     if gone:
         reason = "stale" if stale else "zero_variance"
         _drop(world, operations.drop(learner.lineage, k, gone, reason), reason)
+        learner.known[k] -= set(gone)
         again = world.store.run(operations.claim(learner.lineage, k, UNITS_PER_BATCH))
         kept = {unit.group_id for unit in again.units} & set(gone)
         assert not kept, f"I13: units {kept} are still claimed after they were dropped as {reason}"

@@ -75,6 +75,8 @@ class Learner:
     """Units that each batch reused."""
     drawn: dict[int, list[int]] = field(default_factory=dict)
     """Units that each sealed batch reuses."""
+    known: dict[int, set[int]] = field(default_factory=dict)
+    """Units that each claimed batch has, as far as it was told."""
 
     @property
     def step(self) -> int:

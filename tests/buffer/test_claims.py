@@ -6,7 +6,7 @@ import pytest
 
 from buffer import operations
 from buffer.answers import NewTask
-from buffer.operation import Operation
+from buffer.operation import SLICE, Operation
 from configs.errors import LostLineage, RecordError, SettingsError, StoreError
 from tests.buffer.run_in_store import GROUP_SIZE, MAX_POLICY_LAG, UNITS_PER_BATCH, RunInStore
 
@@ -34,8 +34,8 @@ def _fill(run: RunInStore, units: int, *, first: int = 0, step: int = 0) -> None
     run.submit(tasks)
 
 
-def _units(run: RunInStore, k: int, units: int = UNITS_PER_BATCH) -> list[int]:
-    claim = run.store.run(operations.claim(run.lineage, k, units))
+def _units(run: RunInStore, k: int, units: int = UNITS_PER_BATCH, *, known: int = 0) -> list[int]:
+    claim = run.store.run(operations.claim(run.lineage, k, units, known=known))
     return [unit.group_id for unit in claim.units]
 
 
@@ -169,6 +169,54 @@ def test_a_claim_is_sticky_and_takes_the_oldest_first(run: RunInStore) -> None:
 
     again = run.store.run(operations.claim(run.lineage, 1, 2, start=True))
     assert again == first._replace(starts=2)
+
+
+def test_units_that_the_learner_knows_are_listed_when_another_comes(run: RunInStore) -> None:
+    _fill(run, 1)
+    assert _units(run, 1, 3) == [0]
+    assert _units(run, 1, 3, known=1) == []
+
+    _fill(run, 1, first=1)
+    assert _units(run, 1, 3, known=1) == [0, 1]
+    assert _units(run, 1, 3, known=1) == [0, 1]  # as after a lost reply
+    assert _units(run, 1, 3, known=2) == []
+
+    run.store.run(operations.drop(run.lineage, 1, [0], "stale"))
+    assert _units(run, 1, 3, known=2) == [1]
+    assert _units(run, 1, 3, known=1) == []
+    _fill(run, 1, first=2)
+    assert _units(run, 1, 3, known=1) == [1, 2]
+    assert _units(run, 1, 3) == [1, 2]
+
+
+def test_a_life_that_begins_is_counted_though_nothing_came(run: RunInStore) -> None:
+    _fill(run, 1)
+    _units(run, 1)
+
+    claim = run.store.run(operations.claim(run.lineage, 1, 2, start=True, known=1))
+
+    assert (claim.complete, claim.sealed, claim.starts, claim.units) == (False, False, 1, [])
+
+
+def test_a_full_batch_is_listed_whatever_the_learner_knows(run: RunInStore) -> None:
+    _fill(run, 2)
+
+    for known in (0, 1, 2):
+        assert _units(run, 1, known=known) == [0, 1]
+    run.store.run(operations.seal(run.lineage, 1))
+    for known in (0, 1, 2):
+        assert _units(run, 1, 4, known=known) == [0, 1]
+
+
+def test_what_comes_in_several_slices_is_listed(run: RunInStore) -> None:
+    slice_units = SLICE // GROUP_SIZE
+    run.redis.hset(run.prefix + ":meta", "units_per_batch", 2 * slice_units)
+    _fill(run, 1)
+    assert _units(run, 1, 2 * slice_units) == [0]
+
+    _fill(run, slice_units, first=1)
+
+    assert _units(run, 1, 2 * slice_units, known=1) == list(range(1 + slice_units))
 
 
 def test_a_sealed_claim_is_the_same_for_the_next_learner(run: RunInStore) -> None:

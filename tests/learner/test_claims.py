@@ -13,11 +13,12 @@ import redis
 from broker.codec import encode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import NewTask, Stats
+from buffer.answers import Claim, NewTask, Stats
 from buffer.episode import Episode, PolicyVersion
 from buffer.keys import run_prefix
+from buffer.operation import Operation
 from buffer.store import Store
-from configs.errors import DeadlineError, LostLineage, RecordError, SettingsError
+from configs.errors import DeadlineError, LostLineage, RecordError, SettingsError, StoreError
 from configs.settings import Settings
 from learner.batch import plan_batch
 from learner.claims import Claims
@@ -38,13 +39,13 @@ class Bench:
     settings: Settings
     lineage: int
     ledger: Ledger = field(init=False)
+    patient: PatientStore = field(init=False)
 
     def claims(self) -> Claims:
         """Start a life of the learner in the present lineage."""
         self.ledger = new_ledger(self.lineage, self.store.run(operations.lineages()))
-        return Claims(
-            PatientStore(self.store), self.settings, ledger=self.ledger, vocabulary=VOCABULARY
-        )
+        self.patient = PatientStore(self.store)
+        return Claims(self.patient, self.settings, ledger=self.ledger, vocabulary=VOCABULARY)
 
     def restart(self, step: int) -> Claims:
         """Begin a new lineage at `step`, as after a crash."""
@@ -123,6 +124,133 @@ def test_a_batch_is_handed_over_once_it_is_full_and_sealed(bench: Bench) -> None
     assert bench.stats().claims[0].sealed
 
 
+@dataclass(slots=True)
+class Wire:
+    """Between a learner and its store: hears what claims list, and fails where it is told to."""
+
+    run: Callable[[Operation[object]], object]
+    listed: list[list[int]] = field(default_factory=list)
+    fails: str | None = None
+    """The next operation of this name fails."""
+    is_done: bool = False
+    """The one that fails is done nevertheless."""
+
+    def __call__(self, operation: Operation[object]) -> object:
+        """Carry an operation out, or not."""
+        fails, self.fails = self.fails, None if operation.name == self.fails else self.fails
+        if operation.name != fails:
+            return self._heard(self.run(operation))
+        if self.is_done:
+            self.run(operation)
+        raise StoreError("the line is dead")
+
+    def _heard(self, answer: object) -> object:
+        if isinstance(answer, Claim):
+            self.listed.append([unit.group_id for unit in answer.units])
+        return answer
+
+
+@pytest.fixture
+def wire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Wire:
+    wire = Wire(bench.store.run)
+    monkeypatch.setattr(bench.store, "run", wire)
+    return wire
+
+
+def _break(bench: Bench, task_id: int) -> None:
+    """Make a record unreadable."""
+    with redis.Redis.from_url(bench.url) as client:
+        client.set(f"{run_prefix('tiny')}:e:{task_id}", b"nonsense")
+
+
+def test_a_look_lists_the_batch_only_when_a_unit_has_come(bench: Bench, wire: Wire) -> None:
+    claims = bench.claims()
+    bench.fill(1)
+    for _ in range(3):
+        assert claims.look(1) is None
+    assert wire.listed == [[0], [], []]
+
+    bench.fill(1, first=1)
+    assert claims.look(1) is not None
+    assert claims.look(2) is None
+    assert wire.listed[3:] == [[0, 1], []]
+
+
+def test_a_new_life_and_a_recovered_store_list_the_batch_again(bench: Bench, wire: Wire) -> None:
+    bench.fill(1)
+    bench.claims().look(1)
+
+    claims = bench.restart(0)
+    claims.look(1)
+    claims.look(1)
+    bench.patient.recoveries += 1
+    claims.look(1)
+
+    assert wire.listed == [[0], [0], [], [0]]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("fails", ["claim", "records", "drop"])
+def test_a_look_after_one_that_failed_judges_what_had_come(
+    bench: Bench, wire: Wire, tmp_path: Path, fails: str, is_done: bool
+) -> None:
+    bench.settings = tiny_settings(tmp_path, run={"groups_per_batch": 3})
+    claims = bench.claims()
+    bench.fill(1)
+    claims.look(1)
+    bench.fill(1, first=1)
+    _break(bench, 5)
+    wire.fails, wire.is_done = fails, is_done
+
+    with pytest.raises(StoreError, match="the line is dead"):
+        claims.look(1)
+    assert claims.look(1) is None
+
+    assert bench.stats().dropped == {"unreadable": 4}
+    bench.fill(1, first=2)
+    assert claims.look(1) is None
+    assert wire.listed[-1] == [0, 2]
+    bench.fill(1, first=3)
+    batch = claims.look(1)
+    assert batch is not None
+    assert _groups(batch.episodes) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_full_batch_whose_seal_failed_is_handed_over_by_the_next_look(
+    bench: Bench, wire: Wire, is_done: bool
+) -> None:
+    bench.fill(2)
+    claims = bench.claims()
+    wire.fails, wire.is_done = "seal", is_done
+
+    with pytest.raises(StoreError, match="the line is dead"):
+        claims.look(1)
+    batch = claims.look(1)
+
+    assert batch is not None
+    assert _groups(batch.episodes) == [0, 1]
+    assert batch.is_replay == is_done
+
+
+def test_a_batch_that_was_given_up_is_known_anew(bench: Bench, wire: Wire) -> None:
+    bench.fill(2)
+    claims = bench.claims()
+    wire.fails, wire.is_done = "seal", True
+    with pytest.raises(StoreError, match="the line is dead"):
+        claims.look(1)
+    with redis.Redis.from_url(bench.url) as client:
+        client.delete(f"{run_prefix('tiny')}:e:1")
+    assert claims.look(1) is None
+    assert claims.dropped.units == {"forgotten": 2}
+
+    bench.fill(1, first=2)
+    for _ in range(2):
+        assert claims.look(1) is None
+
+    assert wire.listed[-2:] == [[2], []]
+
+
 def test_a_stale_group_is_dropped_and_its_place_filled(bench: Bench) -> None:
     bench.fill(2)
     bench.store.run(
@@ -170,8 +298,7 @@ def test_stale_groups_are_trained_where_the_settings_say_so(bench: Bench, tmp_pa
 
 def test_an_unreadable_record_drops_its_group(bench: Bench) -> None:
     bench.fill(3)
-    with redis.Redis.from_url(bench.url) as client:
-        client.set(f"{run_prefix('tiny')}:e:1", b"nonsense")
+    _break(bench, 1)
     claims = bench.claims()
 
     assert claims.look(1) is None  # drops group 0

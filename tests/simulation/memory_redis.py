@@ -178,10 +178,14 @@ class MemoryRedis:
         return before
 
     def _do_bitfield(self, key: bytes, *changes: bytes) -> Reply:
-        """Only `SET u1 offset bit`, again and again, as the scripts use it."""
-        assert set(changes[::4]) <= {b"SET"} and set(changes[1::4]) <= {b"u1"}, changes
-        bits = zip(changes[2::4], changes[3::4], strict=True)
-        return [self._do_setbit(key, offset, bit) for offset, bit in bits]
+        """Only `SET u<n> offset 2**n - 1`, again and again, as the scripts use it."""
+        for at in range(0, len(changes), 4):
+            name, kind, offset, value = changes[at : at + 4]
+            run = int(kind[1:])
+            assert (name, int(value)) == (b"SET", 2**run - 1), changes
+            for bit in range(int(offset), int(offset) + run):
+                self._do_setbit(key, b"%d" % bit, b"1")
+        return []
 
     def _do_getbit(self, key: bytes, offset: bytes) -> Reply:
         bits, byte = self._values.get(key, b""), int(offset) // 8

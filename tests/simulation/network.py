@@ -79,6 +79,10 @@ class Frame:
 
     bytes: bytes
 
+    @property
+    def buffer(self) -> memoryview:
+        return memoryview(self.bytes)
+
     def get(self, _name: str) -> str:
         return "k" * 40
 
@@ -109,7 +113,7 @@ class Dealer:
         self.events = Mailbox()
         self.is_connected = False
 
-    async def send(self, frame: bytes, flags: int = 0) -> None:
+    async def send(self, frame: bytes, flags: int = 0, *, copy: bool) -> None:
         if not self._network.send(self, frame):
             raise zmq.Again
 
