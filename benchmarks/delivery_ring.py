@@ -55,7 +55,7 @@ class Ring:
     broker: Process
     _lineage: int = 0
     _step: int = 0
-    _known: int = 0
+    _known: set[int] = field(default_factory=set)
     """Units that the batch is known to have."""
     _created: int = field(default=FIRST_TASK // GROUP_SIZE)
 
@@ -101,12 +101,12 @@ class Ring:
         """Claim, seal, read and commit the next batch; None while it is not complete."""
         step = self._step + 1
         claim = self.store.run(
-            operations.claim(self._lineage, step, self._groups_per_batch, known=self._known)
+            operations.claim(self._lineage, step, self._groups_per_batch, known=len(self._known))
         )
         if not claim.complete:
-            self._known = len(claim.units) or self._known
+            self._known |= {unit.group_id for unit in claim.units}
             return None
-        self._known = 0
+        self._known.clear()
         self.store.run(operations.seal(self._lineage, step))
         ids = [task_id for unit in claim.units for task_id in unit.task_ids]
         records = self.store.run(operations.records(ids))

@@ -12,13 +12,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from buffer.operation import Operation
+from buffer.operation import SLICE, Operation
 from buffer.store import AsyncStore
 
 Row = TypeVar("Row")
 Answer = TypeVar("Answer")
-
-MAX_ROWS = 500  # one slice of the store: more would be another call in any case
 
 
 class Batch(Generic[Row, Answer]):
@@ -55,7 +53,7 @@ class Batch(Generic[Row, Answer]):
         """Take the first requests that fit into one call, at least one."""
         count = total = 0
         for rows, _ in self._waiting:
-            if count and total + len(rows) > MAX_ROWS:
+            if count and total + len(rows) > SLICE:
                 break
             total += len(rows)
             count += 1

@@ -72,7 +72,7 @@ class Claim(NamedTuple):
     starts: int
     """Lives of the learner that began with it since it was last trained."""
     units: list[ClaimedUnit]
-    """Oldest first; none of an incomplete batch of which the caller knows all."""
+    """Oldest first; of an incomplete batch only those that the caller does not know."""
 
 
 class Rating(NamedTuple):

@@ -19,7 +19,7 @@ Argument: TypeAlias = "str | bytes | int | float"
 Reply: TypeAlias = Any
 """Nested lists of bytes, int and None, as Redis sends them; parsed at once, never passed on."""
 
-SLICE = 500
+SLICE = 128
 """Tasks that one script call moves at most, so that nobody waits long for Redis."""
 
 

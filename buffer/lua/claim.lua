@@ -1,7 +1,8 @@
 -- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller knows
 -- -> {'CLOSED'} | {'MORE'} | {'OK', sealed, starts, {group id, task id, ...}, ...}
 -- Sticky: what batch k has claimed stays in it; until it is sealed, the oldest complete units fill it up.
--- While it is not full and holds only what the caller knows, no unit is listed: that is most calls.
+-- While it is not full, and the caller knew all that it held, only what this call moved is listed: most
+-- calls move nothing.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local meta = call('HMGET', META, 'state', 'committed')
@@ -20,7 +21,7 @@ local missing = sealed == 1 and 0 or tonumber(ARGV[3]) - held
 if missing > 0 then
   local room = math.min(missing, units_of(ARGV[5], size))
   local oldest = call('ZRANGE', BUF, 0, room - 1, 'WITHSCORES')
-  if #oldest == 0 and held == tonumber(ARGV[6]) then return answer end
+  local knew_all = held == tonumber(ARGV[6])
   for i = 1, #oldest, 2 do
     call('ZREM', BUF, oldest[i])
     call('ZADD', claim, oldest[i + 1], oldest[i])
@@ -29,8 +30,11 @@ if missing > 0 then
       call('SREM', DONE, unpack(finished))
       call('SADD', CLAIMED, unpack(finished))
     end
+    answer[#answer + 1] = { oldest[i], unpack(finished) }
   end
   if #oldest / 2 == room and room < missing then return { 'MORE' } end
+  if knew_all and #oldest / 2 < missing then return answer end
+  answer = { unpack(answer, 1, 3) }
 end
 
 for _, gid in ipairs(call('ZRANGE', claim, 0, -1)) do

@@ -81,9 +81,9 @@ def claim(
         k: The batch.
         units: How many it is to have.
         start: Count that a life of the learner begins with this batch.
-        known: How many of its units the caller has read. While they are all that it holds, and too
-            few, none are listed. It must hold every one of them: then as many as are known are
-            those that are known. A complete batch is always listed.
+        known: How many of its units the caller has read. If they were all that it held, and it is
+            not complete now, only those that came are listed. It must hold every one of them: then
+            as many as are known are those that are known. A complete batch is always listed.
     """
 
     def steps() -> Steps[Claim]:

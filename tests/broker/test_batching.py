@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from broker.batching import MAX_ROWS, Batch
+from broker.batching import Batch
 from buffer import operations
-from buffer.operation import Operation
+from buffer.operation import SLICE, Operation
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from tests.broker.ring import FIRST, RUN, begin
@@ -52,9 +52,9 @@ def test_a_call_takes_at_most_one_slice(redis_url: str) -> None:
             return operations.release(rows)
 
         batch = Batch(store, release)
-        await asyncio.gather(*(batch.run([(7, 1)] * 200) for _ in range(10)))
+        await asyncio.gather(*(batch.run([(7, 1)] * 50) for _ in range(40)))
 
-        assert max(calls) <= MAX_ROWS
+        assert max(calls) <= SLICE
         assert sum(calls) == 2000
         await store.close()
 

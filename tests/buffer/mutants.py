@@ -34,9 +34,6 @@ end
 sealed = 0
 """
 
-_LIST = "for _, gid in ipairs(call('ZRANGE', claim, 0, -1)) do"
-_KNOWS = "sealed == 0 and held == tonumber(ARGV[6])"
-
 MUTANTS = {
     "no fence check": Mutant("tasks", "if task[2] ~= fence then return 'STALE' end", "", "I9"),
     "no dedupe": Mutant("tasks", "if task[1] == 'D' then return 'DUP' end", "", "I1"),
@@ -82,11 +79,12 @@ MUTANTS = {
         "claim", "if meta[1] ~= 'RUNNING' then return { 'CLOSED' } end", "", "8.6"
     ),
     "a claim is silent about what came": Mutant(
-        "claim", _LIST, f"if missing > 0 and {_KNOWS} then return answer end\n{_LIST}", "I15"
+        "claim", "answer[#answer + 1] = { oldest[i], unpack(finished) }", "", "I15"
     ),
     "a claim is silent when it is full": Mutant(
-        "claim", _LIST, f"if missing == 0 and {_KNOWS} then return answer end\n{_LIST}", "I15"
+        "claim", "if knew_all and #oldest / 2 < missing then", "if knew_all then", "I15"
     ),
+    "a claim takes everybody for one who knows": Mutant("claim", "if knew_all and", "if", "I15"),
     "recovered under a server that is gone": Mutant(
         "recovered", "if meta[1] ~= ARGV[2] then", "if false then", "8.6"
     ),

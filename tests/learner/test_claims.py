@@ -163,7 +163,7 @@ def _break(bench: Bench, task_id: int) -> None:
         client.set(f"{run_prefix('tiny')}:e:{task_id}", b"nonsense")
 
 
-def test_a_look_lists_the_batch_only_when_a_unit_has_come(bench: Bench, wire: Wire) -> None:
+def test_a_look_lists_what_has_come_and_a_full_batch_whole(bench: Bench, wire: Wire) -> None:
     claims = bench.claims()
     bench.fill(1)
     for _ in range(3):
@@ -209,7 +209,7 @@ def test_a_look_after_one_that_failed_judges_what_had_come(
     assert bench.stats().dropped == {"unreadable": 4}
     bench.fill(1, first=2)
     assert claims.look(1) is None
-    assert wire.listed[-1] == [0, 2]
+    assert wire.listed[-1] == [2]
     bench.fill(1, first=3)
     batch = claims.look(1)
     assert batch is not None
