@@ -59,6 +59,7 @@ from .messages import (
 )
 
 VERDICTS = {verdict.value: verdict for verdict in Verdict}
+REPORTED_AT_ONCE = 64  # actors: others wait a millisecond for that, and not for a whole fleet
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
 
@@ -121,11 +122,12 @@ class Service:
     async def report(self) -> None:
         """Tell the store which actors were heard of since the last report."""
         heard = [peer for peer in self._peers if peer.unreported]
-        for peer in heard:
-            peer.unreported = False
-        await self._store.run(
-            operations.actor_seen({peer.hello.incarnation: _figures(peer) for peer in heard})
-        )
+        for start in range(0, len(heard), REPORTED_AT_ONCE):
+            portion = heard[start : start + REPORTED_AT_ONCE]
+            seen = {peer.hello.incarnation: _figures(peer) for peer in portion}
+            for peer in portion:
+                peer.unreported = False
+            await self._store.run(operations.actor_seen(seen))
 
     async def _answer(self, envelope: Envelope, key: str) -> object | None:
         if envelope.run != self._run:
