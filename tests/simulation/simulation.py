@@ -143,7 +143,12 @@ class Simulation:
         asyncio.set_event_loop(self.loop)
         try:
             story = self.loop.create_task(self._story(), context=OUTSIDE.copy())
-            self.loop.run_until_complete(story)
+            checker = self.loop.create_task(self._check_regularly(), context=OUTSIDE.copy())
+            ends = asyncio.wait({story, checker}, return_when=asyncio.FIRST_COMPLETED)
+            self.loop.run_until_complete(ends)
+            for task in (checker, story):
+                if task.done():
+                    task.result()
             self._raise_failures()
             return self._result()
         finally:
@@ -198,13 +203,11 @@ class Simulation:
         self._start_learner()
         for actor in self.actors:
             self.after(self.rng.uniform(0, 3), self._start_actor, actor)
-        checker = self.loop.create_task(self._check_regularly())
         nemesis = Nemesis(self, self._generator("nemesis"), self.scenario.rates)
         await nemesis.rage(self.scenario.faulty_s)
         await self._recover()
         await self._lose_one_in_the_calm()
         await self._end()
-        checker.cancel()
 
     async def _recover(self) -> None:
         """After the last fault the run goes on: batches are trained again (I15)."""
