@@ -11,10 +11,10 @@ Example:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 import msgpack
-from msgspec import Meta, MsgspecError, Struct
+from msgspec import Meta, MsgspecError, Raw, Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from configs.errors import RecordError
@@ -34,7 +34,7 @@ Frame = bytes | memoryview
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
     """A message and its header. Producer: `decode`. Consumer: whoever owns the socket."""
 
-    v: Literal[2]
+    v: Annotated[int, Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]
     run: Text
     inc: Text
     """Incarnation of the sender."""
@@ -44,13 +44,14 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Version(Struct):
-    """What every wire version begins with."""
+    """What every wire version begins with; anything may stand there in a frame of a stranger."""
 
-    v: Any = None
+    v: Raw
 
 
 _ENCODER = Encoder()
-_ENVELOPES, _SPECS, _VERSIONS = Decoder(Envelope), Decoder(TaskSpec), Decoder(_Version)
+_ENVELOPES, _SPECS = Decoder(Envelope), Decoder(TaskSpec)
+_VERSIONS, _NUMBERS = Decoder(_Version), Decoder(int)
 _MALFORMED = (MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
@@ -127,11 +128,11 @@ def _encode(value: Struct) -> bytes:
 def _check_version(frame: Frame) -> None:
     """Find out whether a frame that cannot be read is merely of another version."""
     try:
-        version = _VERSIONS.decode(frame).v
+        version = _NUMBERS.decode(_VERSIONS.decode(frame).v)
     except _MALFORMED:
         return
-    if type(version) is not int or version != WIRE_VERSION:
+    if version != WIRE_VERSION:
         raise RecordError(
-            f"wire version must be {WIRE_VERSION}, got {version!r:.20}; "
+            f"wire version must be {WIRE_VERSION}, got {version}; "
             "both ends must run the same version of Nyala"
         )

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable
+from typing import Annotated
 
 from blake3 import blake3
+from msgspec import Meta
 from xxhash import xxh3_128
 
 from buffer.episode import PolicyVersion
@@ -19,6 +21,7 @@ from buffer.episode import PolicyVersion
 from .wire import Many, Message, Part, Real, Text, Whole
 
 DIGEST_BYTES = 32
+MAX_DIMENSIONS = 16
 
 
 def digest_of(
@@ -57,7 +60,7 @@ class TensorSpec(Part, frozen=True):
     name: Text
     dtype: Text
     """`float32` or `bfloat16`."""
-    shape: Many[Whole]
+    shape: Annotated[tuple[Whole, ...], Meta(max_length=MAX_DIMENSIONS)]
     offset: Whole
     num_bytes: Whole
 

@@ -12,6 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, field
 
 from buffer.episode import PolicyVersion
+from buffer.operations.leases import MAX_CHUNKS
 
 from .wire import Item, Many, Message, Named, Part, Real, Text, Whole
 
@@ -63,7 +64,7 @@ class Lease(Part, frozen=True):
     spec: TaskSpec
     length: Whole
     """Tokens already in the store."""
-    chunks: Many[bytes] = ()
+    chunks: Annotated[tuple[bytes, ...], Meta(max_length=MAX_CHUNKS)] = ()
     """Encoded `Completion` chunks, in order, that together have `length` tokens."""
 
 

@@ -130,6 +130,7 @@ class Reception:
                 refusal = Refusal("malformed", str(error))
                 await self._refuse(route, sequence_of(frame), refusal, member.name)
                 return
+            del frame  # a LEASE that waits for work holds nothing of what came with it
             reply = await self._answer(envelope, key, member)
             place.leave()  # a LEASE may now wait for work
             peer = self._peers.hear(envelope.inc, key)

@@ -58,7 +58,7 @@ from .messages import (
     Welcome,
 )
 
-VERDICTS = {verdict.value: verdict for verdict in Verdict}
+_VERDICTS = {verdict.value: verdict for verdict in Verdict}
 REPORTED_AT_ONCE = 64  # actors: others wait a millisecond for that, and not for a whole fleet
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
@@ -235,14 +235,14 @@ class Service:
         ]
         answers = await self._beats.run(lines)
         verdicts = tuple(
-            TaskVerdict(line.task_id, VERDICTS[answer.verdict], answer.length)
+            TaskVerdict(line.task_id, _VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)
         )
         return Verdicts(verdicts, self._board.publication)
 
     def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:
         lines = tuple(
-            TaskVerdict(task_id, VERDICTS[verdict])
+            TaskVerdict(task_id, _VERDICTS[verdict])
             for task_id, verdict in zip(task_ids, verdicts, strict=True)
         )
         return Verdicts(lines, self._board.publication)

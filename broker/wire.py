@@ -1,9 +1,10 @@
 """What messages are made of: structs that msgspec turns into msgpack and back, within limits.
 
 A `Message` travels as a map of its fields and says its `op`; a `Part` within it is an array of its
-fields in order, because heartbeats carry many of them. Both are read strictly: a type that is not
-the annotated one, a field that nobody knows, a float that is not finite, a list longer than
-`MAX_ITEMS`. What is written is the type checker's to judge.
+fields in order, because heartbeats carry many of them. When they are read, these are refused: a
+value of another type (but whole numbers are floats too), a field that nobody knows or that has no
+default and is missing, a float that is not finite, a list longer than it may be. What is written is
+the type checker's to judge.
 """
 
 from __future__ import annotations

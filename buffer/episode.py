@@ -10,10 +10,11 @@ Shapes: P prompt tokens, T completion tokens (all turns, environment tokens incl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 SCHEMA = 1
 
@@ -25,8 +26,9 @@ UInt8 = npt.NDArray[np.uint8]
 class PolicyVersion(NamedTuple):
     """Which weights: `step` batches trained within `lineage`. Orders by lineage, then step."""
 
-    lineage: int
-    step: int
+    lineage: Annotated[int, Meta(ge=-1, le=2**53 - 1)]
+    step: Annotated[int, Meta(ge=-1, le=2**53 - 1)]
+    """-1, as the lineage: before the first."""
 
 
 @dataclass(frozen=True, slots=True)

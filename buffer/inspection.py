@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 from msgspec import Meta, MsgspecError, Struct
 from msgspec.msgpack import Decoder
 
 from .codec import decode_completion, decode_episode
+from .episode import SCHEMA
 from .validity import (
     MAX_ENTRIES,
     MAX_LOGPROB,
@@ -27,15 +28,16 @@ from .validity import (
     MAX_TOKENS,
 )
 
+_Schema = Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
 _Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 _Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
-_Real: TypeAlias = Any  # looked at below: msgspec takes whole numbers for floats
+_Real = float | int  # told apart below: where only floats may be, msgspec takes whole numbers too
 _Reals = Annotated[dict[_Name, _Real], Meta(max_length=MAX_ENTRIES)]
 
 
 class _Completion(Struct, forbid_unknown_fields=True):
-    schema: Literal[1]
+    schema: _Schema
     tokens: memoryview
     logprobs: memoryview
     mask: memoryview
@@ -44,7 +46,7 @@ class _Completion(Struct, forbid_unknown_fields=True):
 
 
 class _Episode(Struct, forbid_unknown_fields=True):
-    schema: Literal[1]
+    schema: _Schema
     task_id: _Number
     group_id: _Number
     purpose: Literal["train", "eval"]

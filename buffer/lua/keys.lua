@@ -62,12 +62,12 @@ end
 local function set_bits(bitmap, ids)
   local changes, i = {}, 1
   while i <= #ids do
-    local first, run = tonumber(ids[i]), 1
-    while run < 32 and tonumber(ids[i + run] or -1) == first + run do run = run + 1 end
-    for _, part in ipairs({ 'SET', 'u' .. run, ids[i], whole(2 ^ run - 1) }) do
+    local first, length = tonumber(ids[i]), 1
+    while length < 32 and tonumber(ids[i + length] or -1) == first + length do length = length + 1 end
+    for _, part in ipairs({ 'SET', 'u' .. length, ids[i], whole(2 ^ length - 1) }) do
       changes[#changes + 1] = part
     end
-    i = i + run
+    i = i + length
     if #changes == 2000 or i > #ids then -- Lua cannot unpack much longer lists
       call('BITFIELD', bitmap, unpack(changes))
       changes = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buffer import inspection
 from buffer.codec import decode_completion, decode_episode, encode_completion, encode_episode
 from buffer.inspection import lengths_of, task_ids_of
+from buffer.validity import FINISH_REASONS, PURPOSES
 from configs.errors import RecordError
 from tests.buffer.episodes import episodes
 
@@ -181,3 +184,20 @@ def test_a_field_that_is_not_right_is_named_as_by_the_decoder(name: str, value: 
         task_ids_of([_with_numbers(), record], max_bytes=MOST)
 
     assert str(looking.value) == str(decoding.value)
+
+
+def test_a_look_knows_the_words_that_the_decoder_knows() -> None:
+    hints = typing.get_type_hints(inspection._Episode)
+
+    assert typing.get_args(hints["purpose"]) == PURPOSES
+    assert typing.get_args(hints["finish"]) == FINISH_REASONS
+
+
+def test_a_name_that_comes_twice_hides_nothing() -> None:
+    record = _with_numbers()
+    twice = b"\x8f" + msgpack.packb("reward") + msgpack.packb({1: 1.0}) + record[1:]
+
+    assert record[0] == 0x8E, "a map of 14"
+    for look in (decode_episode, lambda bad: task_ids_of([bad], max_bytes=MOST)):
+        with pytest.raises(RecordError):
+            look(twice)

@@ -20,6 +20,7 @@ from broker.manifest import Probe, TensorSpec, WeightManifest
 from broker.messages import Beat, BeatRequest, Bye, Hello, Submission, SubmitRequest, TaskSpec
 from buffer.codec import decode_completion, decode_episode, encode_completion, encode_episode
 from buffer.episode import PolicyVersion
+from buffer.inspection import lengths_of, task_ids_of
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.json_lines import read_rows
@@ -107,6 +108,16 @@ DECODERS = {
     "episode": Decoder(decode_episode, RecordError, (encode_episode(example_episode()),)),
     "completion": Decoder(
         decode_completion, RecordError, (encode_completion(example_episode().completion),)
+    ),
+    "episodes at a glance": Decoder(
+        lambda data: task_ids_of([data, data], max_bytes=MAX_BYTES),
+        RecordError,
+        (encode_episode(example_episode()),),
+    ),
+    "chunks at a glance": Decoder(
+        lambda data: lengths_of([data, data], max_bytes=MAX_BYTES),
+        RecordError,
+        (encode_completion(example_episode().completion),),
     ),
     "learner's state": Decoder(
         lambda data: LearnerState.decode(data.decode(errors="replace")),
