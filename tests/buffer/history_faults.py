@@ -105,7 +105,7 @@ def restart_redis(world: World, saved: Saved | None) -> None:
 
 
 def recover(world: World) -> None:
-    """The learner says again what it trained; then the run goes on, with a grace for all leases."""
+    """The learner says again what it trained; then the run goes on, with a grace for leases."""
     learner, durable = world.learner, len(world.learner.checkpoint)
     learner.known.clear()
     restore = operations.restore_lineage(
@@ -131,6 +131,6 @@ def recover(world: World) -> None:
         except StoreError:
             return
         raise AssertionError("8.6: recovered under a server that is gone")
-    world.tell(operations.recovered(learner.lineage, world.server))
-    world.recovering, world.in_grace = False, True
+    grace_ms = world.tell(operations.recovered(learner.lineage, world.server))
+    world.recovering, world.in_grace = False, grace_ms > 0
     create(world, 0, world.created)

@@ -100,6 +100,15 @@ def test_after_the_recovery_all_goes_on_and_no_lease_is_reaped_for_a_ttl(run: Ru
     assert len(run.expire(tasks)) == 4
 
 
+def test_a_recovery_before_the_first_lease_delays_no_reaping(run: RunInStore) -> None:
+    run.create(2)
+    _confirm(run)
+
+    assert _recovered(run) == 0
+
+    assert len(run.expire(run.lease(4))) == 4
+
+
 def test_a_recovery_under_a_server_that_is_gone_does_not_count(run: RunInStore) -> None:
     _confirm(run)
     _confirm(run, "e" * 40)
