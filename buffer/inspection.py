@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Annotated, Literal, TypeVar
 
 import numpy as np
@@ -76,7 +77,7 @@ def task_ids_of(records: Sequence[bytes], *, max_bytes: int) -> list[int]:
     episodes = [episode for episode in found if episode is not None]
     completions = [episode.completion for episode in episodes]
     if not _are_valid_numbers([episode.prompt for episode in episodes], completions):
-        return [decode_episode(record, max_bytes=max_bytes).task_id for record in records]
+        found = [None] * len(records)
     return [
         decode_episode(record, max_bytes=max_bytes).task_id if episode is None else episode.task_id
         for record, episode in zip(records, found, strict=True)
@@ -91,7 +92,7 @@ def lengths_of(chunks: Sequence[bytes], *, max_bytes: int) -> list[int]:
     """
     found = [_read(chunk, _COMPLETIONS, _is_plain_completion, max_bytes) for chunk in chunks]
     if not _are_valid_numbers([], [completion for completion in found if completion is not None]):
-        return [decode_completion(chunk, max_bytes=max_bytes).token_ids.size for chunk in chunks]
+        found = [None] * len(chunks)
     return [
         decode_completion(chunk, max_bytes=max_bytes).token_ids.size
         if completion is None
@@ -132,7 +133,7 @@ def _is_plain_completion(fields: _Completion) -> bool:
         and len(fields.tokens) == len(fields.logprobs) == 4 * length
         and _cover(fields.versions, length)
         and _cover(fields.fences, length)
-        and (len(fields.fences) == 1 or fields.fences == sorted(fields.fences, key=_fence))
+        and (len(fields.fences) == 1 or fields.fences == sorted(fields.fences, key=itemgetter(0)))
     )
 
 
@@ -143,10 +144,6 @@ def _cover(rows: Sequence[tuple[int, int | str, int]], length: int) -> bool:
     starts = [start for _, _, start in rows]
     ascend = all(a < b for a, b in pairwise(starts))
     return bool(starts) and starts[0] == 0 and ascend and starts[-1] < length
-
-
-def _fence(row: tuple[int, str, int]) -> int:
-    return row[0]
 
 
 def _are_valid_numbers(prompts: list[memoryview], completions: list[_Completion]) -> bool:

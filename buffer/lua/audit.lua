@@ -10,7 +10,7 @@ local function compare(place, state, ids)
   end
 end
 compare('ready', 'R', call('ZRANGE', READY, 0, -1))
-compare('lease', 'L', call('ZRANGE', run .. ':lease', 0, -1))
+compare('lease', 'L', call('ZRANGE', LEASES, 0, -1))
 compare('done', 'D', call('SMEMBERS', DONE))
 compare('claimed', 'D', call('SMEMBERS', CLAIMED))
 compare('dead', 'X', call('ZRANGE', DEAD, 0, -1))

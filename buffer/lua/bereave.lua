@@ -3,7 +3,7 @@
 -- fence, so that a message of its that is still on the way does not revive one for nobody.
 local orphans = {}
 if call('HGET', META, 'state') ~= 'RUNNING' then return orphans end
-for _, leases in ipairs({ run .. ':lease', run .. ':lease:eval' }) do
+for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
   for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
     -- A member that just died may have ended its unit, and with it the leases of the others.
     if call('HGET', task_key(id), 'inc') == ARGV[1] and call('ZSCORE', leases, id) then

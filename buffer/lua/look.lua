@@ -1,7 +1,7 @@
 -- ARGV: task id, ..., or none for every leased training task
 -- -> {id, state, fence, incarnation, length, attempts}, ...   ids that are forgotten are left out
 local ids = ARGV
-if #ids == 0 then ids = call('ZRANGE', run .. ':lease', 0, -1) end
+if #ids == 0 then ids = call('ZRANGE', LEASES, 0, -1) end
 local answer = {}
 for _, id in ipairs(ids) do
   local task = call('HMGET', task_key(id), 'st', 'fence', 'inc', 'len', 'att')

@@ -4,7 +4,7 @@ local size = tonumber(call('HGET', META, 'group_size') or '1')
 local counts = {
   'created', call('BITCOUNT', KNOWN),
   'ready', call('ZCARD', READY) + call('ZCARD', NEW) * size,
-  'leased', call('ZCARD', run .. ':lease'),
+  'leased', call('ZCARD', LEASES),
   'buffered', call('SCARD', DONE),
   'claimed', call('SCARD', CLAIMED),
   'committed', call('BITCOUNT', COMMITTED),
