@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,7 +129,7 @@ def read_key(path: Path) -> bytes:
     try:
         z85.decode(key)
         usable = len(key) == 40
-    except (KeyError, ValueError, IndexError):
+    except (KeyError, ValueError, IndexError, struct.error):  # the last: digits beyond 32 bits
         usable = False
     if not usable:
         raise SettingsError(

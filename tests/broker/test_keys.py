@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker.allow_list import AllowList, Member, Role, read_allowed
-from broker.keys import load_pair, load_public, make_client, make_keys
+from broker.keys import load_pair, load_public, make_client, make_keys, read_key
 from configs.errors import SettingsError
 
 
@@ -46,6 +46,15 @@ def test_missing_and_malformed_keys_name_the_next_step(tmp_path: Path) -> None:
         load_pair(folder, "actor")
     with pytest.raises(SettingsError, match=r"nyala keys"):
         load_pair(tmp_path / "elsewhere", "actor")
+
+
+@pytest.mark.parametrize("digits", ["#" * 40, "0" * 39, "0" * 39 + "~"])
+def test_forty_characters_that_are_no_key_are_refused(tmp_path: Path, digits: str) -> None:
+    path = tmp_path / "actor.pub"
+    path.write_text(digits)
+
+    with pytest.raises(SettingsError, match=r"actor\.pub must hold a z85 key"):
+        read_key(path)
 
 
 def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> None:
