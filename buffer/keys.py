@@ -11,6 +11,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
     new             zset    unit that nobody has begun -> id                create, lease
     open            set     unit with a leased member, not complete         lease, submit
     g:<unit>        set     its members that are neither done nor dead      lease, submit
+    s:<unit>        list    its members' specs while it is new              create, lease
     t:<task>        hash    st, spec, fence, inc, len, att, lastlen, ...    all
     t:<task>:p      list    chunks of its unfinished completion             beat
     e:<task>        string  its record; of a committed task if its unit is kept  submit

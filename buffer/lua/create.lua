@@ -8,7 +8,7 @@ for i = 3, #ARGV, size + 1 do
   local gid = ARGV[i]
   local ids = members(gid, size)
   if call('GETBIT', KNOWN, ids[1]) == 0 then
-    for j, id in ipairs(ids) do call('HSET', task_key(id), 'st', 'R', 'spec', ARGV[i + j]) end
+    call('RPUSH', specs_key(gid), unpack(ARGV, i + 1, i + size))
     set_bits(KNOWN, ids)
     call('ZADD', NEW, gid, gid)
     created = created + 1

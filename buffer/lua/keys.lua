@@ -16,6 +16,7 @@ local function task_key(id) return run .. ':t:' .. id end
 local function chunks_key(id) return run .. ':t:' .. id .. ':p' end
 local function record_key(id) return run .. ':e:' .. id end
 local function unfinished_key(gid) return run .. ':g:' .. gid end
+local function specs_key(gid) return run .. ':s:' .. gid end
 local function claim_key(k) return run .. ':c:' .. k end
 local function claim_state_key(k) return run .. ':c:' .. k .. ':s' end
 local function kept_key(gid) return run .. ':x:' .. gid end

@@ -8,7 +8,7 @@ if meta[1] ~= 'RUNNING' then return { 'WAIT' } end
 local lineage, version, size = tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
 local actor_lineage, actor_step = tonumber(ARGV[4]), tonumber(ARGV[5])
 if actor_lineage > lineage then return { 'WAIT' } end -- the store was rewound: wait for the learner
-local room, picked = tonumber(ARGV[3]), {}
+local room, picked, first_spec = tonumber(ARGV[3]), {}, {}
 
 local function pick(ids)
   for _, id in ipairs(ids) do picked[#picked + 1] = id end
@@ -40,14 +40,17 @@ local function units_in_flight()
 end
 
 local function start_unit(gid)
-  local ids, now, later = members(gid, size), {}, {}
-  call('ZREM', NEW, gid)
+  local ids, specs, now = members(gid, size), take_specs(gid), {}
   call('SADD', OPEN, gid)
   call('SADD', unfinished_key(gid), unpack(ids))
   for i, id in ipairs(ids) do
-    if i <= room then now[#now + 1] = id else later[#later + 1] = id end
+    if i <= room then
+      now[i], first_spec[id] = id, specs[i]
+    else
+      make_task(id, specs[i])
+      call('ZADD', READY, id, id)
+    end
   end
-  for _, id in ipairs(later) do call('ZADD', READY, id, id) end
   pick(now)
 end
 
@@ -78,14 +81,25 @@ call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 local now = now_ms()
 local since, deadline = whole(now), whole(now + tonumber(ARGV[2]))
 local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {} }
-for _, id in ipairs(picked) do
-  local key, deadlines = task_key(id), scored[lease_key(id)]
-  call('HSET', key, 'st', 'L', 'fence', fence, 'inc', ARGV[1], 'progress', since)
-  deadlines[#deadlines + 1] = deadline
-  deadlines[#deadlines + 1] = id
+
+-- What the actor needs to begin a task, or to go on where its last holder was.
+local function grant(id)
+  local key, spec = task_key(id), first_spec[id]
+  if spec then
+    call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'spec', spec)
+    return { id, spec, 0, {} }
+  end
+  call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1])
   local task = call('HMGET', key, 'spec', 'len')
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
-  answer[#answer + 1] = { id, task[1], tonumber(task[2] or '0'), chunks }
+  return { id, task[1], tonumber(task[2] or '0'), chunks }
+end
+
+for _, id in ipairs(picked) do
+  local deadlines = scored[lease_key(id)]
+  deadlines[#deadlines + 1] = deadline
+  deadlines[#deadlines + 1] = id
+  answer[#answer + 1] = grant(id)
 end
 for leases, deadlines in pairs(scored) do
   if #deadlines > 0 then call('ZADD', leases, unpack(deadlines)) end

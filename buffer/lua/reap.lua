@@ -4,8 +4,7 @@
 local now, reaped = now_ms(), {}
 local meta = call('HMGET', META, 'state', 'grace_until', 'reaped_at', 'ttl')
 if not meta[1] then return reaped end -- a wiped store: not even a time is written before the run is
-if not meta[1] then return reaped end -- the run has not begun
-local ttl = tonumber(meta[4] or '15000') -- no lease yet: the default lease timeout
+local ttl = tonumber(meta[4] or '0') -- no lease yet: there is none to wait for
 local gap = now - tonumber(meta[3] or now)
 draw_on_reserve()
 call('HSET', META, 'reaped_at', whole(now))

@@ -23,14 +23,14 @@ end
 
 -- The unit has ended: dropped because too few were left, or poisonous. A unit asks one question, so the
 -- spec of a member that is gone is that of this one.
-local function begin_anew(id, gid, ids)
-  local spec = call('HGET', task_key(id), 'spec')
-  for _, member in ipairs(ids) do
-    local own = call('HGET', task_key(member), 'spec') or spec
+local function begin_anew(spec, gid, ids)
+  local specs = {}
+  for i, member in ipairs(ids) do
+    specs[i] = call('HGET', task_key(member), 'spec') or spec
     withdraw_task(member)
     call('UNLINK', task_key(member), chunks_key(member), record_key(member))
-    call('HSET', task_key(member), 'st', 'R', 'spec', own)
   end
+  call('RPUSH', specs_key(gid), unpack(specs))
   call('ZADD', NEW, gid, gid)
 end
 
@@ -44,7 +44,9 @@ local function requeue(id)
     revive(id, gid)
     return 'READY'
   end
-  begin_anew(id, gid, ids)
+  local spec = call('HGET', task_key(id), 'spec')
+  if not spec then return 'GONE' end -- reconciled after the store had forgotten what it asked
+  begin_anew(spec, gid, ids)
   return 'ANEW'
 end
 

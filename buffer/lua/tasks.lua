@@ -6,7 +6,7 @@
 -- A lease that expired, even a reaped one, may be revived until somebody else gets it.
 local function judge(id, fence)
   local task = call('HMGET', task_key(id), 'st', 'fence', 'len', 'progress')
-  if not task[1] then return 'GONE' end
+  if not task[1] then return is_new(id) and 'STALE' or 'GONE' end
   if task[2] ~= fence then return 'STALE' end
   if task[1] == 'D' then return 'DUP' end
   if task[1] == 'X' then return 'STALE' end

@@ -3,6 +3,22 @@
 -- Any of the first four may end as dropped or cancelled instead. Invariant: a unit is in exactly one of
 -- these, and g:<gid> holds the members of an open unit that are neither done nor dead.
 
+-- While a unit is new, its members are a list of their specs; a task comes to be when somebody begins them.
+local function take_specs(gid)
+  local specs = call('LRANGE', specs_key(gid), 0, -1)
+  call('UNLINK', specs_key(gid))
+  call('ZREM', NEW, gid)
+  return specs
+end
+
+-- Whether nobody has begun a training task's unit.
+local function is_new(id)
+  local size = tonumber(id) < EVAL_BASE and group_size() -- none: the store was wiped
+  return size and call('ZSCORE', NEW, whole(math.floor(id / size)))
+end
+
+local function make_task(id, spec) call('HSET', task_key(id), 'st', 'R', 'spec', spec) end
+
 -- A dead letter, or what was one until it was purged.
 local function is_dead(id)
   return call('HGET', task_key(id), 'st') == 'X' or call('GETBIT', PURGED, id) == 1
@@ -28,7 +44,7 @@ end
 
 -- Ends a unit early; its dead members stay with the dead letters. Returns how many tasks met this fate.
 local function end_unit(gid, size, fate)
-  call('UNLINK', unfinished_key(gid))
+  call('UNLINK', unfinished_key(gid), specs_key(gid))
   call('ZREM', NEW, gid)
   call('SREM', OPEN, gid)
   call('ZREM', BUF, gid)

@@ -28,10 +28,16 @@ local function letter(id, ms)
   return { id, ms, task[1] or '', (task[2] or 0) + (task[3] or 0), tonumber(task[4] or '0') }
 end
 
--- Takes a unit out of its place. A batch that loses one this way is open again, and gone when it is empty.
+-- Takes a unit out of its place; members of a new one become tasks. A batch that loses a unit this way is
+-- open again, and gone when it is empty.
 local function withdraw_unit(gid)
   call('UNLINK', unfinished_key(gid))
-  if call('ZREM', NEW, gid) + call('SREM', OPEN, gid) + call('ZREM', BUF, gid) > 0 then return end
+  if call('ZSCORE', NEW, gid) then
+    local ids = members(gid, group_size())
+    for i, spec in ipairs(take_specs(gid)) do make_task(ids[i], spec) end
+    return
+  end
+  if call('SREM', OPEN, gid) + call('ZREM', BUF, gid) > 0 then return end
   for _, k in ipairs(call('ZRANGE', CLAIMS, 0, -1)) do
     if call('ZREM', claim_key(k), gid) == 1 then
       call('HDEL', claim_state_key(k), 'sealed')

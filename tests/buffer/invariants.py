@@ -1,7 +1,7 @@
 """What must hold of the store at every moment, read with plain commands from behind its back.
 
 I1 a task is in exactly one place and its state field agrees; I2 no task is lost; units likewise; a
-record exists exactly where it is needed. The numbers are those of the delivery protocol's table.
+record exists exactly where it is needed, and a unit's list of specs while it is new. The numbers are those of the delivery protocol's table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Snapshot:
         return [place for place, ids in self.tasks.items() if task in ids]
 
 
-STATES = {"new": b"R", "ready": b"R", "lease": b"L", "done": b"D", "claimed": b"D", "dead": b"X"}
+STATES = {"ready": b"R", "lease": b"L", "done": b"D", "claimed": b"D", "dead": b"X"}
 
 
 def look(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
@@ -72,6 +72,8 @@ def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
         if task not in kept:
             _check_record(client, prefix, task, place, has_record=bool(has_record))
 
+    specs = _specs(client, prefix, {task // group_size for task in snapshot.known})
+    assert specs == dict.fromkeys(units["new"], group_size), "I2: specs of new units"
     in_claims = set().union(*(ids for name, ids in units.items() if name.startswith("c:")))
     of_claims = _members(in_claims, group_size) - tasks["dead"] - tasks["purged"]
     assert of_claims == tasks["claimed"], "I2: tasks of claims that no claim holds, or the reverse"
@@ -81,6 +83,14 @@ def check(client: redis.Redis, prefix: str, group_size: int) -> Snapshot:
         members = {int(task) for task in client.smembers(f"{prefix}:g:{unit}")}
         assert members == _members({unit}, group_size) & unfinished, f"I2: progress of unit {unit}"
     return snapshot
+
+
+def _specs(client: redis.Redis, prefix: str, units: set[int]) -> dict[int, int]:
+    """Which of some units have a list of specs, and how many are in it."""
+    with client.pipeline(transaction=False) as pipe:
+        for unit in units:
+            pipe.llen(f"{prefix}:s:{unit}")
+        return {unit: count for unit, count in zip(units, pipe.execute(), strict=True) if count}
 
 
 def _kept_tasks(client: redis.Redis, prefix: str) -> set[int]:
@@ -97,8 +107,9 @@ def _check_record(
     key = f"{prefix}:t:{task}"
     if place in ("claimed", "done") and client.hexists(key, "reconciled"):
         return
-    if place == "dead" and client.hexists(key, "record"):
-        assert has_record, f"I10: the record of dead letter {task} is gone"
+    of_poison = client.hget(key, "record") if place == "dead" else None
+    if of_poison is not None:
+        assert has_record == bool(int(of_poison)), f"I10: the record of dead letter {task}"
         return
     assert has_record == (place in ("done", "claimed")), f"I10: record of {task} in {place}"
 

@@ -144,6 +144,18 @@ def test_a_poisonous_unit_begins_anew(run: RunInStore) -> None:
     _check(run)
 
 
+def test_a_unit_that_a_rewind_made_new_keeps_its_questions(run: RunInStore) -> None:
+    run.create(1)
+    run.store.run(operations.reconcile(run.lineage, 1, [0, 1]))  # 1 is not even known here
+    run.store.run(operations.abandon(run.lineage, 1, "poison", bury=True))
+
+    assert _requeue(run, 3, 4) == ["ANEW", "GONE"]
+
+    assert [task.spec for task in run.lease()] == [b"spec 0", b"spec 1", b"spec 2", b"spec 3"]
+    assert _dead(run) == [4, 5, 6, 7]
+    _check(run)
+
+
 @pytest.mark.parametrize("fate", ["claimed", "committed"])
 def test_a_member_of_a_trained_unit_comes_too_late(run: RunInStore, fate: str) -> None:
     run.create(2)
