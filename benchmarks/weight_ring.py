@@ -27,6 +27,7 @@ from buffer.episode import PolicyVersion
 from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource
+from console.second_network import enter
 from learner.weight_server import Sent
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -67,6 +68,7 @@ class Place:
     publication: Publication
     shares: bool
     pull_from: tuple[WeightSource, ...]
+    network: str | None
 
 
 class WeightRing:
@@ -80,6 +82,7 @@ class WeightRing:
         shares: Whether receivers pull from each other.
         pull_from: As in the settings. With `memory` no receiver is in a group.
         route: Gives the address at which receivers reach the publisher's.
+        network: Receivers are in this network (`console.second_network`); None = in ours.
         probe: Computes the learner's side of the probe.
         settings: Of the learner.
     """
@@ -94,6 +97,7 @@ class WeightRing:
         shares: bool = False,
         pull_from: tuple[WeightSource, ...] = ("peers", "publisher"),
         route: Callable[[str], str] = str,
+        network: str | None = None,
         probe: Callable[..., Any] = lambda _, ids: (0.0,) * (len(ids) - 1),
         **settings: Any,
     ) -> None:
@@ -120,7 +124,7 @@ class WeightRing:
         publication = structs.replace(publication, endpoint=route(publication.endpoint))
         for number in range(receivers):
             ours, theirs = FORKS.Pipe()
-            place = Place(f"actor-{number}", folder, publication, shares, pull_from)
+            place = Place(f"actor-{number}", folder, publication, shares, pull_from, network)
             process = FORKS.Process(target=_receive, args=(place, theirs, engine), daemon=True)
             process.start()
             theirs.close()
@@ -209,6 +213,8 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
                 version = receiver.version
                 pipe.send({"step": version.step, "pause_s": receiver.counters.pause_s - paused_s})
 
+    if place.network is not None:
+        enter(place.network)
     configure_logging("actor", run="weights", incarnation=place.name)
     torch.set_num_threads(1)
     uvloop.run(live())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import distributed
 
 from benchmarks.weight_ring import FORKS
 from broker.manifest import digest_of
+from console.second_network import SecondNetwork, enter
 
 
 def memcpy(num_bytes: int, *, passes: int) -> list[float]:
@@ -28,17 +30,25 @@ def digest(num_bytes: int, *, passes: int) -> list[float]:
     return [_timed(lambda: digest_of([source])) for _ in range(passes)]
 
 
-def raw_broadcast(num_bytes: int, *, receivers: int, passes: int) -> list[float]:
-    """Broadcast one flat buffer over gloo; returns seconds until the last receiver has it."""
+def raw_broadcast(
+    num_bytes: int, *, passes: int, network: SecondNetwork | None = None
+) -> list[float]:
+    """Broadcast one flat buffer to one receiver over gloo; returns seconds until it has it.
+
+    Args:
+        num_bytes: Of the buffer.
+        passes: How often.
+        network: Where the receiver is; None = in ours.
+    """
     ours, theirs = FORKS.Pipe()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    size = receivers + 1
+    host = "127.0.0.1" if network is None else network.here
+    with socket.create_server((host, 0)) as free:
+        address = f"tcp://{host}:{free.getsockname()[1]}"
     ranks = [
         FORKS.Process(
-            target=_rank, args=(rank, port, (size, num_bytes, passes), theirs), daemon=True
+            target=_rank, args=(rank, address, (num_bytes, passes), network, theirs), daemon=True
         )
-        for rank in range(size)
+        for rank in range(2)
     ]
     for rank in ranks:
         rank.start()
@@ -49,14 +59,24 @@ def raw_broadcast(num_bytes: int, *, receivers: int, passes: int) -> list[float]
     return seconds
 
 
-def _rank(rank: int, port: int, shape: tuple[int, int, int], pipe: Connection) -> None:
-    size, num_bytes, passes = shape
+def _rank(
+    rank: int,
+    address: str,
+    shape: tuple[int, int],
+    network: SecondNetwork | None,
+    pipe: Connection,
+) -> None:
+    num_bytes, passes = shape
+    if network is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = network.far if rank else network.near
+        if rank:
+            enter(network.name)
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
+        init_method=address,
         rank=rank,
-        world_size=size,
+        world_size=2,
         timeout=timedelta(seconds=60),
     )
     flat, seconds = torch.ones(num_bytes, dtype=torch.uint8), []

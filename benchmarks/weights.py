@@ -4,7 +4,8 @@
 
     broadcast  our whole path to one receiver, without an engine, beside one raw broadcast of as
                many bytes over gloo, and `memcpy`: as actors of the learner's machine have it
-               (its memory), and as those of other machines (a group over gloo)
+               (its memory), and as those of other machines (a group over gloo, where both ends
+               share this machine's cores, and over a link of 10 Gbit/s, which needs root)
     pause      generation stands still: ours beside a blocking broadcast of one parameter after
                the other, with the torch engine (it exchanges a shadow copy) and vLLM (in place)
     sparse     a real run at lr 1e-6 in bfloat16: bytes of sparse updates beside all bytes
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,9 +37,11 @@ from benchmarks.weight_ring import WeightRing, parameters_of
 from benchmarks.weight_sparse import plot_density, sparse_run
 from benchmarks.weight_transport import digest, memcpy, raw_broadcast
 from configs.logging import configure_logging
+from console.second_network import NUMBERS, SecondNetwork, obstacle
 
 ARMS = ("broadcast", "pause", "sparse", "fan_out", "peers")
 MIB = 2**20
+LINK_BITS_PER_S = 10 * 10**9  # a common network card
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +132,22 @@ def main() -> None:
 def broadcast(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
     """One receiver: ours, raw and the parts of ours, by model size."""
     found = {}
+    why_not = obstacle()
+    if why_not is not None:
+        say(f"nothing over a link: {why_not}")
     for mib in size.sizes_mib:
         measured: dict[str, list[float]] = {"memory_s": [], "group_s": [], "raw_s": []}
         for way in ("memory", "group"):  # one after the other: shared memory must hold either
-            ring = _ring(folder / f"{mib}-{way}", mib, way=way)
-            try:
-                for _ in range(size.passes):
-                    measured[f"{way}_s"] += [_deliver(ring, way) for _ in range(size.versions)]
-                    measured["raw_s"] += raw_broadcast(mib * MIB, receivers=1, passes=size.versions)
-            finally:
-                ring.close()
+            ours, raw = _take_turns(folder / f"{mib}-{way}", mib, size, way=way)
+            measured[f"{way}_s"] = ours
+            measured["raw_s"] += raw
+        if why_not is None:
+            with SecondNetwork(1 + os.getpid() % (NUMBERS - 1)) as network:
+                network.limit(LINK_BITS_PER_S)
+                path = folder / f"{mib}-link"
+                measured["link_group_s"], measured["link_raw_s"] = _take_turns(
+                    path, mib, size, way="group", network=network
+                )
         found[f"{mib}_mib"] = {
             **{name: _figures(seconds) for name, seconds in measured.items()},
             "memcpy_s": _figures(memcpy(mib * MIB, passes=size.passes)),
@@ -145,6 +155,22 @@ def broadcast(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[s
         }
         say(f"broadcast of {mib} MiB: {found[f'{mib}_mib']}")
     return found
+
+
+def _take_turns(
+    folder: Path, mib: int, size: Size, *, way: str, network: SecondNetwork | None = None
+) -> tuple[list[float], list[float]]:
+    """Deliver versions our way and by raw broadcasts, in turn; returns seconds of both."""
+    ours: list[float] = []
+    raw: list[float] = []
+    ring = _ring(folder, mib, way=way, network=network)
+    try:
+        for _ in range(size.passes):
+            ours += [_deliver(ring, way) for _ in range(size.versions)]
+            raw += raw_broadcast(mib * MIB, passes=size.versions, network=network)
+    finally:
+        ring.close()
+    return ours, raw
 
 
 def pause(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
@@ -207,14 +233,15 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     """Divide medians; None where a side is missing."""
     by_size = arms.get("broadcast", {})
 
-    def over_raw(figures: dict[str, Any], way: str) -> float:
-        raw_s, our_s = float(figures["raw_s"]["median"]), float(figures[way]["median"])
-        return round(raw_s / our_s, 3)
+    def over_raw(figures: dict[str, Any], way: str, raw: str = "raw_s") -> float:
+        return round(float(figures[raw]["median"]) / float(figures[way]["median"]), 3)
 
     found: dict[str, float | None] = {}
     for name, figures in by_size.items():
         found[f"broadcast_over_raw_{name}"] = over_raw(figures, "memory_s")
         found[f"group_over_raw_{name}"] = over_raw(figures, "group_s")
+        if "link_raw_s" in figures:
+            found[f"link_group_over_raw_{name}"] = over_raw(figures, "link_group_s", "link_raw_s")
     for name, pauses in arms.get("pause", {}).items():
         shorter = pauses["blocking_s"]["median"] / pauses["pause_s"]["median"]
         kind = "pause_shorter_shadow" if name.startswith("torch") else "pause_shorter"
@@ -224,11 +251,21 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     return found | (peers_fewer(arms["peers"]) if "peers" in arms else {})
 
 
-def _ring(folder: Path, mib: int, *, way: str, receivers: int = 1) -> WeightRing:
+def _ring(
+    folder: Path,
+    mib: int,
+    *,
+    way: str,
+    receivers: int = 1,
+    network: SecondNetwork | None = None,
+) -> WeightRing:
+    host = "127.0.0.1" if network is None else network.here
     return WeightRing(
         folder,
         parameters_of(mib * MIB),
         receivers=receivers,
+        network=None if network is None else network.name,
+        publisher_endpoint=f"tcp://{host}:0",
         broadcast=way == "group",
         pull_from=("memory", "publisher") if way == "memory" else ("publisher",),
     )

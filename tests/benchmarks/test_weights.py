@@ -1,8 +1,17 @@
 """The arithmetic of `benchmarks/weights.py`, and one small transfer by each side."""
 
+import os
+
+import pytest
+
 from benchmarks.weight_ring import WeightRing, parameters_of
 from benchmarks.weight_transport import raw_broadcast
 from benchmarks.weights import MIB, ratios
+from console.second_network import NUMBERS, SecondNetwork, obstacle
+
+LINK_S = 0.5
+BEYOND_BURST = 0.7
+"""A quarter of 8 MiB passes at once."""
 
 
 def figures(median):
@@ -16,6 +25,8 @@ def test_every_ratio_is_better_when_larger():
                 "memory_s": figures(0.2),
                 "group_s": figures(0.4),
                 "raw_s": figures(0.1),
+                "link_group_s": figures(0.4),
+                "link_raw_s": figures(0.3),
             }
         },
         "pause": {
@@ -28,6 +39,7 @@ def test_every_ratio_is_better_when_larger():
     assert ratios(arms) == {
         "broadcast_over_raw_4_mib": 0.5,
         "group_over_raw_4_mib": 0.25,
+        "link_group_over_raw_4_mib": 0.75,
         "pause_shorter_shadow_torch_5_mib": 50.0,
         "pause_shorter_vllm_5_mib": 5.0,
         "sparse_bytes_fewer_lr_1e-06": 120.0,
@@ -44,4 +56,29 @@ def test_both_sides_of_a_broadcast_move_all_bytes(tmp_path):
 
     assert ours.epoch > 0, "by a group, not by pull"
     assert 0 < ours.wall_s < 30
-    assert len(raw_broadcast(MIB, receivers=1, passes=2)) == 2
+    assert len(raw_broadcast(MIB, passes=2)) == 2
+
+
+def test_neither_side_is_faster_than_the_link_between_two_networks(tmp_path):
+    why_not = obstacle()
+    if why_not is not None:
+        pytest.skip(why_not)
+    with SecondNetwork(os.getpid() % NUMBERS) as network:
+        network.limit(int(8 * MIB * 8 / LINK_S))  # 8 MiB take so many seconds
+        endpoint = f"tcp://{network.here}:0"
+        model = parameters_of(8 * MIB)
+        ring = WeightRing(
+            tmp_path,
+            model,
+            network=network.name,
+            publisher_endpoint=endpoint,
+            pull_from=("publisher",),
+        )
+        try:
+            ours = ring.deliver()
+        finally:
+            ring.close()
+        raw_s = min(raw_broadcast(8 * MIB, passes=2, network=network))
+
+    assert ours.epoch > 0, "by a group, not by pull"
+    assert min(ours.wall_s, raw_s) > LINK_S * BEYOND_BURST

@@ -1,7 +1,8 @@
 """What must hold of the store at every moment, read with plain commands from behind its back.
 
 I1 a task is in exactly one place and its state field agrees; I2 no task is lost; units likewise; a
-record exists exactly where it is needed, and a unit's list of specs while it is new. The numbers are those of the delivery protocol's table.
+record exists exactly where it is needed, and a unit's list of specs while it is new. The numbers
+are those of the delivery protocol's table.
 """
 
 from __future__ import annotations

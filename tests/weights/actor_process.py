@@ -6,7 +6,6 @@ it, `failed` with the error that ended it.
 """
 
 import asyncio
-import ctypes
 import os
 from dataclasses import asdict
 from itertools import count
@@ -23,6 +22,7 @@ from broker.weights import Chunk
 from configs.errors import NyalaError
 from configs.logging import configure_logging
 from configs.settings import ActorSettings
+from console.second_network import enter
 from tests.weights.toy_model import ToyEngine
 
 
@@ -47,14 +47,6 @@ def lie_to_others() -> None:
         return told
 
     answer, HeldWeights.answer = HeldWeights.answer, lying  # type: ignore[method-assign]
-
-
-def enter_network(name: str) -> None:
-    """Move this process into a network namespace (`os.setns` comes with Python 3.12)."""
-    clone_newnet = 0x40000000
-    with Path(f"/run/netns/{name}").open() as network:
-        if ctypes.CDLL(None, use_errno=True).setns(network.fileno(), clone_newnet):
-            raise OSError(ctypes.get_errno(), "setns")
 
 
 def strike_in_collective(strike: int | str, nth: int) -> None:
@@ -111,7 +103,7 @@ async def live(options: dict, pipe: Connection, say) -> None:
 def run(options: dict, pipe: Connection) -> None:
     configure_logging("actor", run="toy", incarnation=options["name"])
     if "network" in options:
-        enter_network(options["network"])
+        enter(options["network"])
     if "strike" in options:
         strike_in_collective(options["strike"], options["nth"])
 

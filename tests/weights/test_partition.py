@@ -7,20 +7,28 @@ from pathlib import Path
 
 import pytest
 
+from console.second_network import NUMBERS, SecondNetwork, obstacle
 from tests.weights.plane import Plane
 from tests.weights.test_faults import SLACK_S
 from tests.weights.test_plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
-from tests.weights.two_networks import networks
-
-__all__ = ["networks"]  # a fixture
 
 RECONNECT_S = 10.0
 """A dead connection is found by heartbeats in 6 s, and made again within 2 s."""
 
 
+@pytest.fixture(scope="module")
+def network():
+    why_not = obstacle()
+    if why_not is not None:
+        pytest.skip(why_not)
+    number = 1 + os.getpid() % (NUMBERS - 1)  # not that of another test that runs now
+    with SecondNetwork(number) as made:
+        yield made
+
+
 @pytest.fixture
-def plane(networks, tmp_path):
-    endpoint = f"tcp://{networks.here}:0"
+def plane(network, tmp_path):
+    endpoint = f"tcp://{network.here}:0"
     plane = Plane(tmp_path, ballast=100_000, publisher_endpoint=endpoint)
     try:
         plane.publish()
@@ -33,13 +41,13 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_an_actor_cut_off_during_a_send_delays_nobody_and_catches_up(plane, networks):
+def test_an_actor_cut_off_during_a_send_delays_nobody_and_catches_up(plane, network):
     near = [plane.actor(name) for name in ("a", "b")]
     for actor in near:
         actor.wait("synced", timeout_s=60.0)
     plane.wait_until_groups_are_possible()
     # It stops inside its second collective, so that the link is cut while it receives.
-    far = plane.actor("far", network=networks.name, strike=signal.SIGSTOP, nth=2)
+    far = plane.actor("far", network=network.name, strike=signal.SIGSTOP, nth=2)
     far.wait("synced", timeout_s=60.0)
     manifests = [plane.publish()]
     for actor in (*near, far):
@@ -51,7 +59,7 @@ def test_an_actor_cut_off_during_a_send_delays_nobody_and_catches_up(plane, netw
     while not is_stopped(far.pid):
         assert time.monotonic() < deadline, "it never entered the send"
         time.sleep(0.01)
-    networks.cut()
+    network.cut()
     os.kill(far.pid, signal.SIGCONT)
     began = time.monotonic()
     manifests += [plane.publish() for _ in range(2)]
@@ -59,7 +67,7 @@ def test_an_actor_cut_off_during_a_send_delays_nobody_and_catches_up(plane, netw
         actor.applied(manifests[-1], timeout_s=2 * JOIN_AND_SEND_S + SLACK_S)
     near_s = time.monotonic() - began
 
-    networks.heal()
+    network.heal()
     began = time.monotonic()
     manifests += [plane.publish() for _ in range(2)]
     for actor in (*near, far):
