@@ -1,11 +1,11 @@
-"""A thousand simulated actors in one process: how long LEASE, BEAT and SUBMIT take.
+"""Many simulated actors in one process: how long LEASE, BEAT and SUBMIT take.
 
     python -m benchmarks.delivery_fleet run/config.yaml --actors 1000 --seconds 60
 
 Each has a CURVE connection of its own and does, without an engine, what an actor with a few long
 episodes does: lease, a heartbeat every 2 s that brings the tokens since the last one, submit, lease
 again. They start spread over one cycle. A time is from before the request is encoded until after
-the reply is decoded, so it includes this process, which serves all thousand.
+the reply is decoded, so it includes this process: where it plays hundreds, their queue in it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import time
 from collections import defaultdict
@@ -154,7 +155,7 @@ def _chunk() -> bytes:
 CHUNK = _chunk()
 
 
-async def measure(settings: Settings, *, actors: int, seconds: float) -> dict[str, Any]:
+async def measure(settings: Settings, *, actors: int, first: int, seconds: float) -> dict[str, Any]:
     """Let the fleet work; the first cycle, in which they join, does not count."""
     times, records = Times(), Records()
     context = zmq.asyncio.Context()
@@ -162,7 +163,7 @@ async def measure(settings: Settings, *, actors: int, seconds: float) -> dict[st
     cycle_s = BEATS * BEAT_EVERY_S
     fleet = [
         SimulatedActor(socket, settings, f"actor-{number}")
-        for number, socket in enumerate(_sockets(context, settings, actors))
+        for number, socket in enumerate(_sockets(context, settings, actors), start=first)
     ]
     tasks = [
         asyncio.create_task(actor.live(records, times, delay_s=random.uniform(0, cycle_s)))
@@ -207,12 +208,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path)
     parser.add_argument("--actors", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("--yields", action="store_true", help="to all other processes")
     parser.add_argument("--seconds", type=float, default=30.0)
     args = parser.parse_args()
+    if args.yields:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     settings = load(args.config)
+    work = measure(settings, actors=args.actors, first=args.first, seconds=args.seconds)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(measure(settings, actors=args.actors, seconds=args.seconds))
-    print(json.dumps(figures))
+        print(json.dumps(runner.run(work)))
 
 
 if __name__ == "__main__":

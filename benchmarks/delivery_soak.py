@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from benchmarks.workload import environment
 
 GROUPS_PER_BATCH = 128  # the fleet holds 4,000 episodes, 500 groups, at a time
 MAX_POLICY_LAG = 7
+PROBES = 50  # actors in a process that has time for them; the times given are theirs
 SAMPLE_EVERY_S = 1.0
 SETTLING = 1 / 3  # share of the samples that are left out of the slope: the fleet is joining
 CURVES = {"broker_rss": "broker, resident", "redis_used": "Redis, used_memory"}
@@ -59,25 +61,40 @@ def soak(folder: Path, *, actors: int, seconds: float, plot: Path | None) -> dic
     """Let the fleet work for so long; returns its times, the memory, and what became of tasks."""
     memory = Memory()
     limits = (f"run.groups_per_batch={GROUPS_PER_BATCH}", f"run.max_policy_lag={MAX_POLICY_LAG}")
+    probes = min(PROBES, actors)
     with ring(folder, *limits) as running:
-        flags = ["--actors", str(actors), "--seconds", str(seconds)]
-        fleet = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.delivery_fleet", str(running.config), *flags],
-            stdout=subprocess.PIPE,
-            env=environment(),
-            text=True,
-        )
+        fleet = [
+            _play(running, *flags, "--actors", str(count), "--seconds", str(seconds))
+            for count, flags in (
+                (probes, ()),
+                (actors - probes, ("--yields", "--first", str(probes))),
+            )
+            if count
+        ]
         try:
-            episodes = _learn(running, fleet, memory)
+            episodes = _learn(running, fleet[0], memory)
         finally:
-            fleet.kill()
-        output, _ = fleet.communicate()
-        if fleet.returncode != 0:
-            raise RuntimeError(f"the fleet ended with {fleet.returncode}")
+            for process in fleet:
+                process.kill()
+        outputs = [process.communicate()[0] for process in fleet]
+        for process in fleet:
+            if process.returncode not in (0, -signal.SIGKILL):
+                raise RuntimeError(f"a part of the fleet ended with {process.returncode}")
     if plot is not None:
         draw(memory, plot)
-    figures: dict[str, object] = json.loads(output.splitlines()[-1])
+    figures: dict[str, object] = json.loads(outputs[0].splitlines()[-1])
+    figures |= {"probes": probes, "actors": actors}
     return figures | {"episodes": episodes, "memory": memory.shown()}
+
+
+def _play(running: Ring, *flags: str) -> subprocess.Popen[str]:
+    """Start a process that plays actors."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.delivery_fleet", str(running.config), *flags],
+        stdout=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
 
 
 def _learn(running: Ring, fleet: subprocess.Popen[str], memory: Memory) -> int:

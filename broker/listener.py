@@ -12,12 +12,12 @@ from pathlib import Path
 
 import structlog
 import zmq
-import zmq.asyncio
 
 from configs.errors import SettingsError
 
 from .audit import Audit
 from .keys import KeyPair, load_pair
+from .router import Router
 from .sockets import bound_endpoint
 
 BIND_TRIES = 50
@@ -30,16 +30,14 @@ class Listener:
     """The listening end of a broker's socket.
 
     Args:
-        socket: Bound, with `pair`.
+        router: Bound, with `pair`.
         keys: Folder with `broker.key`.
         pair: The broker's key now.
         audit: Is told of a new key.
     """
 
-    def __init__(
-        self, socket: zmq.asyncio.Socket, keys: Path, *, pair: KeyPair, audit: Audit
-    ) -> None:
-        self._socket = socket
+    def __init__(self, router: Router, keys: Path, *, pair: KeyPair, audit: Audit) -> None:
+        self._router = router
         self._keys = keys
         self._pair = pair
         self._audit = audit
@@ -59,16 +57,19 @@ class Listener:
             await self._listen_with(pair)
 
     async def _listen_with(self, pair: KeyPair) -> None:
-        endpoint = bound_endpoint(self._socket)
-        self._socket.unbind(endpoint)
-        self._socket.curve_publickey, self._socket.curve_secretkey = pair.public, pair.secret
+        socket = self._router.socket
+        endpoint = bound_endpoint(socket)
+        socket.unbind(endpoint)
+        socket.curve_publickey, socket.curve_secretkey = pair.public, pair.secret
         for left in reversed(range(BIND_TRIES)):
             try:
-                self._socket.bind(endpoint)
+                socket.bind(endpoint)
                 break
             except zmq.ZMQError:
                 if not left:
                     raise
+                self._router.look()
                 await asyncio.sleep(BIND_PAUSE_S)
+        self._router.look()
         self._pair = pair
         self._audit.note("broker key exchanged", public_key=pair.public.decode())

@@ -13,7 +13,6 @@ from functools import partial
 
 import structlog
 import zmq
-import zmq.asyncio
 
 from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings
@@ -28,6 +27,7 @@ from .liveness import Liveness, Peer
 from .messages import LeaseReply, LeaseRequest, Refusal
 from .outflow import Outflow
 from .rights import DESK, refuse
+from .router import Router
 from .service import Service
 
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
@@ -41,7 +41,7 @@ class Reception:
     """Answers the peers of one socket.
 
     Args:
-        socket: A bound ROUTER behind a door.
+        router: Bound, behind a door.
         allowed: Who may speak now, asked for every message.
         run: Name of the run.
         settings: Limits.
@@ -55,7 +55,7 @@ class Reception:
 
     def __init__(
         self,
-        socket: zmq.asyncio.Socket,
+        router: Router,
         allowed: AllowList,
         *,
         run: str,
@@ -67,7 +67,7 @@ class Reception:
         audit: Audit,
         on_outage: Callable[[], None],
     ) -> None:
-        self._socket = socket
+        self._router = router
         self._allowed = allowed
         self._run = run
         self._max_bytes = settings.max_message_bytes
@@ -86,7 +86,7 @@ class Reception:
         """Read messages and give each a task of its own, as long as the intake has room."""
         while True:
             await self._intake.room()
-            frames = await self._socket.recv_multipart(copy=False)
+            frames = await self._router.receive()
             if len(frames) != 2:
                 self._audit.refused("frames", str(frames[-1].get("User-Id")))
                 await asyncio.sleep(0)  # a flood must not keep the others from their turn
@@ -99,7 +99,7 @@ class Reception:
             place = None if member is None else self._intake.admit(len(frame), route)
             if member is None or place is None:
                 refusal, peer = (REVOKED, key) if member is None else (BUSY, member.name)
-                await self._refuse(route, sequence_of(frame), refusal, peer)
+                self._refuse(route, sequence_of(frame), refusal, peer)
                 await asyncio.sleep(0)
                 continue
             task = asyncio.create_task(self._request(route, frame, key, member, place))
@@ -128,7 +128,7 @@ class Reception:
                 envelope = decode(frame, max_bytes=self._max_bytes)
             except RecordError as error:
                 refusal = Refusal("malformed", str(error))
-                await self._refuse(route, sequence_of(frame), refusal, member.name)
+                self._refuse(route, sequence_of(frame), refusal, member.name)
                 return
             del frame  # a LEASE that waits for work holds nothing of what came with it
             reply = await self._answer(envelope, key, member)
@@ -137,9 +137,9 @@ class Reception:
             if isinstance(reply, LeaseReply) and peer is not None:
                 await self._answer_lease(route, envelope, peer, reply)
             elif isinstance(reply, Refusal):
-                await self._refuse(route, envelope.seq, reply, member.name)
+                self._refuse(route, envelope.seq, reply, member.name)
             elif reply is not None:
-                await self._send(route, envelope.seq, reply)
+                self._send(route, envelope.seq, reply)
         except Exception:  # the edge of the loop: one request must not end the others
             log.exception("a request failed; its actor will send it again")
 
@@ -166,22 +166,22 @@ class Reception:
                 reply = Refusal("store", f"the store does not answer; send again later: {error}")
         if reply is None:
             return
-        was_sent = await self._send(route, envelope.seq, reply)
+        was_sent = self._send(route, envelope.seq, reply)
         if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
             await self._leasing.take_back(peer, reply)
 
-    async def _refuse(self, route: bytes, seq: int, refusal: Refusal, peer: str) -> None:
+    def _refuse(self, route: bytes, seq: int, refusal: Refusal, peer: str) -> None:
         self._audit.refused(refusal.code, peer, refusal.text)
-        await self._send(route, seq, refusal)
+        self._send(route, seq, refusal)
 
-    async def _send(self, route: bytes, seq: int, reply: object) -> bool:
+    def _send(self, route: bytes, seq: int, reply: object) -> bool:
         """Hand a reply to ZeroMQ; False if the peer is gone or does not read."""
         frame = encode(reply, run=self._run, incarnation="broker", seq=seq)
         if not self._outflow.allows(route, len(frame)):
             self._audit.refused("unread", "a peer that is sent too much")
             return False
         try:
-            await self._socket.send_multipart([route, frame], flags=zmq.NOBLOCK)
+            self._router.send(route, frame)
         except zmq.ZMQError as error:  # EAGAIN or EHOSTUNREACH: it will ask again
             log.debug("reply dropped", reason=str(error))
             return False

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import structlog
 import zmq
-import zmq.asyncio
 
 from buffer import operations
 from buffer.operations.brokers import broker_seen
@@ -35,6 +34,7 @@ from .messages import RECORD_MARGIN
 from .reaper import BATCH, Reaper
 from .reception import Reception
 from .revocation import LOOK_S, Revocation
+from .router import Router
 from .service import Service
 from .sockets import RECEIVE_HWM, bind_router, bound_endpoint
 from .turnstile import TICK_S
@@ -107,7 +107,7 @@ class Broker:
         Raises:
             SettingsError: the address cannot be listened on.
         """
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         try:
             with Door(context, self._keys, on_refused=self._turned_away) as door:
                 socket = bind_router(
@@ -121,15 +121,15 @@ class Broker:
                 log.info("listening", stage="listening", endpoint=self._endpoint)
                 if on_ready is not None:
                     on_ready(self._endpoint)
-                await self._serve(socket, door, stop)
+                await self._serve(Router(socket), door, stop)
                 socket.close()  # its linger lets last replies leave
         finally:
             context.destroy()
 
-    async def _serve(self, socket: zmq.asyncio.Socket, door: Door, stop: asyncio.Event) -> None:
+    async def _serve(self, router: Router, door: Door, stop: asyncio.Event) -> None:
         revocation = Revocation(door.allowed, self._peers, self._audit)
-        reception = self._reception(socket, door, revocation)
-        listener = Listener(socket, self._keys, pair=self._pair, audit=self._audit)
+        reception = self._reception(router, door, revocation)
+        listener = Listener(router, self._keys, pair=self._pair, audit=self._audit)
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(work)
@@ -148,9 +148,7 @@ class Broker:
                 loop.cancel()
         await reception.drain()
 
-    def _reception(
-        self, socket: zmq.asyncio.Socket, door: Door, revocation: Revocation
-    ) -> Reception:
+    def _reception(self, router: Router, door: Door, revocation: Revocation) -> Reception:
         desk = Desk(
             self._store,
             run=self._run,
@@ -160,7 +158,7 @@ class Broker:
             on_revoked=revocation.look,
         )
         return Reception(
-            socket,
+            router,
             door.allowed,
             run=self._run,
             settings=self._settings,

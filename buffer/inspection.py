@@ -63,6 +63,7 @@ class _Episode(Struct, forbid_unknown_fields=True):
     text: Annotated[dict[_Name, _Text], Meta(max_length=MAX_ENTRIES)]
 
 
+_least, _most = np.minimum.reduce, np.maximum.reduce  # the methods cost three times as much
 _EPISODES, _COMPLETIONS = Decoder(_Episode), Decoder(_Completion)
 _Plain = TypeVar("_Plain", _Episode, _Completion)
 
@@ -150,16 +151,17 @@ def _are_valid_numbers(prompts: list[memoryview], completions: list[_Completion]
     if not completions:
         return True
     ids = [*prompts, *(c.tokens for c in completions)]
-    if np.frombuffer(b"".join(ids), "<i4").min() < 0:
+    if _least(np.frombuffer(b"".join(ids), "<i4")) < 0:
         return False
     logprobs = np.frombuffer(b"".join([c.logprobs for c in completions]), "<f4")
     # The least of values with a NaN is NaN, of which no comparison holds.
-    if not (logprobs.min() > -math.inf and logprobs.max() <= MAX_LOGPROB):
+    if not (_least(logprobs) > -math.inf and _most(logprobs) <= MAX_LOGPROB):
         return False
     mask = np.frombuffer(b"".join([c.mask for c in completions]), np.uint8)
-    if mask.min() == 1 == mask.max():
+    most = _most(mask)
+    if _least(mask) == 1 == most:
         return True
-    return bool(mask.max() <= 1) and not logprobs[mask == 0].any()
+    return bool(most <= 1) and not logprobs[mask == 0].any()
 
 
 def _is_array(values: memoryview) -> bool:

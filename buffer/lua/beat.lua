@@ -1,5 +1,5 @@
--- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, then per task: id, fence,
--- offset, tokens, chunk.  -> verdict, length, ...
+-- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, lines of 'id fence offset tokens',
+-- then the chunks of those with tokens.  -> verdict, length, ...
 -- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends. A
 -- heartbeat alone is no life: a lease whose length has stood still for too long is taken away for good.
 local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -20,9 +20,12 @@ local function stands_still(progress)
   return timeout > 0 and now - math.max(tonumber(progress or now), grace_until) > timeout
 end
 
-for i = 5, #ARGV, 5 do
-  local id, offset, tokens = ARGV[i], tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
-  local verdict, state, length, progress = judge(id, ARGV[i + 1])
+local next_chunk = 6
+for id, fence, offset, tokens in string.gmatch(ARGV[5], '(%d+) (%d+) (%d+) (%d+)') do
+  local chunk
+  offset, tokens = tonumber(offset), tonumber(tokens)
+  if tokens > 0 then chunk, next_chunk = ARGV[next_chunk], next_chunk + 1 end
+  local verdict, state, length, progress = judge(id, fence)
   local grows = verdict == 'OK' and tokens > 0 and offset == length
   if verdict == 'OK' and not grows and stands_still(progress) then
     verdict = 'STALE'
@@ -36,7 +39,7 @@ for i = 5, #ARGV, 5 do
     call('ZADD', lease_key(id), whole(deadline), id)
     if grows then
       length = length + tokens
-      append(id, ARGV[i + 4], length)
+      append(id, chunk, length)
     elseif tokens > 0 and offset + tokens > length then
       verdict = 'GAP'
     end

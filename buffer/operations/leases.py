@@ -1,4 +1,7 @@
-"""What a broker does on behalf of actors: leases, partial and finished episodes, failures."""
+"""What a broker does on behalf of actors: leases, partial and finished episodes, failures.
+
+Numbers of many tasks go as one argument: the client takes longer over each than over its digits.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,17 @@ def beat(
         max_attempts: Attempts without progress that make a task a dead letter.
     """
     head = (ttl_ms, MAX_CHUNKS, progress_timeout_ms, max_attempts)
-    return sliced("beat", head, lines, parse_beats)
+
+    def steps() -> Steps[list[BeatVerdict]]:
+        replies: list[Reply] = []
+        for start in range(0, len(lines), SLICE):
+            part = lines[start : start + SLICE]
+            numbers = "\n".join([f"{x[0]} {x[1]} {x[2]} {x[3]}" for x in part])
+            chunks = [line.chunk for line in part if line.num_tokens]
+            replies.append((yield Call("beat", (*head, numbers, *chunks))))
+        return parse_beats(replies)
+
+    return Operation("beat", steps)
 
 
 def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]]:
@@ -57,7 +70,6 @@ def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]
         replies: list[Reply] = []
         for start in range(0, len(submissions), SLICE):
             part = submissions[start : start + SLICE]
-            # One argument of them all: the client takes longer over each than over its digits.
             holders = " ".join([f"{task} {fence}" for task, fence, _ in part])
             ahead = tuple([record for task, _, record in part if task < EVAL_BASE])
             evaluations = [record for task, _, record in part if task >= EVAL_BASE]

@@ -37,6 +37,6 @@ async def serve(
     owner = current_process()
     assert owner is not None
     broker = Broker(settings, BrokersStore(server, settings.run.name), keys=keys)
-    socket: Any = network.bind(endpoint, owner)
+    router: Any = network.bind(endpoint, owner)
     door: Any = SimpleNamespace(allowed=Everybody(keys))
-    await broker._serve(socket, door, asyncio.Event())
+    await broker._serve(router, door, asyncio.Event())

@@ -20,8 +20,10 @@ from tests.buffer import invariants
 from .memory_redis import MemoryRedis, Reply
 from .store import View
 
-CHANGES = {"beat": 5, "submit": 2, "release": 2, "fail": 4}
-"""Scripts that act under a fence, and how many arguments each of their lines has."""
+CHANGES = {"beat": 4, "submit": 2, "release": 2, "fail": 4}
+"""Scripts that act under a fence, and how many values each of their lines has."""
+NUMBERS = {"beat": 4, "submit": 0}
+"""Of those whose lines are one argument: which."""
 
 MOST_GAPS = 3
 """Chunks from different places that meet a gap in a row: copies of older ones may be late."""
@@ -90,8 +92,8 @@ class History:
             self.reassigned_s.append(self._clock() - since)
 
     def _acted(self, script: str, arguments: tuple[Any, ...], reply: Reply) -> None:
-        if script == "submit":
-            arguments = tuple(arguments[0].split())
+        if script in NUMBERS:
+            arguments = tuple(arguments[NUMBERS[script]].split())
         width, stride = CHANGES[script], 2 if script == "beat" else 1
         skipped = len(arguments) % width
         for i, at in enumerate(range(skipped, len(arguments), width)):

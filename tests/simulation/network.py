@@ -12,7 +12,7 @@ import hashlib
 import random
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,11 +95,11 @@ class Router:
         self.endpoint, self.owner = endpoint, owner
         self.inbox = Mailbox()
 
-    async def recv_multipart(self, copy: bool = True) -> list[Frame]:
+    async def receive(self) -> list[Frame]:
         return [Frame(part) for part in await self.inbox.get()]
 
-    async def send_multipart(self, parts: Sequence[bytes], flags: int = 0) -> None:
-        if not self._network.reply(self, *parts):
+    def send(self, route: bytes, frame: bytes) -> None:
+        if not self._network.reply(self, route, frame):
             raise zmq.ZMQError(zmq.EHOSTUNREACH)
 
 
