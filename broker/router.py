@@ -20,6 +20,7 @@ class Router:
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
+        self._descriptor = socket.fileno()
         self._loop = asyncio.get_running_loop()
         self._news: asyncio.Future[None] | None = None
 
@@ -50,9 +51,9 @@ class Router:
     async def _wait(self) -> None:
         self._news = self._loop.create_future()
         # Only while nobody reads: ZeroMQ's descriptor stays readable until the socket is looked at.
-        self._loop.add_reader(self.socket.fileno(), self.look)
+        self._loop.add_reader(self._descriptor, self.look)
         try:
             await self._news
         finally:
-            self._loop.remove_reader(self.socket.fileno())
+            self._loop.remove_reader(self._descriptor)
             self._news = None
