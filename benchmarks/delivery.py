@@ -84,7 +84,11 @@ def main() -> None:
         say(f"fleet: {chosen.actors} actors join, then work for {fleet_s:g} s")
         with tempfile.TemporaryDirectory(prefix="nyala-fleet-") as folder:
             arms["fleet"] = soak(
-                Path(folder), actors=chosen.actors, seconds=fleet_s, plot=chosen.plot
+                Path(folder),
+                actors=chosen.actors,
+                seconds=fleet_s,
+                seasoned=minutes is not None,
+                plot=chosen.plot,
             )
     machine["load_after"] = describe_machine()["load"]
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))

@@ -4,8 +4,9 @@
 
 Each has a CURVE connection of its own and does, without an engine, what an actor with a few long
 episodes does: lease, a heartbeat every 2 s that brings the tokens since the last one, submit, lease
-again. They start spread over one cycle. A time is from before the request is encoded until after
-the reply is decoded, so it includes this process: where it plays hundreds, their queue in it.
+again. When all have joined they start, spread over one cycle. A time is from before the request is
+encoded until after the reply is decoded, so it includes this process: where it plays hundreds,
+their queue in it.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ BEAT_EVERY_S = 2.0
 BEATS = 5  # of an episode: it takes ten seconds
 EPISODES = 4  # of an actor at a time
 CHUNK_TOKENS = 32  # that an episode grows by between two beats
+SEASONING = 600
+"""Heartbeats after which an actor is as one that has been here for hours: ZeroMQ keeps two pieces
+of 256 messages for each direction of a peer, 60 KiB in all, and comes to use them only slowly."""
 DEADLINE_S = 30.0
 IDLE_S = 0.2  # before asking again, when no work was admitted
 MOST_BYTES = 2**20
+JOINED = "joined"  # the first line of output; the figures are the last
 PERCENTILES = (50, 99, 99.9)
 
 Reply = TypeVar("Reply")
@@ -97,11 +102,16 @@ class SimulatedActor:
         self._name = name
         self._seq = 0
 
-    async def live(self, records: Records, times: Times, *, delay_s: float) -> None:
-        """Join and work until cancelled."""
-        await asyncio.sleep(delay_s)
+    async def join(self, times: Times, *, heartbeats: int) -> None:
+        """Say HELLO, and so many empty heartbeats."""
         hello = greeting(self._settings, self._name, capacity=EPISODES)
         await self._call(hello, Welcome, times, "hello")
+        for _ in range(heartbeats):
+            await self._call(BeatRequest((), NEWEST), Verdicts, times, "beat")
+
+    async def live(self, records: Records, times: Times, *, delay_s: float) -> None:
+        """Work until cancelled."""
+        await asyncio.sleep(delay_s)
         while True:
             reply = await self._call(LeaseRequest(EPISODES, NEWEST), LeaseReply, times, "lease")
             if not reply.leases:
@@ -155,8 +165,10 @@ def _chunk() -> bytes:
 CHUNK = _chunk()
 
 
-async def measure(settings: Settings, *, actors: int, first: int, seconds: float) -> dict[str, Any]:
-    """Let the fleet work; the first cycle, in which they join, does not count."""
+async def measure(
+    settings: Settings, *, actors: int, first: int, seconds: float, heartbeats: int
+) -> dict[str, Any]:
+    """Let the fleet work; what comes before its second cycle does not count."""
     times, records = Times(), Records()
     context = zmq.asyncio.Context()
     context.set(zmq.MAX_SOCKETS, actors + 16)
@@ -165,6 +177,8 @@ async def measure(settings: Settings, *, actors: int, first: int, seconds: float
         SimulatedActor(socket, settings, f"actor-{number}")
         for number, socket in enumerate(_sockets(context, settings, actors), start=first)
     ]
+    await asyncio.gather(*(actor.join(times, heartbeats=heartbeats) for actor in fleet))
+    print(JOINED, flush=True)
     tasks = [
         asyncio.create_task(actor.live(records, times, delay_s=random.uniform(0, cycle_s)))
         for actor in fleet
@@ -209,13 +223,20 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--actors", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, help="number of the first")
+    parser.add_argument("--seasoned", action="store_true", help="send heartbeats before all else")
     parser.add_argument("--yields", action="store_true", help="to all other processes")
     parser.add_argument("--seconds", type=float, default=30.0)
     args = parser.parse_args()
     if args.yields:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     settings = load(args.config)
-    work = measure(settings, actors=args.actors, first=args.first, seconds=args.seconds)
+    work = measure(
+        settings,
+        actors=args.actors,
+        first=args.first,
+        seconds=args.seconds,
+        heartbeats=SEASONING if args.seasoned else 0,
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         print(json.dumps(runner.run(work)))
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-import signal
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.delivery_fleet import JOINED
 from benchmarks.delivery_ring import LOOK_EVERY_S, Ring, ring
 from benchmarks.workload import environment
 
 GROUPS_PER_BATCH = 128  # the fleet holds 4,000 episodes, 500 groups, at a time
 MAX_POLICY_LAG = 7
 PROBES = 50  # actors in a process that has time for them; the times given are theirs
+FOR_EVER = "1e6"
+JOIN_S = 400.0  # CURVE and 600 messages for each of a thousand take a minute or three
 SAMPLE_EVERY_S = 1.0
 SETTLING = 1 / 3  # share of the samples that are left out of the slope: the fleet is joining
 CURVES = {"broker_rss": "broker, resident", "redis_used": "Redis, used_memory"}
@@ -57,44 +61,64 @@ class Memory:
         }
 
 
-def soak(folder: Path, *, actors: int, seconds: float, plot: Path | None) -> dict[str, object]:
-    """Let the fleet work for so long; returns its times, the memory, and what became of tasks."""
+def soak(
+    folder: Path, *, actors: int, seconds: float, seasoned: bool, plot: Path | None
+) -> dict[str, object]:
+    """Let the fleet work for so long; returns its times, the memory, and what became of tasks.
+
+    Args:
+        folder: For the run.
+        actors: How many.
+        seconds: How long.
+        seasoned: They begin as actors that have been there for hours: memory grows until then.
+        plot: Draw the memory here.
+    """
     memory = Memory()
     limits = (f"run.groups_per_batch={GROUPS_PER_BATCH}", f"run.max_policy_lag={MAX_POLICY_LAG}")
     probes = min(PROBES, actors)
-    with ring(folder, *limits) as running:
-        fleet = [
-            _play(running, *flags, "--actors", str(count), "--seconds", str(seconds))
-            for count, flags in (
-                (probes, ()),
-                (actors - probes, ("--yields", "--first", str(probes))),
-            )
-            if count
-        ]
-        try:
-            episodes = _learn(running, fleet[0], memory)
-        finally:
-            for process in fleet:
-                process.kill()
-        outputs = [process.communicate()[0] for process in fleet]
-        for process in fleet:
-            if process.returncode not in (0, -signal.SIGKILL):
-                raise RuntimeError(f"a part of the fleet ended with {process.returncode}")
+    every = ("--seasoned",) if seasoned else ()
+    crowd = ("--yields", "--first", str(probes), "--actors", str(actors - probes), *every)
+    with ring(folder, *limits) as running, ExitStack() as fleet:
+        if actors > probes:
+            others = fleet.enter_context(_playing(running, *crowd, "--seconds", FOR_EVER))
+            _wait_until_joined(others)
+        flags = ("--actors", str(probes), "--seconds", str(seconds), *every)
+        process = fleet.enter_context(_playing(running, *flags))
+        _wait_until_joined(process)
+        episodes = _learn(running, process, memory)
+        output, _ = process.communicate()
+        if process.returncode != 0:
+            raise RuntimeError(f"the fleet ended with {process.returncode}")
+        if actors > probes and others.poll() is not None:
+            raise RuntimeError(f"most of the fleet ended early, with {others.returncode}")
     if plot is not None:
         draw(memory, plot)
-    figures: dict[str, object] = json.loads(outputs[0].splitlines()[-1])
+    figures: dict[str, object] = json.loads(output.splitlines()[-1])
     figures |= {"probes": probes, "actors": actors}
     return figures | {"episodes": episodes, "memory": memory.shown()}
 
 
-def _play(running: Ring, *flags: str) -> subprocess.Popen[str]:
-    """Start a process that plays actors."""
-    return subprocess.Popen(
+@contextmanager
+def _playing(running: Ring, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that plays actors; it ends with the block."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.delivery_fleet", str(running.config), *flags],
         stdout=subprocess.PIPE,
         env=environment(),
         text=True,
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_joined(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    readable, _, _ = select.select([process.stdout], [], [], JOIN_S)
+    if not readable or process.stdout.readline().strip() != JOINED:
+        raise RuntimeError(f"actors must join within {JOIN_S:g} s; the error is above")
 
 
 def _learn(running: Ring, fleet: subprocess.Popen[str], memory: Memory) -> int:
