@@ -30,7 +30,10 @@ BLOCK_MS = 1000
 WARM_UP_S = 1.5
 REVERB_LIMIT_S = 120.0
 
+STALLED_S = 30.0  # without a record an arm has failed: its sender has ended, and said why
+
 Batches = Iterator[list[bytes]]
+"""What an arm receives; an empty batch now and then while there is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,14 @@ def measure(batches: Batches, window_s: float) -> Figures:
 
 def _receive(batches: Batches, records: Records, seconds: float) -> int:
     seen: set[int] = set()
-    count, until = 0, time.monotonic() + seconds
-    while time.monotonic() < until:
+    began = heard = time.monotonic()
+    count = 0
+    while (now := time.monotonic()) < began + seconds or not count:
         batch = next(batches)
+        if batch:
+            heard = now
+        elif now > heard + STALLED_S:
+            raise RuntimeError(f"records must come, got none for {STALLED_S:g} s")
         assert all(len(record) == RECORD_BYTES for record in batch)
         seen.update(map(records.task_of, batch))
         count += len(batch)
@@ -79,6 +87,7 @@ def _receive(batches: Batches, records: Records, seconds: float) -> int:
 def raw_zeromq(_: Path) -> Iterator[Batches]:
     """PUSH to PULL over loopback: no acknowledgement, no encryption, no store."""
     with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        socket.rcvtimeo = int(1000 * STALLED_S)
         port = socket.bind_to_random_port("tcp://127.0.0.1")
         with _source("raw_zeromq", f"tcp://127.0.0.1:{port}"):
             yield _pull(socket)
@@ -99,9 +108,8 @@ def redis_pipelines(folder: Path) -> Iterator[Batches]:
 def _pop(client: redis.Redis) -> Batches:
     while True:
         batch: Any = client.lpop(QUEUE, BATCH)
-        if batch:
-            yield batch
-        else:
+        yield batch or []
+        if not batch:
             time.sleep(PAUSE_S)
 
 
@@ -117,6 +125,8 @@ def streams_ack(folder: Path) -> Iterator[Batches]:
 def _read_group(client: redis.Redis) -> Batches:
     while True:
         streams: Any = client.xreadgroup(GROUP, CONSUMER, {QUEUE: ">"}, count=BATCH, block=BLOCK_MS)
+        if not streams:
+            yield []
         for _, entries in streams or ():
             yield [fields[b"record"] for _, fields in entries]
             ids = [entry for entry, _ in entries]

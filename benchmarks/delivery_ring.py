@@ -89,13 +89,12 @@ class Ring:
             self._create()
 
     def batches(self) -> Iterator[list[bytes]]:
-        """Yield the records of each batch that is complete; waits for the next."""
+        """Yield the records of each batch that is complete, and nothing while there is none."""
         while True:
             records = self.take()
+            yield records or []
             if records is None:
                 time.sleep(LOOK_EVERY_S)
-            else:
-                yield records
 
     def take(self) -> list[bytes] | None:
         """Claim, seal, read and commit the next batch; None while it is not complete."""

@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from itertools import islice
+from itertools import islice, repeat
 
 import pytest
 
+from benchmarks import delivery_arms
 from benchmarks.delivery import ratios, reverb
 from benchmarks.delivery_arms import ARMS, _receive, measure
 from benchmarks.delivery_fleet import Times
@@ -117,3 +118,10 @@ def test_the_command_starts_from_any_folder_and_says_what_it_measures(tmp_path):
     )
 
     assert "episodes per CPU second" in shown.stdout
+
+
+def test_an_arm_whose_sender_has_ended_is_an_error_and_no_wait(monkeypatch):
+    monkeypatch.setattr(delivery_arms, "STALLED_S", 0.05)
+
+    with pytest.raises(RuntimeError, match="got none for"):
+        measure(repeat([]), window_s=60.0)
