@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -37,7 +36,7 @@ from benchmarks.weight_ring import WeightRing, parameters_of
 from benchmarks.weight_sparse import plot_density, sparse_run
 from benchmarks.weight_transport import digest, memcpy, raw_broadcast
 from configs.logging import configure_logging
-from console.second_network import NUMBERS, SecondNetwork, obstacle
+from console.second_network import SecondNetwork, obstacle
 
 ARMS = ("broadcast", "pause", "sparse", "fan_out", "peers")
 MIB = 2**20
@@ -132,7 +131,7 @@ def main() -> None:
 def broadcast(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
     """One receiver: ours, raw and the parts of ours, by model size."""
     found = {}
-    why_not = obstacle()
+    why_not = obstacle(limits=True)
     if why_not is not None:
         say(f"nothing over a link: {why_not}")
     for mib in size.sizes_mib:
@@ -142,7 +141,7 @@ def broadcast(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[s
             measured[f"{way}_s"] = ours
             measured["raw_s"] += raw
         if why_not is None:
-            with SecondNetwork(1 + os.getpid() % (NUMBERS - 1)) as network:
+            with SecondNetwork() as network:
                 network.limit(LINK_BITS_PER_S)
                 path = folder / f"{mib}-link"
                 measured["link_group_s"], measured["link_raw_s"] = _take_turns(

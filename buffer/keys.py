@@ -8,11 +8,11 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lu
                             gen, seen: run_ids, confirmed and newest          confirm, recovered
     lineages        hash    lineage -> step it forked at                    begin_lineage
     known           bitmap  every training task ever created                create
-    new             zset    unit that nobody has begun -> id                create, lease
+    new             zset    unit that nobody has begun -> id    create, lease, requeue_dead
     open            set     unit with a leased member, not complete         lease, submit
     g:<unit>        set     its members that are neither done nor dead      lease, submit
-    s:<unit>        list    its members' specs while it is new              create, lease
-    t:<task>        hash    st, spec, fence, inc, len, att, lastlen, ...    all
+    s:<unit>        list    its members' specs while it is new  create, lease, requeue_dead
+    t:<task>        hash    of a begun unit: st, spec, fence, inc, len, ... all
     t:<task>:p      list    chunks of its unfinished completion             beat
     e:<task>        string  its record; of a committed task if its unit is kept  submit
     in:<i>          string  a record on its way, gone when the call ends    submit

@@ -16,6 +16,7 @@ from typing import Self
 
 TOOL_S = 10.0
 NUMBERS = 2**14
+FIRST_OF_PROCESS = 16  # those below are given out by name
 CLONE_NEWNET = 0x40000000
 BURST, QUEUE = "2mb", "50ms"
 """What a card with a limit may send at once, and for how long a packet may wait before it."""
@@ -26,10 +27,12 @@ class SecondNetwork:
 
     Args:
         number: Tells it from others of this machine; what an earlier one of it left is removed.
+            None = one of this process.
     """
 
-    def __init__(self, number: int) -> None:
-        assert 0 <= number < NUMBERS, f"number must be below {NUMBERS}, got {number}"
+    def __init__(self, number: int | None = None) -> None:
+        if number is None:
+            number = FIRST_OF_PROCESS + os.getpid() % (NUMBERS - FIRST_OF_PROCESS)
         subnet = f"10.{64 + number // 256}.{number % 256}"
         self.here, self.there = f"{subnet}.1", f"{subnet}.2"
         self.name = f"nyala-{number}"
@@ -80,10 +83,12 @@ class SecondNetwork:
             subprocess.run(("ip", *words), check=False, timeout=TOOL_S, capture_output=True)
 
 
-def obstacle() -> str | None:
-    """Say why there can be no second network here; None = there can."""
-    if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
-        return "it needs root and the `ip` and `tc` commands, to make a network"
+def obstacle(*, limits: bool = False) -> str | None:
+    """Say why there can be no second network here, or none with a limit; None = there can."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "it needs root and the `ip` command, to make a network"
+    if limits and shutil.which("tc") is None:
+        return "it needs the `tc` command, to limit what a card sends"
     probe = subprocess.run(
         ("unshare", "--net", "true"), check=False, capture_output=True, timeout=TOOL_S
     )
@@ -98,4 +103,4 @@ def enter(name: str) -> None:
 
 
 def _run(*words: str) -> None:
-    subprocess.run(words, check=True, timeout=TOOL_S, capture_output=True)
+    subprocess.run(words, check=True, timeout=TOOL_S)

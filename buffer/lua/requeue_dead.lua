@@ -1,6 +1,7 @@
 -- ARGV: id, ...  -> verdict, ...
 -- READY: it is made again from where it was, for a unit that still waits. ANEW: its unit begins anew, all
 -- members with it. TRAINED: too late, its unit is in a batch. ENDED: so is the run. GONE: no dead letter.
+-- FORGOTTEN: nobody knows what it asked.
 local size, state = group_size(), call('HGET', META, 'state')
 
 local function is_taken(ids)
@@ -22,16 +23,22 @@ local function revive(id, gid)
 end
 
 -- The unit has ended: dropped because too few were left, or poisonous. A unit asks one question, so the
--- spec of a member that is gone is that of this one.
-local function begin_anew(spec, gid, ids)
-  local specs = {}
+-- spec of a member that is gone is that of this one, or of another. False: the store has forgotten it.
+local function begin_anew(id, gid, ids)
+  local specs, known = {}, call('HGET', task_key(id), 'spec')
   for i, member in ipairs(ids) do
-    specs[i] = call('HGET', task_key(member), 'spec') or spec
+    specs[i] = call('HGET', task_key(member), 'spec')
+    known = known or specs[i]
+  end
+  if not known then return false end
+  for i, member in ipairs(ids) do
+    specs[i] = specs[i] or known
     withdraw_task(member)
     call('UNLINK', task_key(member), chunks_key(member), record_key(member))
   end
   call('RPUSH', specs_key(gid), unpack(specs))
   call('ZADD', NEW, gid, gid)
+  return true
 end
 
 local function requeue(id)
@@ -44,10 +51,7 @@ local function requeue(id)
     revive(id, gid)
     return 'READY'
   end
-  local spec = call('HGET', task_key(id), 'spec')
-  if not spec then return 'GONE' end -- reconciled after the store had forgotten what it asked
-  begin_anew(spec, gid, ids)
-  return 'ANEW'
+  return begin_anew(id, gid, ids) and 'ANEW' or 'FORGOTTEN'
 end
 
 local answer = {}

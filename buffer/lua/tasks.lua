@@ -1,4 +1,4 @@
--- Put before every script, after units.lua. The life of a task (field st):
+-- Put before every script, after units.lua. The life of a task (field st), once its unit is begun:
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
 -- Invariant: whoever acts on a task shows the fence it was last leased under.
 

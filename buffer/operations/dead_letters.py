@@ -36,6 +36,7 @@ def requeue_dead(task_ids: Sequence[int]) -> Operation[list[str]]:
         One verdict each. READY: it is made again, from the tokens it had, for its waiting unit.
         ANEW: its unit had ended, so all members begin again. TRAINED: its unit is in a batch, which
         went on without it. ENDED: the run is over. GONE: it is no dead letter (any more).
+        FORGOTTEN: Redis lost what it asked, and no member of its unit has it.
     """
     return sliced("requeue_dead", (), [(i,) for i in task_ids], parse_verdicts, size=IDS_PER_CALL)
 

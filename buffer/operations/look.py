@@ -14,7 +14,10 @@ MAX_NAMED = 20  # contradictions of one audit: enough to see the pattern
 
 
 def look(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
-    """See these tasks, or all that are leased; those that have ended are left out."""
+    """See these tasks, or all that are leased; those that have ended are left out.
+
+    One that nobody has begun is ready: it has no fence yet.
+    """
 
     def parse(reply: Reply) -> dict[int, TaskSeen]:
         seen = [

@@ -9,6 +9,9 @@ from buffer.operation import Operation, Reply, single
 from buffer.replies import parse_actors, parse_publication, parse_stats, parse_texts
 from configs.errors import SettingsError
 
+LAYOUT = "2"
+"""Of the keys: a run goes on only under scripts that know the same."""
+
 
 def begin_run(
     config_hash: str,
@@ -27,6 +30,7 @@ def begin_run(
     """
     fields = {f"hash:{name}": value for name, value in sorted(hashes.items())}
     fields |= {
+        "layout": LAYOUT,
         "units_per_batch": str(units_per_batch),
         "max_policy_lag": str(max_policy_lag),
         "margin": repr(float(margin)),

@@ -1,13 +1,11 @@
 """The arithmetic of `benchmarks/weights.py`, and one small transfer by each side."""
 
-import os
-
 import pytest
 
 from benchmarks.weight_ring import WeightRing, parameters_of
 from benchmarks.weight_transport import raw_broadcast
 from benchmarks.weights import MIB, ratios
-from console.second_network import NUMBERS, SecondNetwork, obstacle
+from console.second_network import SecondNetwork, obstacle
 
 LINK_S = 0.5
 BEYOND_BURST = 0.7
@@ -60,10 +58,10 @@ def test_both_sides_of_a_broadcast_move_all_bytes(tmp_path):
 
 
 def test_neither_side_is_faster_than_the_link_between_two_networks(tmp_path):
-    why_not = obstacle()
+    why_not = obstacle(limits=True)
     if why_not is not None:
         pytest.skip(why_not)
-    with SecondNetwork(os.getpid() % NUMBERS) as network:
+    with SecondNetwork() as network:
         network.limit(int(8 * MIB * 8 / LINK_S))  # 8 MiB take so many seconds
         endpoint = f"tcp://{network.here}:0"
         model = parameters_of(8 * MIB)

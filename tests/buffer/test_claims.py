@@ -48,6 +48,9 @@ def test_a_run_begins_once_and_keeps_its_settings(run: RunInStore) -> None:
     with pytest.raises(SettingsError, match="config_hash"):
         _begin(run, config="c1")
     assert run.stats().lineage == run.lineage
+    run.redis.hdel(f"{run.prefix}:meta", "layout")  # as releases before this one left it
+    with pytest.raises(SettingsError, match=r"layout must be .* '', got '2'; .* begin a new run"):
+        _begin(run)
 
 
 def test_a_lineage_is_taken_by_one_learner_only(run: RunInStore) -> None:

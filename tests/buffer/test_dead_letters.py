@@ -149,7 +149,7 @@ def test_a_unit_that_a_rewind_made_new_keeps_its_questions(run: RunInStore) -> N
     run.store.run(operations.reconcile(run.lineage, 1, [0, 1]))  # 1 is not even known here
     run.store.run(operations.abandon(run.lineage, 1, "poison", bury=True))
 
-    assert _requeue(run, 3, 4) == ["ANEW", "GONE"]
+    assert _requeue(run, 3, 4) == ["ANEW", "FORGOTTEN"]
 
     assert [task.spec for task in run.lease()] == [b"spec 0", b"spec 1", b"spec 2", b"spec 3"]
     assert _dead(run) == [4, 5, 6, 7]

@@ -383,3 +383,12 @@ def test_a_record_is_with_its_task_or_nowhere(run: RunInStore) -> None:
     assert not run.redis.keys("*:in:*")
     records = run.store.run(operations.records([task.task_id for task in tasks]))
     assert [record is not None for record in records[:3]] == [True, False, True]
+
+
+def test_a_task_that_nobody_has_begun_is_seen_as_ready(run: RunInStore) -> None:
+    run.create(1)
+
+    seen = run.store.run(operations.look([1, 99]))
+
+    assert list(seen) == [1], "99 does not exist"
+    assert (seen[1].state, seen[1].fence, seen[1].length) == ("R", 0, 0)

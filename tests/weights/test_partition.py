@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from console.second_network import NUMBERS, SecondNetwork, obstacle
+from console.second_network import SecondNetwork, obstacle
 from tests.weights.plane import Plane
 from tests.weights.test_faults import SLACK_S
 from tests.weights.test_plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
@@ -21,8 +21,7 @@ def network():
     why_not = obstacle()
     if why_not is not None:
         pytest.skip(why_not)
-    number = 1 + os.getpid() % (NUMBERS - 1)  # not that of another test that runs now
-    with SecondNetwork(number) as made:
+    with SecondNetwork() as made:
         yield made
 
 
