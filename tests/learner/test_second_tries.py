@@ -55,9 +55,9 @@ def drop_two_groups(store: Store, settings: Settings, ledger: Ledger) -> None:
 
 
 def asked(url: str, group: int) -> int:
-    """Which prompt a group asks, by the spec of its first task."""
+    """Which prompt a group that nobody has begun asks, by the spec of its first task."""
     with redis.Redis.from_url(url) as client:
-        spec = client.hget(f"{run_prefix('tiny')}:t:{group * 4}", "spec")
+        spec = client.lindex(f"{run_prefix('tiny')}:s:{group}", 0)
     assert isinstance(spec, bytes)
     return decode_spec(spec).index
 
