@@ -127,7 +127,8 @@ def _read_group(client: redis.Redis) -> Batches:
         streams: Any = client.xreadgroup(GROUP, CONSUMER, {QUEUE: ">"}, count=BATCH, block=BLOCK_MS)
         if not streams:
             yield []
-        for _, entries in streams or ():
+            continue
+        for _, entries in streams:
             yield [fields[b"record"] for _, fields in entries]
             ids = [entry for entry, _ in entries]
             pipe = client.pipeline(transaction=False)

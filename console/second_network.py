@@ -1,7 +1,7 @@
 """A second network on this machine, with one link to the first: real partitions and slow links.
 
-Made by the kernel, out of a namespace and a pair of virtual cards. Needs root, and the `ip` and
-`tc` commands; touches no other network.
+Made by the kernel, out of a namespace and a pair of virtual cards. Needs root and the `ip` command,
+for a limit `tc` too; touches no other network.
 """
 
 from __future__ import annotations

@@ -52,9 +52,9 @@ def beat(
         replies: list[Reply] = []
         for start in range(0, len(lines), SLICE):
             part = lines[start : start + SLICE]
-            numbers = "\n".join([f"{x[0]} {x[1]} {x[2]} {x[3]}" for x in part])
+            numbers = [f"{task} {fence} {at} {count}" for task, fence, at, count, _ in part]
             chunks = [line.chunk for line in part if line.num_tokens]
-            replies.append((yield Call("beat", (*head, numbers, *chunks))))
+            replies.append((yield Call("beat", (*head, "\n".join(numbers), *chunks))))
         return parse_beats(replies)
 
     return Operation("beat", steps)
