@@ -40,6 +40,14 @@ from console.second_network import SecondNetwork, obstacle
 
 ARMS = ("broadcast", "pause", "sparse", "fan_out", "peers")
 MIB = 2**20
+PASS_MIB = 120
+"""At least so much is sent in a pass: a few versions of 4 MiB would say little."""
+OVER_RAW = {
+    "broadcast_over_raw": "memory",
+    "group_over_raw": "group",
+    "link_group_over_raw": "link_group",
+}
+"""Ratio -> the way of ours; it is divided by the raw broadcasts that took turns with it."""
 LINK_BITS_PER_S = 10 * 10**9  # a common network card
 
 
@@ -50,7 +58,7 @@ class Size:
     passes: int
     """Ours and raw take turns so often; the machine may change its speed meanwhile."""
     versions: int
-    """Of each pass."""
+    """Of each pass, and more where they are short."""
     sizes_mib: tuple[int, ...]
     receivers: tuple[int, ...]
     fan_out_mib: int
@@ -135,20 +143,17 @@ def broadcast(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[s
     if why_not is not None:
         say(f"nothing over a link: {why_not}")
     for mib in size.sizes_mib:
-        measured: dict[str, list[float]] = {"memory_s": [], "group_s": [], "raw_s": []}
+        measured = {}
         for way in ("memory", "group"):  # one after the other: shared memory must hold either
-            ours, raw = _take_turns(folder / f"{mib}-{way}", mib, size, way=way)
-            measured[f"{way}_s"] = ours
-            measured["raw_s"] += raw
+            measured[way] = _take_turns(folder / f"{mib}-{way}", mib, size, way=way)
         if why_not is None:
             with SecondNetwork() as network:
                 network.limit(LINK_BITS_PER_S)
                 path = folder / f"{mib}-link"
-                measured["link_group_s"], measured["link_raw_s"] = _take_turns(
-                    path, mib, size, way="group", network=network
-                )
+                measured["link_group"] = _take_turns(path, mib, size, way="group", network=network)
         found[f"{mib}_mib"] = {
-            **{name: _figures(seconds) for name, seconds in measured.items()},
+            **{f"{way}_s": _figures(ours) for way, (ours, _) in measured.items()},
+            **{f"raw_beside_{way}_s": _figures(raw) for way, (_, raw) in measured.items()},
             "memcpy_s": _figures(memcpy(mib * MIB, passes=size.passes)),
             "digest_s": _figures(digest(mib * MIB, passes=size.passes)),
         }
@@ -162,11 +167,12 @@ def _take_turns(
     """Deliver versions our way and by raw broadcasts, in turn; returns seconds of both."""
     ours: list[float] = []
     raw: list[float] = []
+    versions = max(size.versions, PASS_MIB // mib)
     ring = _ring(folder, mib, way=way, network=network)
     try:
         for _ in range(size.passes):
-            ours += [_deliver(ring, way) for _ in range(size.versions)]
-            raw += raw_broadcast(mib * MIB, passes=size.versions, network=network)
+            ours += [_deliver(ring, way) for _ in range(versions)]
+            raw += raw_broadcast(mib * MIB, passes=versions, network=network)
     finally:
         ring.close()
     return ours, raw
@@ -232,15 +238,12 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     """Divide medians; None where a side is missing."""
     by_size = arms.get("broadcast", {})
 
-    def over_raw(figures: dict[str, Any], way: str, raw: str = "raw_s") -> float:
-        return round(float(figures[raw]["median"]) / float(figures[way]["median"]), 3)
-
     found: dict[str, float | None] = {}
     for name, figures in by_size.items():
-        found[f"broadcast_over_raw_{name}"] = over_raw(figures, "memory_s")
-        found[f"group_over_raw_{name}"] = over_raw(figures, "group_s")
-        if "link_raw_s" in figures:
-            found[f"link_group_over_raw_{name}"] = over_raw(figures, "link_group_s", "link_raw_s")
+        for ratio, way in OVER_RAW.items():
+            if f"{way}_s" in figures:
+                raw, ours = figures[f"raw_beside_{way}_s"], figures[f"{way}_s"]
+                found[f"{ratio}_{name}"] = round(raw["median"] / ours["median"], 3)
     for name, pauses in arms.get("pause", {}).items():
         shorter = pauses["blocking_s"]["median"] / pauses["pause_s"]["median"]
         kind = "pause_shorter_shadow" if name.startswith("torch") else "pause_shorter"

@@ -21,11 +21,13 @@ def test_every_ratio_is_better_when_larger():
         "broadcast": {
             "4_mib": {
                 "memory_s": figures(0.2),
+                "raw_beside_memory_s": figures(0.1),
                 "group_s": figures(0.4),
-                "raw_s": figures(0.1),
+                "raw_beside_group_s": figures(0.1),
                 "link_group_s": figures(0.4),
-                "link_raw_s": figures(0.3),
-            }
+                "raw_beside_link_group_s": figures(0.3),
+            },
+            "100_mib": {"memory_s": figures(2.0), "raw_beside_memory_s": figures(2.0)},
         },
         "pause": {
             "torch_5_mib": {"pause_s": figures(0.001), "blocking_s": figures(0.05)},
@@ -38,6 +40,7 @@ def test_every_ratio_is_better_when_larger():
         "broadcast_over_raw_4_mib": 0.5,
         "group_over_raw_4_mib": 0.25,
         "link_group_over_raw_4_mib": 0.75,
+        "broadcast_over_raw_100_mib": 1.0,
         "pause_shorter_shadow_torch_5_mib": 50.0,
         "pause_shorter_vllm_5_mib": 5.0,
         "sparse_bytes_fewer_lr_1e-06": 120.0,
