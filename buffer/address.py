@@ -21,7 +21,6 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.asyncio.sentinel import Sentinel as _AsyncSentinel
-from redis.asyncio.sentinel import SentinelConnectionPool as AsyncSentinelPool
 from redis.backoff import NoBackoff
 from redis.connection import SSLConnection
 from redis.connection import parse_url as _parse_url
@@ -38,9 +37,6 @@ CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 20.0
 """A script call takes milliseconds; a server silent for this long is gone, saving, or swapping."""
 
-ASYNC_CONNECTIONS = 16
-"""Redis runs one script at a time; more connections would only queue there."""
-
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
 
@@ -54,13 +50,6 @@ class Watched(NamedTuple):
     service: str
     of_sentinels: dict[str, Any]
     of_server: dict[str, Any]
-
-
-class _WaitingSentinelPool(AsyncSentinelPool, redis.asyncio.BlockingConnectionPool):
-    """Who finds all connections to the primary busy waits, as with a single server.
-
-    The library has this pool only in halves; both are made to be combined.
-    """
 
 
 def connect(url: str, **options: Any) -> redis.Redis:
@@ -82,21 +71,17 @@ def connect(url: str, **options: Any) -> redis.Redis:
 
 
 def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
-    """Make an asyncio client with a bounded pool; raises as `connect` does."""
-    bounds = {"max_connections": ASYNC_CONNECTIONS, "timeout": REPLY_TIMEOUT_S}
-    options = _options() | bounds | {"retry": AsyncRetry(NoBackoff(), 0)} | options
+    """Make an asyncio client; raises as `connect` does."""
+    options = _options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        pool = redis.asyncio.BlockingConnectionPool.from_url(url, **options)
-        return redis.asyncio.Redis.from_pool(pool)
+        return redis.asyncio.Redis.from_url(url, **options)
     manager = AsyncSentinel(
         watched.sentinels,
         sentinel_kwargs=_options() | {"retry": AsyncRetry(NoBackoff(), 0)} | watched.of_sentinels,
     )
     client: redis.asyncio.Redis = manager.master_for(
-        watched.service,
-        connection_pool_class=_WaitingSentinelPool,
-        **(options | watched.of_server),
+        watched.service, **(options | watched.of_server)
     )
     return client
 

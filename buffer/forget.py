@@ -6,7 +6,7 @@ import redis
 
 from .address import connect, disconnect, without_password
 from .keys import run_prefix
-from .store import explain
+from .refusals import explain
 
 KEYS_PER_CALL = 1000  # about a millisecond of the server's time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis
 
 from .address import connect, disconnect, without_password
-from .store import explain
+from .refusals import explain
 
 
 def limit_memory(url: str, limit_bytes: int) -> int:

@@ -1,13 +1,12 @@
 """The store's two clients: `Store` for threads, `AsyncStore` for an event loop.
 
-They own the wording of errors; where Redis is stands in `address.py`, what is asked of it in
-`operations/`. Neither ever sends a call twice: after a lost reply only the caller knows
-whether to.
+Where Redis is stands in `address.py`, what is asked of it in `operations/`, what its refusals mean
+in `refusals.py`. Neither ever sends a call twice: after a lost reply only the caller knows whether
+to.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
@@ -15,46 +14,22 @@ from typing import Self, TypeVar
 import redis
 from redis import exceptions
 
-from configs.errors import (
-    LostLineage,
-    StoreError,
-    StoreRestarted,
-    StoreRewound,
-    StoreUnreachable,
+from .address import (
+    REPLY_TIMEOUT_S,
+    connect,
+    connect_async,
+    disconnect,
+    disconnect_async,
+    without_password,
 )
-
-from .address import connect, connect_async, disconnect, disconnect_async, without_password
 from .keys import incoming_key, run_prefix
-from .operation import Call, Fetch, Operation, Reply
+from .line import Line
+from .operation import Argument, Call, Fetch, Operation, Reply
+from .refusals import explain
 from .scripts import LoadScript, load_script
-from .server_life import Admits, NewServerLife, ServerLife
+from .server_life import Admits, ServerLife
 
 T = TypeVar("T")
-
-_REFUSALS = {
-    "NORUN": "the store must know the run, got no entry for it; begin_run comes first",
-    "REWOUND": "the store's lineage must be at least the learner's, got {0}; the store lost writes",
-    "COMMITTED": "a claimed batch must be newer than the last committed one, got one <= {0}",
-    "SEALED": "units can be dropped only before a batch is sealed; batch {0} is",
-    "UNCLAIMED": "a sealed batch must have units, got none in batch {0}",
-    "UNSEALED": "only sealed batches are trained and committed; batch {0} is not sealed",
-    "TRAINED": "an abandoned batch must not be trained yet, got one <= {0}; weights contain it",
-    "UNTRAINED": "a committed batch must be trained, got one > {0}; advance comes first",
-    "BACKWARDS": "versions of a lineage must not decrease, got one below {0}",
-    "RESTARTED": "the server that was recovered must still answer, got {0}; recover again",
-    "DIGEST": "a version must keep its digest; other weights were published as step {0} before",
-    "GROUPS": "groups of this run must have {0} tasks; the run began with other settings",
-}
-
-_PASSING_ERRORS = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.BusyLoadingError,
-    exceptions.ReadOnlyError,  # a failover is under way
-    exceptions.OutOfMemoryError,  # until the learner commits
-)
-_PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
-"""What redis-py does not know, or hides in the text of a script's or a transaction's error."""
 
 
 class Store:
@@ -175,6 +150,9 @@ class AsyncStore:
         self._scripts = scripts
         self._life = ServerLife(self._prefix, scripts, admits=None)
         self._redis = connect_async(url, redis_connect_func=self._life.greet_async)
+        self._line = Line(self._redis, timeout_s=REPLY_TIMEOUT_S)
+        self._records_line = Line(self._redis, timeout_s=REPLY_TIMEOUT_S)
+        """Nobody else has to wait while megabytes of them go out."""
 
     def watch(self, admits: Admits) -> None:
         """Compare the server's run_id on every connect from now on, as `Store` does by `admits`."""
@@ -195,7 +173,7 @@ class AsyncStore:
                 raise explain(error, operation.name, self._place) from error
 
     async def _fetch(self, fetch: Fetch) -> Reply:
-        return await self._redis.mget([self._prefix + key for key in fetch.keys])
+        return await self._ask(("MGET", *(self._prefix + key for key in fetch.keys)))
 
     async def _call(self, call: Call) -> Reply:
         script = self._scripts(call.script)
@@ -207,21 +185,28 @@ class AsyncStore:
     async def _evaluate(self, script: tuple[str, str], call: Call) -> Reply:
         command = (*script, 1, self._prefix, *call.arguments)
         if not call.records:
-            return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.mset(incoming(self._prefix, call.records))
-            pipe.execute_command(*command)
-            return _last(await pipe.execute(raise_on_error=False))
+            return await self._ask(command)
+        records = (x for pair in incoming(self._prefix, call.records).items() for x in pair)
+        *queued, replies = await self._records_line.ask(
+            ("MULTI",), ("MSET", *records), command, ("EXEC",)
+        )
+        # An EXEC that is refused says less than what was refused before it.
+        return _last([*queued, replies] if isinstance(replies, redis.RedisError) else replies)
+
+    async def _ask(self, command: Sequence[Argument]) -> Reply:
+        return _last(await self._line.ask(command))
 
     async def ping(self) -> None:
         """Fail at once, with a text for people, when Redis cannot be used."""
         try:
-            await self._redis.ping()
+            await self._ask(("PING",))
         except redis.RedisError as error:
             raise explain(error, "ping", self._place) from error
 
     async def close(self) -> None:
         """Close all connections."""
+        await self._line.close()
+        await self._records_line.close()
         await disconnect_async(self._redis)
 
 
@@ -231,58 +216,8 @@ def incoming(prefix: str, records: Sequence[bytes]) -> dict[str, bytes]:
 
 
 def _last(replies: list[Reply]) -> Reply:
-    """The script's reply, after all that stood before it in the transaction was done."""
+    """The last reply, after all that was asked before it was done."""
     for reply in replies:
         if isinstance(reply, redis.RedisError):
             raise reply
     return replies[-1]
-
-
-def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
-    """Say what Redis' error means for the operation and what to do about it."""
-    text = str(error)
-    code, _, detail = text.partition(" ")
-    if code == "LOST":
-        return LostLineage(
-            f"{operation}: {place} belongs to lineage {detail}; this learner must stop"
-        )
-    if isinstance(error, NewServerLife):
-        restarted = StoreRestarted(f"{operation}: {text}; ask again when it is recovered ({place})")
-        restarted.run_id = error.run_id
-        return restarted
-    if code in _REFUSALS:
-        refusal = StoreRewound if code in ("NORUN", "REWOUND", "RESTARTED") else StoreError
-        return refusal(f"{operation}: {_REFUSALS[code].format(detail)} ({place})")
-    kind = StoreUnreachable if _is_away(error) else StoreError
-    return kind(f"{operation}: {_reason(error, text)} ({place})")
-
-
-def _is_away(error: redis.RedisError) -> bool:
-    """Whether the same call may succeed in a while, without anybody changing the call."""
-    if isinstance(error, exceptions.AuthenticationError):
-        return False
-    if isinstance(error, _PASSING_ERRORS):
-        return True
-    return _PASSING_CODES.search(str(error)) is not None
-
-
-def _reason(error: redis.RedisError, text: str) -> str:
-    if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
-        return "Redis refused the password; put the right one into the URL"
-    if isinstance(error, exceptions.TimeoutError):
-        return "Redis did not answer in time; it may have acted, so look at its load and ask again"
-    if isinstance(error, exceptions.BusyLoadingError):
-        return "Redis is still loading its data; ask again in some seconds"
-    if isinstance(error, exceptions.ReadOnlyError) or "READONLY" in text:
-        return "Redis is a read-only replica; point the URL to the primary"
-    if "MISCONF" in text:
-        return "Redis cannot save its data and takes no writes; look at its disk and its log"
-    if isinstance(error, exceptions.NoPermissionError) or any(
-        words in text for words in ("NOPERM", "user executing the script", "ACL failure")
-    ):
-        return f"Redis' access rules refuse this user ({text}); see configs/deploy/redis-users.acl"
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text:
-        return "Redis is full; raise its maxmemory or let the learner checkpoint and commit"
-    if isinstance(error, exceptions.ConnectionError):
-        return f"Redis cannot be reached ({text}); start it or correct the URL"
-    return f"Redis refused ({text})"

@@ -17,9 +17,10 @@ import redis
 
 from buffer.keys import run_prefix
 from buffer.operation import Call, Fetch
+from buffer.refusals import explain
 from buffer.scripts import LoadScript, Script, load_script, make_script
 from buffer.server_life import ServerLife
-from buffer.store import AsyncStore, Store, explain, incoming
+from buffer.store import AsyncStore, Store, incoming
 
 from .event_loop import OUTSIDE, VirtualLoop, current_process
 from .lua import Scripts

@@ -1,0 +1,208 @@
+"""The asyncio client's connection: order, ends of every kind, and what goes over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import hiredis
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from buffer.address import connect_async, disconnect_async
+from buffer.line import COPIED_BYTES, Line, packed
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def line_to(url: str, *, timeout_s: float = 10.0) -> AsyncIterator[Line]:
+    client = connect_async(url)
+    line = Line(client, timeout_s=timeout_s)
+    try:
+        yield line
+    finally:
+        await line.close()
+        await disconnect_async(client)
+
+
+@asynccontextmanager
+async def served_by(serve: Serve) -> AsyncIterator[str]:
+    """A server of ours; it ends each connection after `serve`."""
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+    finally:
+        server.close()
+
+
+async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Say OK to what the library says first, until a PING comes."""
+    replies = hiredis.Reader()
+    while True:
+        replies.feed(await reader.read(65536))
+        while (command := replies.gets()) is not False:
+            if command == [b"PING"]:
+                return
+            writer.write(b"+OK\r\n")
+
+
+def test_calls_at_once_are_answered_each_with_its_own_over_one_connection(redis_url: str) -> None:
+    async def ask() -> tuple[list[object], int]:
+        async with line_to(f"{redis_url}?client_name=counted") as line:
+            calls = [line.ask(("ECHO", f"{i}" * (1 + 997 * (i % 9)))) for i in range(200)]
+            found = [reply for [reply] in await asyncio.gather(*calls)]
+            [clients] = await line.ask(("CLIENT", "LIST"))
+            return found, clients.count(b"name=counted")
+
+    found, connections = asyncio.run(ask())
+    assert found == [b"%d" % i * (1 + 997 * (i % 9)) for i in range(200)]
+    assert connections == 1
+
+
+def test_a_caller_who_gives_up_takes_nobody_elses_reply(redis_url: str) -> None:
+    async def ask() -> object:
+        async with line_to(redis_url) as line:
+            await line.ask(("PING",))
+            gone = asyncio.create_task(line.ask(("ECHO", "gone"), ("ECHO", "too")))
+            await asyncio.sleep(0)
+            gone.cancel()
+            return await line.ask(("ECHO", "here"))
+
+    assert asyncio.run(ask()) == [b"here"]
+
+
+def test_what_waits_fails_when_the_connection_ends_and_the_next_call_dials(redis_url: str) -> None:
+    async def ask() -> object:
+        async with line_to(redis_url) as line, line_to(redis_url) as other:
+            [number] = await line.ask(("CLIENT", "ID"))
+            waiting = [asyncio.create_task(line.ask(("BLPOP", "nothing", 30))) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            await other.ask(("CLIENT", "KILL", "ID", number))
+            for task in waiting:
+                with pytest.raises(redis.ConnectionError, match="closed by server"):
+                    await task
+            return await line.ask(("ECHO", "again"))
+
+    assert asyncio.run(ask()) == [b"again"]
+
+
+def test_a_refusal_is_returned_as_the_librarys_own_error(redis_url: str) -> None:
+    async def ask() -> list[Any]:
+        async with line_to(redis_url) as line:
+            return await line.ask(("MULTI",), ("EVALSHA", "0" * 40, 0), ("EXEC",), ("ECHO", "x"))
+
+    multi, queued, [inner], after = asyncio.run(ask())
+    assert (multi, queued, after) == (b"OK", b"QUEUED", b"x")
+    assert isinstance(inner, redis.exceptions.NoScriptError)
+
+
+def test_a_silent_server_is_given_up_and_its_late_reply_is_nobodys() -> None:
+    lives = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lives
+        lives += 1
+        await greeted(reader, writer)
+        if lives == 1:
+            await asyncio.sleep(0.5)
+            writer.write(b"+LATE\r\n")
+            await reader.read()
+        writer.write(b"+PONG\r\n")
+        await reader.read()
+
+    async def ask() -> object:
+        async with served_by(serve) as url, line_to(url, timeout_s=0.2) as line:
+            with pytest.raises(redis.TimeoutError):
+                await line.ask(("PING",))
+            await asyncio.sleep(0.5)
+            return await line.ask(("PING",))
+
+    assert asyncio.run(ask()) == [b"PONG"]
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400\r\n", b"+PONG\r\n+WHO ASKED\r\n"])
+def test_a_server_that_does_not_keep_to_the_protocol_is_left(answer: bytes) -> None:
+    lives = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lives
+        lives += 1
+        await greeted(reader, writer)
+        writer.write(answer if lives == 1 else b"+PONG\r\n")
+        await reader.read()
+
+    async def ask() -> object:
+        async with served_by(serve) as url, line_to(url) as line:
+            await asyncio.wait([asyncio.create_task(line.ask(("PING",)))])
+            return await line.ask(("PING",))
+
+    assert asyncio.run(ask()) == [b"PONG"]
+    assert lives == 2
+
+
+def test_who_is_no_longer_the_primary_is_asked_no_more() -> None:
+    lives = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lives
+        lives += 1
+        await greeted(reader, writer)
+        writer.write(b"-READONLY a replica\r\n" if lives == 1 else b"+PONG\r\n")
+        await reader.read()
+
+    async def ask() -> list[object]:
+        async with served_by(serve) as url, line_to(url) as line:
+            return [*await line.ask(("PING",)), *await line.ask(("PING",))]
+
+    refused, taken = asyncio.run(ask())
+    assert isinstance(refused, redis.ReadOnlyError)
+    assert taken == b"PONG"
+
+
+def test_all_who_come_while_it_connects_share_the_outcome() -> None:
+    lives = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lives
+        lives += 1
+        await asyncio.sleep(0.1)
+
+    async def ask() -> list[object]:
+        async with served_by(serve) as url, line_to(url) as line:
+            calls = (line.ask(("PING",)) for _ in range(20))
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = asyncio.run(ask())
+    assert all(isinstance(error, redis.ConnectionError) for error in found)
+    assert lives == 1
+
+
+_ARGUMENTS = st.one_of(
+    st.binary(max_size=40),
+    st.text(max_size=40),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.integers(COPIED_BYTES - 1, COPIED_BYTES + 1).map(bytes),
+)
+
+
+@given(st.lists(st.lists(_ARGUMENTS, min_size=1, max_size=6), min_size=1, max_size=4))
+def test_what_is_sent_is_read_back_as_it_was(commands: list[list[bytes | str | int]]) -> None:
+    reader = hiredis.Reader()
+    reader.feed(b"".join(packed(commands)))
+
+    for command in commands:
+        assert reader.gets() == [x if isinstance(x, bytes) else str(x).encode() for x in command]
+    assert reader.gets() is False
