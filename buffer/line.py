@@ -2,7 +2,7 @@
 
 redis-py opens it, with all that an address may ask for (TLS, sentinels, a password, the greeting of
 `server_life.py`). Then the stream is ours: a call is one write and one future. Asked through
-redis-py's own client, it costs the broker four to five times as much, more than all else that the
+redis-py's own client, it costs the broker three to five times as much, more than all else that the
 broker does for a heartbeat.
 
 Nothing is ever sent twice: when a connection ends, all that waits on it fails.
@@ -117,9 +117,8 @@ class _Stream(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self.is_open = True
-        self._transport: asyncio.Transport = (
-            opened._writer.transport
-        )  # the library keeps it to itself
+        writer = opened._writer  # the library has no public name for it
+        self._transport: asyncio.Transport = writer.transport
         self._transport.set_protocol(self)
 
     async def ask(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
