@@ -37,6 +37,9 @@ CONNECT_TIMEOUT_S = 5.0
 REPLY_TIMEOUT_S = 20.0
 """A script call takes milliseconds; a server silent for this long is gone, saving, or swapping."""
 
+PROTOCOL = 2
+"""Version 3 adds push messages that nobody here would read."""
+
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
 
@@ -75,14 +78,16 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
     options = _options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        return redis.asyncio.Redis.from_url(url, **options)
-    manager = AsyncSentinel(
-        watched.sentinels,
-        sentinel_kwargs=_options() | {"retry": AsyncRetry(NoBackoff(), 0)} | watched.of_sentinels,
-    )
-    client: redis.asyncio.Redis = manager.master_for(
-        watched.service, **(options | watched.of_server)
-    )
+        client = redis.asyncio.Redis.from_url(url, **options)
+    else:
+        manager = AsyncSentinel(
+            watched.sentinels,
+            sentinel_kwargs=_options()
+            | {"retry": AsyncRetry(NoBackoff(), 0)}
+            | watched.of_sentinels,
+        )
+        client = manager.master_for(watched.service, **(options | watched.of_server))
+    client.connection_pool.connection_kwargs["protocol"] = PROTOCOL  # whatever the URL says
     return client
 
 
@@ -162,7 +167,7 @@ def _options() -> dict[str, Any]:
         "socket_timeout": REPLY_TIMEOUT_S,
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "retry_on_error": [],
-        "protocol": 2,  # version 3 adds push messages that nobody here would read
+        "protocol": PROTOCOL,
         "decode_responses": False,
     }
 

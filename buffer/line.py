@@ -27,6 +27,7 @@ COPIED_BYTES = 2048
 """A longer argument is handed to the system as it is; of shorter ones a copy is made."""
 
 CLOSED = "Connection closed by server."
+HUNG_UP = "this client has been closed, or has gone to another server"
 
 parse_error: Any = DefaultParser.parse_error  # the library's own names for what Redis refuses
 
@@ -43,17 +44,17 @@ class _Question:
 class Line:
     """Keeps a connection that calls go over, and dials anew when it has ended."""
 
-    def __init__(self, client: Redis, *, timeout_s: float) -> None:
+    def __init__(self, client: Redis) -> None:
         """Remember where to; nothing is sent before the first call.
 
         Args:
-            client: Whose address, password and greeting each connection has.
-            timeout_s: For the replies of one call.
+            client: Whose address, password, greeting and `socket_timeout` each connection has.
         """
-        self._client = client
-        self._timeout_s = timeout_s
+        self._pool: Any = client.connection_pool
+        self._timeout_s: float | None = self._pool.connection_kwargs["socket_timeout"]
         self._stream: _Stream | None = None
         self._dialling: asyncio.Task[_Stream] | None = None
+        self._is_closed = False
 
     async def ask(self, *commands: Sequence[Argument]) -> list[Reply]:
         """Send commands together; returns their replies, of which any may be a `RedisError`.
@@ -62,80 +63,99 @@ class Line:
             redis.ConnectionError: there is no connection, or it ended; they may have been done.
             redis.TimeoutError: no answer in time; there will be none, as the connection is closed.
         """
+        pieces = packed(commands)
         stream = self._stream
-        if stream is None or not stream.is_open:
+        if stream is None or not stream.is_open or stream.primary != self._primary:
             stream = await self._dial()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await stream.ask(commands)
+                return await stream.ask(pieces, len(commands))
         except TimeoutError:
-            stream.close()
+            stream.close("Redis did not answer another call in time")
             raise redis.TimeoutError("Timeout reading from socket") from None
 
     async def close(self) -> None:
-        """Hang up."""
+        """Hang up, for good."""
+        self._is_closed = True
         if self._dialling is not None:
             self._dialling.cancel()
             await asyncio.wait([self._dialling])
         if self._stream is not None:
             await self._stream.hang_up()
 
+    @property
+    def _primary(self) -> object:
+        """Who the sentinels last said it is, to whichever line asked them; None without any."""
+        return getattr(self._pool, "master_address", None)
+
     async def _dial(self) -> _Stream:
         """Connect; all who come meanwhile share the outcome."""
-        if self._dialling is None:
-            self._dialling = asyncio.create_task(self._connect())
-            self._dialling.add_done_callback(self._dialled)
-        return await asyncio.shield(self._dialling)
+        if self._is_closed:
+            raise redis.ConnectionError(HUNG_UP)
+        dialling = self._dialling
+        if dialling is None:
+            dialling = self._dialling = asyncio.create_task(self._connect())
+        await asyncio.wait([dialling])  # who gives up does not end it for the others
+        if self._dialling is dialling:
+            self._dialling = None
+        if dialling.cancelled():
+            raise redis.ConnectionError(HUNG_UP)
+        return dialling.result()
 
     async def _connect(self) -> _Stream:
         if self._stream is not None:
             await self._stream.hang_up()
-        pool: Any = self._client.connection_pool
-        opened = pool.make_connection()
+        opened = self._pool.make_connection()
         try:
             await opened.connect()
+            stream = _Stream(opened, self._primary)
         except BaseException:
             await opened.disconnect(nowait=True)
             raise
-        self._stream = _Stream(opened)
-        return self._stream
-
-    def _dialled(self, dialling: asyncio.Task[_Stream]) -> None:
-        self._dialling = None
-        if not dialling.cancelled():
-            dialling.exception()  # whoever still waits has it
+        self._stream = stream
+        return stream
 
 
 class _Stream(asyncio.Protocol):
     """A connection that is open, or was."""
 
-    def __init__(self, opened: Any) -> None:
-        """Take the stream of a connection of redis-py, on which no reply is under way."""
+    def __init__(self, opened: Any, primary: object) -> None:
+        """Take the stream of a connection of redis-py, on which no reply is under way.
+
+        Raises:
+            redis.ConnectionError: it has ended already.
+        """
         self._opened = opened
         self._questions: deque[_Question] = deque()
         self._replies = hiredis.Reader(protocolError=redis.InvalidResponse, replyError=parse_error)
         self._writable = asyncio.Event()
         self._writable.set()
+        self._why_ended = CLOSED
+        self.primary = primary
         self.is_open = True
-        writer = opened._writer  # the library has no public name for it
+        reader, writer = opened._reader, opened._writer  # the library has no public names for them
+        if reader.at_eof() or writer.is_closing():  # nobody would tell us again
+            raise redis.ConnectionError(CLOSED)
         self._transport: asyncio.Transport = writer.transport
         self._transport.set_protocol(self)
 
-    async def ask(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
-        await self._writable.wait()
+    async def ask(self, pieces: Sequence[bytes], num_replies: int) -> list[Reply]:
+        while not self._writable.is_set():
+            await self._writable.wait()
         if not self.is_open:
-            raise redis.ConnectionError(CLOSED)
+            raise redis.ConnectionError(self._why_ended)
         answered: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self._questions.append(_Question(answered, len(commands)))
-        self._transport.writelines(packed(commands))
+        self._questions.append(_Question(answered, num_replies))
+        self._transport.writelines(pieces)
         return await answered
 
-    def close(self) -> None:
+    def close(self, why: str = CLOSED) -> None:
+        self._why_ended = why
         self.is_open = False
         self._transport.abort()
 
     async def hang_up(self) -> None:
-        self.close()
+        self.close(HUNG_UP)
         await self._opened.disconnect(nowait=True)  # else it would warn that nobody did
 
     def data_received(self, data: bytes) -> None:
@@ -151,7 +171,7 @@ class _Stream(asyncio.Protocol):
         self._writable.set()
         for question in self._questions:
             if not question.answered.done():
-                question.answered.set_exception(redis.ConnectionError(str(exc or CLOSED)))
+                question.answered.set_exception(redis.ConnectionError(str(exc or self._why_ended)))
         self._questions.clear()
 
     def pause_writing(self) -> None:
@@ -171,7 +191,7 @@ class _Stream(asyncio.Protocol):
             if not question.answered.done():  # else nobody waits any more
                 question.answered.set_result(question.replies)
         if isinstance(reply, redis.ReadOnlyError):  # no longer the primary: ask who is
-            self.close()
+            self.close("the server is no longer the primary")
 
 
 def packed(commands: Sequence[Sequence[Argument]]) -> list[bytes]:

@@ -14,14 +14,7 @@ from typing import Self, TypeVar
 import redis
 from redis import exceptions
 
-from .address import (
-    REPLY_TIMEOUT_S,
-    connect,
-    connect_async,
-    disconnect,
-    disconnect_async,
-    without_password,
-)
+from .address import connect, connect_async, disconnect, disconnect_async, without_password
 from .keys import incoming_key, run_prefix
 from .line import Line
 from .operation import Argument, Call, Fetch, Operation, Reply
@@ -150,8 +143,8 @@ class AsyncStore:
         self._scripts = scripts
         self._life = ServerLife(self._prefix, scripts, admits=None)
         self._redis = connect_async(url, redis_connect_func=self._life.greet_async)
-        self._line = Line(self._redis, timeout_s=REPLY_TIMEOUT_S)
-        self._records_line = Line(self._redis, timeout_s=REPLY_TIMEOUT_S)
+        self._line = Line(self._redis)
+        self._records_line = Line(self._redis)
         """Nobody else has to wait while megabytes of them go out."""
 
     def watch(self, admits: Admits) -> None:

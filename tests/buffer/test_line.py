@@ -10,6 +10,8 @@ from typing import Any
 import hiredis
 import pytest
 import redis
+import redis.asyncio
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +23,8 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def line_to(url: str, *, timeout_s: float = 10.0) -> AsyncIterator[Line]:
-    client = connect_async(url)
-    line = Line(client, timeout_s=timeout_s)
+    client = connect_async(f"{url}?socket_timeout={timeout_s}&protocol=3&client_name=line")
+    line = Line(client)
     try:
         yield line
     finally:
@@ -60,11 +62,11 @@ async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 def test_calls_at_once_are_answered_each_with_its_own_over_one_connection(redis_url: str) -> None:
     async def ask() -> tuple[list[object], int]:
-        async with line_to(f"{redis_url}?client_name=counted") as line:
+        async with line_to(redis_url) as line:
             calls = [line.ask(("ECHO", f"{i}" * (1 + 997 * (i % 9)))) for i in range(200)]
             found = [reply for [reply] in await asyncio.gather(*calls)]
             [clients] = await line.ask(("CLIENT", "LIST"))
-            return found, clients.count(b"name=counted")
+            return found, clients.count(b"name=line")
 
     found, connections = asyncio.run(ask())
     assert found == [b"%d" % i * (1 + 997 * (i % 9)) for i in range(200)]
@@ -187,6 +189,84 @@ def test_all_who_come_while_it_connects_share_the_outcome() -> None:
     found = asyncio.run(ask())
     assert all(isinstance(error, redis.ConnectionError) for error in found)
     assert lives == 1
+
+
+def test_a_call_that_cannot_be_written_takes_nobody_elses_reply(redis_url: str) -> None:
+    async def ask() -> object:
+        async with line_to(redis_url) as line:
+            with pytest.raises(UnicodeEncodeError):
+                await line.ask(("ECHO", "\ud800"))
+            return await line.ask(("ECHO", "here"))
+
+    assert asyncio.run(ask()) == [b"here"]
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_what_has_ended_before_it_was_used_is_known_at_once(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        words = b""
+        while b"LIB-VER" not in words:
+            words = await reader.read(65536)
+            writer.write(b"+OK\r\n" * words.count(b"*"))
+
+    async def ask() -> None:
+        async with served_by(serve) as url, line_to(url) as line:
+            connect = redis.asyncio.Connection.connect
+
+            async def connect_slowly(connection: Any) -> None:
+                await connect(connection)
+                assert await connection._reader.read() == b"", "it waits for the end"
+
+            monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_slowly)
+            with pytest.raises(redis.ConnectionError, match="closed by server"):
+                await line.ask(("PING",))
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(ask(), 5))
+
+
+def test_who_waits_while_it_is_closed_hears_of_it_and_it_dials_no_more() -> None:
+    lives = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal lives
+        lives += 1
+        await reader.read(1)
+        await asyncio.sleep(0.5)
+
+    async def ask() -> None:
+        async with served_by(serve) as url, line_to(url) as line:
+            waiting = asyncio.create_task(line.ask(("PING",)))
+            await asyncio.sleep(0.1)
+            await line.close()
+            with pytest.raises(redis.ConnectionError, match="has been closed"):
+                await waiting
+            with pytest.raises(redis.ConnectionError, match="has been closed"):
+                await line.ask(("PING",))
+
+    asyncio.run(ask())
+    assert lives == 1
+
+
+def test_a_line_leaves_a_primary_that_another_line_knows_to_be_replaced(redis_url: str) -> None:
+    async def ask() -> tuple[object, object]:
+        client = connect_async(redis_url)
+        pool: Any = client.connection_pool
+        pool.master_address = ("first", 1)  # as the pool that asks sentinels notes it
+        line = Line(client)
+        [before] = await line.ask(("CLIENT", "ID"))
+        [same] = await line.ask(("CLIENT", "ID"))
+        pool.master_address = ("second", 1)
+        [after] = await line.ask(("CLIENT", "ID"))
+        await line.close()
+        await disconnect_async(client)
+        assert before == same
+        return before, after
+
+    before, after = asyncio.run(ask())
+    assert before != after
 
 
 _ARGUMENTS = st.one_of(
