@@ -89,7 +89,7 @@ def test_killed_learner_replays_its_sealed_claims(tmp_path: Path) -> None:
 
 
 def test_late_actor_contributes_and_leaves_without_a_trace(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=40")
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=80")
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 2, "the run is on its way")
