@@ -6,6 +6,7 @@ The engine is `ToyEngine`; all that lies between the learner's model and `engine
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,15 @@ def test_an_actor_that_joins_late_has_the_current_weights_first(plane, actors):
     late.end()
 
 
+def is_running(pid):
+    """Say whether a process is neither stopped nor dead."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "TZ"
+
+
 @pytest.mark.parametrize("strike", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_receiver_struck_down_in_a_send_delays_nobody_beyond_the_deadline(plane, actors, strike):
     victim = plane.actor(f"victim-{strike.name}", strike=strike, nth=2)
@@ -68,8 +78,11 @@ def test_a_receiver_struck_down_in_a_send_delays_nobody_beyond_the_deadline(plan
         actor.applied(first)
     plane.slowest_publish_s = 0.0
 
-    manifest = plane.publish()  # the victim enters this broadcast and goes no further
     started = time.monotonic()
+    manifest = plane.publish()  # the victim enters this broadcast and goes no further
+    while is_running(victim.pid):  # a newer version would take the place of one not begun
+        assert time.monotonic() - started < JOIN_AND_SEND_S, "the victim is not in a broadcast"
+        time.sleep(0.001)
     for _ in range(5):
         newest = plane.publish()
 
