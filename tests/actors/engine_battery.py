@@ -225,8 +225,8 @@ async def keeps_the_loop_free(bench: Bench) -> None:
     await reading
 
     late_s.sort()
-    # A quiet machine keeps to it always, one that is shared three times out of four.
-    assert late_s[int(0.75 * len(late_s))] < 0.05
+    # The bound for a quiet machine is 50 ms at the worst; a shared one gets a quantile and slack.
+    assert late_s[int(0.95 * len(late_s))] < 0.05
 
 
 def _hold(held: threading.Event, gate: threading.Event) -> None:
