@@ -12,17 +12,17 @@ import socket
 
 import structlog
 
+from actors.environments.base import Environment
+from actors.environments.registry import make_environment
 from broker.client import BrokerClient
 from broker.keys import ACTOR, load_pair, load_public
 from broker.messages import MAX_LINES, Hello
 from broker.rotation import broker_public_keys
-from configs.identity import run_hashes
+from configs.hashes import run_hashes
 from configs.settings import RunSettings, Settings
 
 from .deadline import call_within
 from .engine import Engine
-from .environments.base import Environment
-from .environments.registry import make_environment
 from .episodes import EpisodeMaker
 from .gate import SwapGate
 from .loop import ActorLoop, Crew

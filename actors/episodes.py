@@ -9,13 +9,13 @@ from functools import lru_cache
 
 import structlog
 
+from actors.environments.base import Environment, Score
 from broker.messages import Lease
 from buffer.codec import decode_completion, join_completions
 from buffer.episode import Completion, Episode
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 
-from .environments.base import Environment, Score
 from .rewards import RewardSample
 from .rollout import Maker, ReplayMismatch, Rollout
 from .tokens import Tokenizer

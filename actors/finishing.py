@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from actors.environments.base import Score
 from broker.messages import MAX_REASON, Failure, FailureKind, Submission
 from buffer.codec import encode_episode
 from configs.errors import RecordError, RewardError
 
-from .environments.base import Score
 from .episodes import EpisodeMaker
 from .flights import Flight, Flights
 from .outbox import Outbox

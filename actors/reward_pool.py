@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from actors.environments.registry import check_environment
 from configs.errors import RewardError
 from configs.settings import Settings
 
 from .deadline import call_within
-from .environments.registry import check_environment
 from .reward_process import Result, RewardProcess
 from .rewards import RewardSample
 

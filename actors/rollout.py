@@ -21,11 +21,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from actors.environments.base import Conversation, Score
 from broker.messages import Lease
 from buffer.episode import Completion, Int32
 
 from .engine import Delta, Request
-from .environments.base import Conversation, Score
 from .tokens import Tokenizer
 from .transcript import Transcript
 

@@ -21,7 +21,7 @@ from broker.messages import TaskSpec
 from buffer import operations
 from buffer.answers import NewTask
 from buffer.store import Store
-from configs.identity import run_hashes
+from configs.hashes import run_hashes
 from configs.loader import load, settings_hash
 from configs.settings import Settings
 from console.guard import Guard

@@ -28,7 +28,7 @@ from broker.client import BrokerClient
 from broker.keys import load_pair, load_public
 from broker.messages import Hello, Lease, LeaseRequest, Submission, SubmitRequest, Verdict
 from buffer.episode import PolicyVersion
-from configs.identity import run_hashes
+from configs.hashes import run_hashes
 from configs.loader import load
 from configs.settings import Settings
 

@@ -17,8 +17,9 @@ from typing import Any
 
 import redis
 
+from buffer.operations.recovery import confirm
+
 from .operation import Argument, Call, Reply
-from .operations.recovery import confirm
 from .scripts import LoadScript
 
 Admits = Callable[[str, str], bool]

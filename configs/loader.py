@@ -1,6 +1,6 @@
 """From a YAML file and `table.key=value` overrides to checked settings, and back to a file.
 
-Owns reading, overriding, saving and hashing. What is wrong with a value is worded in `problems.py`,
+Owns reading, overriding, saving and hashing. What is wrong with a value is worded in `error_text.py`,
 what a setting means is in `settings.py`.
 
 Example:
@@ -22,8 +22,9 @@ import yaml
 from pydantic import ValidationError
 
 from configs.errors import SettingsError
-from configs.problems import describe_all
 from configs.settings import Settings
+
+from .error_text import describe_all
 
 Tree = dict[str, Any]
 """Settings before they are checked: tables of keys."""

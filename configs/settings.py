@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from .agreement import disagreements
-from .tables.actors import ActorSettings
-from .tables.algorithm import AlgorithmSettings
-from .tables.base import Table
-from .tables.broker import BrokerSettings
-from .tables.buffer import BufferSettings
-from .tables.console import ConsoleSettings
-from .tables.critic import CriticSettings
-from .tables.guards import GuardSettings
-from .tables.learner import LearnerSettings
-from .tables.replay import ReplaySettings
-from .tables.rewards import RewardSettings
-from .tables.run import RunSettings
+from configs.tables.actors import ActorSettings
+from configs.tables.algorithm import AlgorithmSettings
+from configs.tables.base import Table
+from configs.tables.broker import BrokerSettings
+from configs.tables.buffer import BufferSettings
+from configs.tables.console import ConsoleSettings
+from configs.tables.critic import CriticSettings
+from configs.tables.guards import GuardSettings
+from configs.tables.learner import LearnerSettings
+from configs.tables.replay import ReplaySettings
+from configs.tables.rewards import RewardSettings
+from configs.tables.run import RunSettings
+from configs.validation.tables import disagreements
 
 __all__ = [
     "ActorSettings",

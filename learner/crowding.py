@@ -11,7 +11,7 @@ import structlog
 
 from buffer import operations
 from configs.settings import BufferSettings
-from configs.store_agreement import COMMIT_AT_MEMORY
+from configs.validation.store import COMMIT_AT_MEMORY
 
 from .patience import PatientStore
 

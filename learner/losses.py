@@ -9,7 +9,7 @@ bounds are those of `configs/tables/algorithm.py`. With w the aggregation's weig
     proximal: otherwise     loss = - sum_n w keep(prox/mu) u(prox/mu) S(pi/prox, A)
 
 pi/mu enters either once: as the ratio that the surrogate sees, or as prox/mu times pi/prox. What
-would drop it, or measure from the wrong policy, is refused by `configs/algorithm_agreement.py`.
+would drop it, or measure from the wrong policy, is refused by `configs/validation/algorithm.py`.
 V-trace has prox/mu in its advantages, so no correction weighs it again.
 At pi = prox = mu all have the on-policy gradient A dlog(pi).
 

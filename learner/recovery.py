@@ -18,7 +18,7 @@ import structlog
 
 from buffer import operations
 from buffer.operation import Operation
-from configs.identity import run_hashes
+from configs.hashes import run_hashes
 from configs.loader import settings_hash
 from configs.settings import RunSettings, Settings
 

@@ -22,7 +22,7 @@ from buffer.answers import Stats
 from configs.errors import CheckpointError, LostLineage
 from configs.loader import settings_hash
 from configs.settings import Settings
-from configs.store_agreement import too_small_for
+from configs.validation.store import too_small_for
 
 from .checkpoint import Checkpoints, LearnerState
 from .guards import GuardState

@@ -21,7 +21,7 @@ from buffer import operations
 from buffer.answers import ClaimedUnit, Rating
 from buffer.episode import Episode
 from configs.settings import Settings
-from configs.store_agreement import KEEP_AT_MEMORY
+from configs.validation.store import KEEP_AT_MEMORY
 
 from .ledger import Ledger
 from .patience import PatientStore

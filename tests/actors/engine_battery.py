@@ -18,9 +18,8 @@ import torch
 from actors.engine import Delta, StagedWeights
 from buffer.episode import VersionSpan
 from configs.errors import SettingsError, WeightsError
-
-from .engine_probe import Bench
-from .tiny_model import reference_logprobs
+from tests.actors.engine_probe import Bench
+from tests.actors.tiny_model import reference_logprobs
 
 TOLERANCE = 1e-4
 

@@ -14,8 +14,7 @@ from transformers import Qwen3ForCausalLM
 from actors.engine import Delta, Request, StagedWeights
 from actors.engine_thread import ThreadedEngine
 from buffer.episode import PolicyVersion, VersionSpan
-
-from .tiny_model import VOCABULARY, make_model, perturb, reference_logprobs, stage
+from tests.actors.tiny_model import VOCABULARY, make_model, perturb, reference_logprobs, stage
 
 
 @dataclass

@@ -14,10 +14,9 @@ from actors.engine_thread import ThreadedEngine
 from actors.torch_engine import TorchOptions, TorchStepper, torch_engine
 from buffer.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
-
-from .engine_battery import BATTERY, probe_agrees, swaps_under_load
-from .engine_probe import Bench, tiny_folder
-from .tiny_model import make_model, stage
+from tests.actors.engine_battery import BATTERY, probe_agrees, swaps_under_load
+from tests.actors.engine_probe import Bench, tiny_folder
+from tests.actors.tiny_model import make_model, stage
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,7 @@ from broker.messages import Lease, TaskSpec
 from buffer.codec import encode_completion
 from buffer.episode import PolicyVersion, VersionSpan
 from configs.settings import RunSettings
-
-from .tiny_model import make_model
+from tests.actors.tiny_model import make_model
 
 EPISODES = 10_000
 LIMIT = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs.errors import SettingsError
-from configs.identity import reward_hash, run_hashes
+from configs.hashes import reward_hash, run_hashes
 from configs.settings import RunSettings, Settings
 
 
@@ -48,7 +48,7 @@ def test_reward_hash_follows_source_and_name(tmp_path):
     path.write_text("def f(output, prompt): return 2\n")
 
     assert reward_hash(f"{path}:f") != before
-    assert reward_hash("configs.identity:f") != before
+    assert reward_hash("configs.hashes:f") != before
     assert reward_hash(None) == "environment"
 
 

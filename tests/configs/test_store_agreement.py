@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.settings import Settings
-from configs.store_agreement import MIB, too_small_for
+from configs.validation.store import MIB, too_small_for
 
 
 def make(**tables: dict[str, object]) -> Settings:

@@ -13,8 +13,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from configs.algorithm_agreement import SEQUENCE_WEIGHTS
 from configs.settings import AlgorithmSettings, Settings
+from configs.validation.algorithm import SEQUENCE_WEIGHTS
 from learner.aggregations import AGGREGATIONS, Counts
 from learner.corrections import CORRECTIONS
 from learner.losses import PolicyLoss, policy_loss

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from .simulation import Scenario, simulate
+from tests.simulation.simulation import Scenario, simulate
 
 
 def main() -> None:

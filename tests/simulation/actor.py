@@ -16,11 +16,10 @@ from broker.client import BrokerClient
 from broker.keys import KeyPair
 from broker.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
 from buffer.episode import PolicyVersion, VersionSpan
-from configs.identity import run_hashes
+from configs.hashes import run_hashes
 from configs.settings import Settings
 from tests.actors.fake_engine import CharacterTokenizer
-
-from .made_up import PROMPT_TOKENS, Talks, expected, index_of, logprob
+from tests.simulation.made_up import PROMPT_TOKENS, Talks, expected, index_of, logprob
 
 TOKENS_A_STEP = 10.0  # and request, on average
 TRANSFER_S = 1.0

@@ -10,10 +10,9 @@ from typing import Any
 from broker.allow_list import AllowList, Member, Role
 from broker.server import Broker
 from configs.settings import Settings
-
-from .event_loop import current_process
-from .network import Network
-from .store import BrokersStore, Server
+from tests.simulation.event_loop import current_process
+from tests.simulation.network import Network
+from tests.simulation.store import BrokersStore, Server
 
 
 class Everybody(AllowList):

@@ -16,9 +16,8 @@ from buffer.episode import Episode
 from buffer.keys import run_prefix
 from learner.claims import ClaimedBatch
 from tests.buffer import invariants
-
-from .memory_redis import MemoryRedis, Reply
-from .store import View
+from tests.simulation.memory_redis import MemoryRedis, Reply
+from tests.simulation.store import View
 
 CHANGES = {"beat": 4, "submit": 2, "release": 2, "fail": 4}
 """Scripts that act under a fence, and how many values each of their lines has."""

@@ -29,10 +29,9 @@ from learner.policy_lag import oldest_lag
 from learner.recovery import point, recover
 from learner.resume import Opening, open_life
 from tests.actors.fake_engine import ALPHABET
-
-from .history import History
-from .made_up import check_episode
-from .store import LearnersStore, Server
+from tests.simulation.history import History
+from tests.simulation.made_up import check_episode
+from tests.simulation.store import LearnersStore, Server
 
 T = TypeVar("T")
 LOOK_S = 0.1

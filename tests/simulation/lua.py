@@ -9,8 +9,7 @@ import redis
 from lupa import lua51
 
 from buffer.scripts import Script
-
-from .memory_redis import MemoryRedis, Reply
+from tests.simulation.memory_redis import MemoryRedis, Reply
 
 LONGEST_UNPACK = 4000  # Lua's stack is bounded
 

@@ -11,10 +11,10 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .network import Weather
+from tests.simulation.network import Weather
 
 if TYPE_CHECKING:
-    from .simulation import Simulation
+    from tests.simulation.simulation import Simulation
 
 STORM = Weather(lost=0.01, doubled=0.01, late=0.02)
 LOST_REPLIES = 0.001  # of the store's

@@ -18,7 +18,7 @@ from typing import Any
 
 import zmq
 
-from .event_loop import OUTSIDE, Process, VirtualLoop, current_process
+from tests.simulation.event_loop import OUTSIDE, Process, VirtualLoop, current_process
 
 RECONNECT_S = 0.1
 

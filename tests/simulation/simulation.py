@@ -26,16 +26,15 @@ from configs.settings import (
     RunSettings,
     Settings,
 )
-
-from . import broker as simulated_broker
-from .actor import Actor
-from .event_loop import OUTSIDE, Process, VirtualLoop
-from .history import History
-from .learner import Disk, Learner
-from .nemesis import Nemesis, Rates
-from .network import Network, Trace
-from .stand_in_time import EPOCH_S, stand_in
-from .store import Server
+from tests.simulation import broker as simulated_broker
+from tests.simulation.actor import Actor
+from tests.simulation.event_loop import OUTSIDE, Process, VirtualLoop
+from tests.simulation.history import History
+from tests.simulation.learner import Disk, Learner
+from tests.simulation.nemesis import Nemesis, Rates
+from tests.simulation.network import Network, Trace
+from tests.simulation.stand_in_time import EPOCH_S, stand_in
+from tests.simulation.store import Server
 
 CALM_BATCHES = 5
 CALM_LIMIT_S = 600.0

@@ -16,8 +16,8 @@ from unittest import mock
 
 import structlog
 
-from .actor import InlineBench
-from .network import Network
+from tests.simulation.actor import InlineBench
+from tests.simulation.network import Network
 
 EPOCH_S = 1_800_000_000.0
 """Unix seconds at which every simulation begins."""

@@ -21,11 +21,10 @@ from buffer.refusals import explain
 from buffer.scripts import LoadScript, Script, load_script, make_script
 from buffer.server_life import ServerLife
 from buffer.store import AsyncStore, Store, incoming
-
-from .event_loop import OUTSIDE, VirtualLoop, current_process
-from .lua import Scripts
-from .memory_redis import MemoryRedis, Reply
-from .network import Trace
+from tests.simulation.event_loop import OUTSIDE, VirtualLoop, current_process
+from tests.simulation.lua import Scripts
+from tests.simulation.memory_redis import MemoryRedis, Reply
+from tests.simulation.network import Trace
 
 HOP_S = 0.0002  # to Redis and back, and its work
 AWAY = "Connection refused by the simulation"

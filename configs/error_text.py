@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from configs.aliases import owner_of
-from configs.settings import Settings
+from .aliases import owner_of
+from .settings import Settings
 
 Schema = dict[str, Any]
 """A JSON schema, or a part of one."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .algorithm_agreement import algorithm_disagreements
-from .critic_agreement import critic_disagreements
-from .reference_agreement import reference_disagreements
-from .store_agreement import store_disagreements
+from .algorithm import algorithm_disagreements
+from .critic import critic_disagreements
+from .reference import reference_disagreements
+from .store import store_disagreements
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from configs.settings import Settings
 
 WITHOUT_GROUPS = ("reinforce_pp", "gae", "vtrace")
 """Advantages that do not compare the members of a group."""

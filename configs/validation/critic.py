@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from configs.settings import Settings
 
 TOKEN_LEVEL = ("gae", "vtrace")
 """Advantages that are made of a critic's values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from configs.settings import Settings
 
 COMMIT_AT_MEMORY = 0.6  # of maxmemory: from there on the learner commits what it has trained
 KEEP_AT_MEMORY = 0.5  # of maxmemory: from there on groups kept for reuse make way

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from configs.settings import Settings
 
 ABOUT_MU = ("topr", "m2po", "dppo_tv", "dppo_kl")
 """Surrogates whose papers measure from the policy that sampled."""

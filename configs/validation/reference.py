@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .settings import Settings
+    from configs.settings import Settings
 
 REWARDED_BY_TOKEN = ("reinforce_pp", "gae", "vtrace")
 """Advantages in which each token may have a reward of its own."""

@@ -12,9 +12,9 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from configs.errors import SettingsError
-from configs.loader import settings_hash
-from configs.settings import Settings
+from .errors import SettingsError
+from .loader import settings_hash
+from .settings import Settings
 
 HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
 

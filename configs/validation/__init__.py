@@ -1,0 +1,1 @@
+"""Checks between settings of different tables."""
