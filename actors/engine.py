@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from broker.manifest import WeightManifest
-from buffer.episode import PolicyVersion, VersionSpan
+from buffer.record.episode import PolicyVersion, VersionSpan
 
 INITIAL_VERSION = PolicyVersion(0, 0)
 """The weights of the model directory that an engine starts from, unless told otherwise."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, EngineError, SettingsError
 
 from .engine import INITIAL_VERSION, Delta, Request, StagedWeights

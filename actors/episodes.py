@@ -11,8 +11,8 @@ import structlog
 
 from actors.environments.base import Environment, Score
 from broker.messages import Lease
-from buffer.codec import decode_completion, join_completions
-from buffer.episode import Completion, Episode
+from buffer.record.codec import decode_completion, join_completions
+from buffer.record.episode import Completion, Episode
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 

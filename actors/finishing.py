@@ -15,7 +15,7 @@ import structlog
 
 from actors.environments.base import Score
 from broker.messages import MAX_REASON, Failure, FailureKind, Submission
-from buffer.codec import encode_episode
+from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
 
 from .episodes import EpisodeMaker

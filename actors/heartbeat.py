@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from broker.messages import Beat, BeatRequest, Lease, Publication
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.settings import ActorSettings
 
 from .ports import Broker

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.weights import Chunk, Gone, Later, Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)

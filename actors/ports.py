@@ -16,7 +16,7 @@ from broker.messages import (
     Verdicts,
     Welcome,
 )
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 
 class Broker(Protocol):

@@ -35,7 +35,7 @@ from broker.keys import KeyPair
 from broker.manifest import WeightManifest
 from broker.messages import Publication
 from broker.weights import Abort, Announce, Chunk, Epoch, Join, Moved, Send
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 from configs.settings import ActorSettings
 

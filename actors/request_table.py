@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from buffer.episode import PolicyVersion, VersionSpan
+from buffer.record.episode import PolicyVersion, VersionSpan
 
 from .engine import Delta
 

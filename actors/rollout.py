@@ -23,7 +23,7 @@ import numpy as np
 
 from actors.environments.base import Conversation, Score
 from broker.messages import Lease
-from buffer.episode import Completion, Int32
+from buffer.record.episode import Completion, Int32
 
 from .engine import Delta, Request
 from .tokens import Tokenizer

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from broker.messages import Beat, Lease, TaskVerdict, Verdict
-from buffer.codec import encode_completion
+from buffer.record.codec import encode_completion
 
 from .rollout import Rollout, State
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, StagedWeights

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from buffer.episode import Completion, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 
 S = TypeVar("S", VersionSpan, FenceRun)
 

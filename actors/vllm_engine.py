@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError
 
 from .engine import INITIAL_VERSION, Request, StagedWeights

@@ -16,7 +16,7 @@ import structlog
 from broker.group_thread import GroupThread
 from broker.manifest import WeightManifest, digest_of
 from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
 if TYPE_CHECKING:

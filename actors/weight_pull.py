@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from broker.manifest import DIGEST_BYTES, chunk_digests
 from broker.weights import CHUNK_BYTES, PULL_CREDIT, Chunk, Gone, Later, Moved, Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 
 from .weight_sources import Answer, Kind, Post, Source

@@ -19,7 +19,7 @@ import structlog
 
 from broker.manifest import SparseLink, WeightManifest, digest_of
 from broker.weights import Abort, Announce, Chunk, Epoch, Moved, Send, Sources
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
 from .held_weights import HeldWeights

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from broker.manifest import SparseLink, WeightManifest
 from broker.sparse import apply_changes, elements
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 
 def chain_between(

@@ -25,7 +25,7 @@ from pathlib import Path
 from benchmarks.machine import ProcessTree, actor_core, other_cores, pinned
 from benchmarks.sink import Sink
 from benchmarks.workload import THROUGHPUT, Workload, environment, make_model
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 from configs.loader import load
 from configs.settings import Settings
 from console.guard import Guard

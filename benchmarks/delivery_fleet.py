@@ -45,8 +45,8 @@ from broker.messages import (
     Welcome,
 )
 from broker.sockets import connect_dealer
-from buffer.codec import encode_completion
-from buffer.episode import Completion, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.codec import encode_completion
+from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from configs.loader import load
 from configs.settings import Settings
 

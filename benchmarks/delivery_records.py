@@ -12,8 +12,8 @@ from itertools import count
 
 import numpy as np
 
-from buffer.codec import encode_episode
-from buffer.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.codec import encode_episode
+from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 
 RECORD_BYTES = 16 * 2**10
 BATCH = 64  # records at a time in every arm: what an actor's outbox sends under load

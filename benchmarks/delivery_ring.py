@@ -19,7 +19,7 @@ from benchmarks.machine import REPOSITORY
 from broker.codec import encode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import NewTask
+from buffer.operations.values import NewTask
 from buffer.store import Store
 from configs.hashes import run_hashes
 from configs.loader import load, settings_hash

@@ -27,7 +27,7 @@ from benchmarks.delivery_records import BATCH, Records
 from broker.client import BrokerClient
 from broker.keys import load_pair, load_public
 from broker.messages import Hello, Lease, LeaseRequest, Submission, SubmitRequest, Verdict
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.hashes import run_hashes
 from configs.loader import load
 from configs.settings import Settings

@@ -21,7 +21,7 @@ from actors.engine import Delta
 from actors.rollout import Rollout
 from actors.torch_engine import TorchOptions, TorchStepper
 from broker.messages import Lease, TaskSpec
-from buffer.episode import Episode, PolicyVersion, VersionSpan
+from buffer.record.episode import Episode, PolicyVersion, VersionSpan
 from configs.settings import Settings
 from learner.batch import pack, plan_batch
 from learner.critic import make_critic

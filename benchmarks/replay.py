@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.delivery_arms import running_redis
 from benchmarks.machine import describe_machine
 from buffer import operations
-from buffer.keys import run_prefix
+from buffer.operations.keys import run_prefix
 from buffer.store import Store
 
 GROUPS = 64

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 from broker.codec import encode_spec
 from buffer import operations
-from buffer.answers import NewTask
-from buffer.episode import Episode, PolicyVersion
+from buffer.operations.values import NewTask
+from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.secrets import redis_url
 from configs.settings import Settings

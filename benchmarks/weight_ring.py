@@ -23,7 +23,7 @@ from torch import nn
 
 from broker.keys import load_pair, make_keys
 from broker.messages import Publication
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource

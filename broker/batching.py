@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from buffer.operation import SLICE, Operation
+from buffer.operations.operation import SLICE, Operation
 from buffer.store import AsyncStore
 
 Row = TypeVar("Row")

@@ -12,7 +12,7 @@ import time
 import structlog
 
 from buffer import operations
-from buffer.answers import LeasedTask
+from buffer.operations.values import LeasedTask
 from buffer.store import AsyncStore
 from configs.settings import BrokerSettings
 

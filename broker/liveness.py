@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 from .messages import Hello, LeaseReply
 

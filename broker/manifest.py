@@ -16,7 +16,7 @@ from blake3 import blake3
 from msgspec import Meta
 from xxhash import xxh3_128
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 from .wire import Many, Message, Part, Real, Text, Whole
 

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, field
 
-from buffer.episode import PolicyVersion
 from buffer.operations.leases import MAX_CHUNKS
+from buffer.record.episode import PolicyVersion
 
 from .wire import Item, Many, Message, Named, Part, Real, Text, Whole
 

@@ -24,9 +24,9 @@ import asyncio
 from collections.abc import Callable
 
 from buffer import operations
-from buffer.answers import BeatLine, BeatVerdict
-from buffer.keys import EVAL_BASE
-from buffer.objects import ObjectStore
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import BeatLine, BeatVerdict
+from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError, StoreUnreachable
 from configs.settings import Settings

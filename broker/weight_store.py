@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import IO
 
-from buffer.episode import PolicyVersion
-from buffer.objects import filesystem_at
+from buffer.record.episode import PolicyVersion
+from buffer.record.object_store import filesystem_at
 
 from .manifest import WeightManifest
 

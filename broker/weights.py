@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 from .manifest import SparseLink, WeightManifest
 from .wire import Many, Message, Part, Real, Text, Whole

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from .address import connect, disconnect, without_password
-from .refusals import explain
+from buffer.client.address import connect, disconnect, without_password
+from buffer.client.errors import explain
 
 
 def limit_memory(url: str, limit_bytes: int) -> int:

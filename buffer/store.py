@@ -1,7 +1,7 @@
 """The store's two clients: `Store` for threads, `AsyncStore` for an event loop.
 
 Where Redis is stands in `address.py`, what is asked of it in `operations/`, what its refusals mean
-in `refusals.py`. Neither ever sends a call twice: after a lost reply only the caller knows whether
+in `errors.py`. Neither ever sends a call twice: after a lost reply only the caller knows whether
 to.
 """
 
@@ -14,13 +14,19 @@ from typing import Self, TypeVar
 import redis
 from redis import exceptions
 
-from .address import connect, connect_async, disconnect, disconnect_async, without_password
-from .keys import incoming_key, run_prefix
-from .line import Line
-from .operation import Argument, Call, Fetch, Operation, Reply
-from .refusals import explain
-from .scripts import LoadScript, load_script
-from .server_life import Admits, ServerLife
+from buffer.client.address import (
+    connect,
+    connect_async,
+    disconnect,
+    disconnect_async,
+    without_password,
+)
+from buffer.client.connection import Line
+from buffer.client.errors import explain
+from buffer.client.scripts import LoadScript, load_script
+from buffer.client.server_identity import Admits, ServerLife
+from buffer.operations.keys import incoming_key, run_prefix
+from buffer.operations.operation import Argument, Call, Fetch, Operation, Reply
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """From a YAML file and `table.key=value` overrides to checked settings, and back to a file.
 
-Owns reading, overriding, saving and hashing. What is wrong with a value is worded in `error_text.py`,
-what a setting means is in `settings.py`.
+Owns reading, overriding, saving and hashing. Errors are worded in `error_text.py`, settings are
+described in `tables/`.
 
 Example:
     settings = load("configs/demo.yaml", ["learner.lr=1e-4", "actors.count=3"])

@@ -13,10 +13,10 @@ from msgspec import structs
 
 from broker.codec import decode_spec
 from buffer import operations
-from buffer.answers import DeadLetter
-from buffer.codec import decode_completion, decode_episode, join_completions
-from buffer.episode import Completion, Episode
-from buffer.objects import is_reference
+from buffer.operations.values import DeadLetter
+from buffer.record.codec import decode_completion, decode_episode, join_completions
+from buffer.record.episode import Completion, Episode
+from buffer.record.object_store import is_reference
 from buffer.store import Store
 from configs.errors import RecordError, SettingsError
 from configs.loader import load

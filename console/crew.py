@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable
 
 from buffer import operations
-from buffer.answers import ActorSeen
+from buffer.operations.values import ActorSeen
 from buffer.store import Store
 from configs.errors import NyalaError
 from configs.settings import Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from buffer.answers import ActorSeen, Stats
+from buffer.operations.values import ActorSeen, Stats
 from configs.errors import NyalaError
 from configs.loader import load
 from console.display import View, duration, figures

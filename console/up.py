@@ -88,7 +88,7 @@ def _begin_anew(
         console.print(f"the earlier run is now in {archived}", highlight=False, soft_wrap=True)
         reuse(settings, archived, folder)
     if redis_url is not None:
-        from buffer.forget import forget_run
+        from buffer.admin import forget_run
 
         forget_run(redis_url, settings.run.name)
 
@@ -97,7 +97,7 @@ def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None
     """Show what would be started, and with which settings."""
     import yaml
 
-    from buffer.address import without_password
+    from buffer.client.address import without_password
 
     if settings.buffer.url is not None:
         settings = with_value(settings, "buffer", "url", without_password(settings.buffer.url))

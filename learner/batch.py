@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 

@@ -18,7 +18,7 @@ import structlog
 
 from broker.group_thread import GroupThread
 from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 from .epochs import Membership, Phase, WeightEpochs
 from .slots import Slot

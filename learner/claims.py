@@ -17,8 +17,8 @@ from itertools import chain
 import structlog
 
 from buffer import operations
-from buffer.answers import Claim, ClaimedUnit
-from buffer.episode import Episode, PolicyVersion
+from buffer.operations.values import Claim, ClaimedUnit
+from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, RecordError
 from configs.settings import Settings
 

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from broker.codec import encode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import NewTask, Stats
-from buffer.keys import EVAL_BASE
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import NewTask, Stats
 from configs.errors import NyalaError
 from configs.settings import BufferSettings, RunSettings
 

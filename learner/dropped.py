@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 
 LENGTH_BOUNDS = (128, 512, 2048, 8192, 32768)
 """Completion tokens; each bucket is four times as wide as the one before."""

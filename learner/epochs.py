@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from broker.weights import SILENT_AFTER_S
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 READY_SHARE = 0.2
 """Share of `broadcast_join_s` for READY: actors answer in milliseconds, a rendezvous does not."""

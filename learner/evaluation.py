@@ -16,9 +16,9 @@ import structlog
 
 from broker.codec import encode_spec
 from buffer import operations
-from buffer.answers import EvalRound, NewTask
-from buffer.codec import decode_episode
-from buffer.episode import Episode, PolicyVersion
+from buffer.operations.values import EvalRound, NewTask
+from buffer.record.codec import decode_episode
+from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import RecordError
 from configs.settings import RunSettings, Settings
 

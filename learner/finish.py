@@ -13,7 +13,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from buffer.answers import Stats
+from buffer.operations.values import Stats
 from configs.settings import RunSettings
 
 from .guards import GuardState

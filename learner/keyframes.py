@@ -15,7 +15,7 @@ import structlog
 from broker.manifest import WeightManifest
 from broker.weight_store import WeightStore
 from broker.weights import CHUNK_BYTES, Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 from .shelf import Shelf
 

@@ -15,7 +15,7 @@ import time
 import structlog
 
 from buffer import operations
-from buffer.episode import Episode, PolicyVersion
+from buffer.record.episode import Episode, PolicyVersion
 from configs.loader import settings_hash
 from configs.logging import bind_version
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 
 from .dropped import by_length
 from .policy_lag import token_lags

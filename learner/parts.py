@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.settings import Settings
 
 from .checkpoint import Checkpoints

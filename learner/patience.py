@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import structlog
 
-from buffer.operation import Operation
+from buffer.operations.operation import Operation
 from buffer.store import Store
 from configs.errors import StoreError, StoreRestarted, StoreRewound, StoreUnreachable
 

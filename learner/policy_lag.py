@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from buffer.episode import Episode, PolicyVersion
+from buffer.record.episode import Episode, PolicyVersion
 
 Int64 = npt.NDArray[np.int64]
 

@@ -29,7 +29,7 @@ from broker.keys import load_pair
 from broker.sockets import bound_endpoint
 from broker.weight_port import host_and_port, open_router, reachable
 from broker.weight_store import WeightStore
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings

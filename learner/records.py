@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from buffer import operations
-from buffer.answers import ClaimedUnit
-from buffer.codec import decode_episode
-from buffer.episode import Episode
-from buffer.objects import ObjectStore, is_reference
+from buffer.operations.values import ClaimedUnit
+from buffer.record.codec import decode_episode
+from buffer.record.episode import Episode
+from buffer.record.object_store import ObjectStore, is_reference
 from configs.errors import RecordError
 from configs.settings import Settings
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import structlog
 
 from buffer import operations
-from buffer.operation import Operation
+from buffer.operations.operation import Operation
 from configs.hashes import run_hashes
 from configs.loader import settings_hash
 from configs.settings import RunSettings, Settings

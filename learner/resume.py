@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 
 from buffer import operations
-from buffer.answers import Stats
+from buffer.operations.values import Stats
 from configs.errors import CheckpointError, LostLineage
 from configs.loader import settings_hash
 from configs.settings import Settings

@@ -18,8 +18,8 @@ import numpy as np
 import structlog
 
 from buffer import operations
-from buffer.answers import ClaimedUnit, Rating
-from buffer.episode import Episode
+from buffer.operations.values import ClaimedUnit, Rating
+from buffer.record.episode import Episode
 from configs.settings import Settings
 from configs.validation.store import KEEP_AT_MEMORY
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 from configs.errors import SettingsError
 from configs.settings import RewardSettings, Settings
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.weights import Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 from .slots import Slot, Slots
 

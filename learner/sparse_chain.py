@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from broker.manifest import SparseLink
 from broker.sparse import apply_changes, elements, encode_changes
 from broker.weights import Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 from .slots import Slot
 

@@ -27,7 +27,7 @@ from broker.weights import (
     Ready,
     Sources,
 )
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings

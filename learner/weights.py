@@ -31,7 +31,7 @@ from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, dige
 from broker.messages import Publication
 from broker.shared_folder import SharedFolder
 from broker.weight_store import WeightStore
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import StoreError
 from configs.settings import LearnerSettings, RunSettings
 

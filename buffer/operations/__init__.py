@@ -18,6 +18,7 @@ they raise LostLineage. Every operation may be sent again when its reply was los
 `claim(start=True)` would then count two starts.
 """
 
+from .audit import audit, look
 from .batches import (
     abandon,
     advance,
@@ -36,7 +37,6 @@ from .batches import (
 from .dead_letters import dead_letter, dead_letters, peek, purge_dead, requeue_dead
 from .deaths import bereave
 from .leases import actor_seen, beat, fail, lease, reap, release, submit
-from .look import audit, look
 from .recovery import confirm, reconcile, recovered, restore_committed
 from .replay import check_replay, clear_replay, forget_reused, reuse, trim_replay
 from .run import actors, begin_run, lineages, memory, publication, stats

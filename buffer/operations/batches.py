@@ -6,12 +6,13 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from buffer.answers import Claim, Rating
-from buffer.keys import record_key
-from buffer.objects import LONGEST_REFERENCE
-from buffer.operation import SLICE, Call, Fetch, Operation, Steps, nothing, repeated, single, sliced
-from buffer.replies import parse_claim
+from buffer.record.object_store import LONGEST_REFERENCE
 from configs.errors import RecordError
+
+from .keys import record_key
+from .operation import SLICE, Call, Fetch, Operation, Steps, nothing, repeated, single, sliced
+from .replies import parse_claim
+from .values import Claim, Rating
 
 RECORDS_PER_CALL = 64
 """Records of one reply: at most 1 GiB even when all are of the largest size."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from buffer.operation import Operation, Reply, nothing, single
-from buffer.replies import parse_texts
+from .operation import Operation, Reply, nothing, single
+from .replies import parse_texts
 
 BROKER_MEMORY_S = 3600
 """Figures are forgotten when no broker has served for this long."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from buffer.answers import DeadLetter, DeadTask, WaitingUnit
-from buffer.operation import Operation, Reply, single, sliced
-from buffer.replies import parse_dead_letter, parse_dead_task, parse_verdicts
+from .operation import Operation, Reply, single, sliced
+from .replies import parse_dead_letter, parse_dead_task, parse_verdicts
+from .values import DeadLetter, DeadTask, WaitingUnit
 
 IDS_PER_CALL = 64
 """Each may stand for a unit of several tasks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from buffer.operation import Operation, single
+from .operation import Operation, single
 
 
 def bereave(incarnation: str, *, max_attempts: int) -> Operation[list[int]]:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from buffer.answers import BeatLine, BeatVerdict, LeaseAnswer
-from buffer.keys import EVAL_BASE
-from buffer.operation import SLICE, Argument, Call, Operation, Reply, Steps, nothing, single, sliced
-from buffer.replies import parse_beats, parse_lease, parse_verdicts
+from .keys import EVAL_BASE
+from .operation import SLICE, Argument, Call, Operation, Reply, Steps, nothing, single, sliced
+from .replies import parse_beats, parse_lease, parse_verdicts
+from .values import BeatLine, BeatVerdict, LeaseAnswer
 
 MAX_CHUNKS = 256
 """Length at which a task's chunk list is joined into one element."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from buffer.operation import Call, Operation, Steps, single, sliced
+from .operation import Call, Operation, Steps, single, sliced
 
 UNITS_PER_CALL = 32
 """Units of one call; they are seldom more than 16 tasks each."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from buffer.answers import ReusedUnit
-from buffer.operation import Call, Operation, Reply, Steps, repeated, single
+from .operation import Call, Operation, Reply, Steps, repeated, single
+from .values import ReusedUnit
 
 DRAWS_PER_CALL = 200
 """Units that one call draws: each takes the server some microseconds."""

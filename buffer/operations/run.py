@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from buffer.answers import ActorSeen, Memory, Publication, Stats
-from buffer.operation import Operation, Reply, single
-from buffer.replies import parse_actors, parse_publication, parse_stats, parse_texts
 from configs.errors import SettingsError
+
+from .operation import Operation, Reply, single
+from .replies import parse_actors, parse_publication, parse_stats, parse_texts
+from .values import ActorSeen, Memory, Publication, Stats
 
 LAYOUT = "2"
 """Of the keys: a run goes on only under scripts that know the same."""

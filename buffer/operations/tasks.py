@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from buffer.answers import EvalRound, NewTask
-from buffer.keys import EVAL_BASE, MAX_TRAINING_TASKS
-from buffer.operation import (
-    SLICE,
-    Argument,
-    Operation,
-    Reply,
-    Steps,
-    nothing,
-    repeated,
-    single,
-    sliced,
-)
-from buffer.replies import parse_eval_round
 from configs.errors import RecordError
+
+from .keys import EVAL_BASE, MAX_TRAINING_TASKS
+from .operation import SLICE, Argument, Operation, Reply, Steps, nothing, repeated, single, sliced
+from .replies import parse_eval_round
+from .values import EvalRound, NewTask
 
 
 def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:

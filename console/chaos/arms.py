@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from buffer import operations
-from buffer.answers import TaskSeen
+from buffer.operations.values import TaskSeen
 from configs.errors import StoreError
 from console.chaos.cpu_time import CpuTime, cpu_s
 from console.chaos.ring import Ring

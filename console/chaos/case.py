@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from buffer import operations
-from buffer.answers import TaskSeen
+from buffer.operations.values import TaskSeen
 from configs.errors import StoreError
 from console.chaos.fleet import Actor
 from console.chaos.ring import POLL_S, Ring

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from buffer import operations
-from buffer.answers import Stats
+from buffer.operations.values import Stats
 from buffer.store import Store
 from configs.errors import NyalaError, StoreError
 from configs.loader import load

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from buffer.answers import TaskSeen
+from buffer.operations.values import TaskSeen
 
 
 @dataclass(slots=True)

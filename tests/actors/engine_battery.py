@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from actors.engine import Delta, StagedWeights
-from buffer.episode import VersionSpan
+from buffer.record.episode import VersionSpan
 from configs.errors import SettingsError, WeightsError
 from tests.actors.engine_probe import Bench
 from tests.actors.tiny_model import reference_logprobs

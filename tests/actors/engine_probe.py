@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 
 from actors.engine import Delta, Request, StagedWeights
 from actors.engine_thread import ThreadedEngine
-from buffer.episode import PolicyVersion, VersionSpan
+from buffer.record.episode import PolicyVersion, VersionSpan
 from tests.actors.tiny_model import VOCABULARY, make_model, perturb, reference_logprobs, stage
 
 

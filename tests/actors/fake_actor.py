@@ -14,7 +14,7 @@ from actors.gate import SwapGate
 from actors.loop import ActorLoop, Crew
 from actors.reward_pool import RewardPool
 from broker.messages import Publication
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.settings import ActorSettings, RunSettings, Settings
 from tests.actors.fake_engine import ALPHABET, CharacterTokenizer, FakeEngine
 from tests.broker.ring import FIRST, GROUP, RUN, Ring, hello

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from actors.engine import Delta, Request, StagedWeights
-from buffer.episode import PolicyVersion, VersionSpan
+from buffer.record.episode import PolicyVersion, VersionSpan
 
 STOP = 0
 ALPHABET = "\0abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 []()+-*=;:?,.<>_#"

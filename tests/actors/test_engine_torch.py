@@ -12,7 +12,7 @@ import torch
 
 from actors.engine_thread import ThreadedEngine
 from actors.torch_engine import TorchOptions, TorchStepper, torch_engine
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
 from tests.actors.engine_battery import BATTERY, probe_agrees, swaps_under_load
 from tests.actors.engine_probe import Bench, tiny_folder

@@ -14,9 +14,9 @@ from broker.board import PUBLICATION_S
 from broker.keys import make_keys
 from broker.messages import Failure
 from buffer import operations
-from buffer.answers import Stats
-from buffer.codec import decode_episode
-from buffer.episode import Episode, PolicyVersion
+from buffer.operations.values import Stats
+from buffer.record.codec import decode_episode
+from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, EngineError, RefusedError
 from tests.actors.fake_actor import Actor, KilledLoop, solve
 from tests.actors.fake_engine import CharacterTokenizer, FakeEngine

@@ -22,8 +22,8 @@ from actors.episodes import EpisodeMaker
 from actors.rollout import Rollout
 from actors.torch_engine import TorchOptions, torch_engine
 from broker.messages import Lease, TaskSpec
-from buffer.codec import encode_completion
-from buffer.episode import PolicyVersion, VersionSpan
+from buffer.record.codec import encode_completion
+from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.settings import RunSettings
 from tests.actors.tiny_model import make_model
 

@@ -11,8 +11,8 @@ from actors.environments.base import Conversation, Score, Segment, Step
 from actors.environments.calculator import Calculator
 from actors.rollout import Maker, ReplayMismatch, Rollout, State
 from broker.messages import Lease, TaskSpec
-from buffer.codec import decode_completion, encode_completion, join_completions
-from buffer.episode import Completion, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.codec import decode_completion, encode_completion, join_completions
+from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from tests.actors.fake_engine import STOP, CharacterTokenizer, Policy, sample, scripted
 
 OLD, NEW = PolicyVersion(1, 4), PolicyVersion(1, 5)

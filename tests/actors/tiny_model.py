@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engine import StagedWeights
 from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 VOCABULARY = 64
 

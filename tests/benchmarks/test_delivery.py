@@ -17,7 +17,7 @@ from benchmarks.delivery_fleet import Times
 from benchmarks.delivery_records import BATCH, FIRST_TASK, GROUP_SIZE, RECORD_BYTES, Records
 from benchmarks.delivery_soak import Memory, resident_bytes, slope
 from benchmarks.machine import REPOSITORY
-from buffer.codec import decode_episode
+from buffer.record.codec import decode_episode
 
 
 def test_a_record_has_16_kib_and_is_the_episode_of_its_task():

@@ -16,7 +16,7 @@ from benchmarks.actor_arm import tokens_within
 from benchmarks.machine import REPOSITORY, ProcessTree, pinned
 from benchmarks.ring import ratios
 from benchmarks.watched_run import Trace, time_to_accuracy
-from buffer.episode import Completion, Episode
+from buffer.record.episode import Completion, Episode
 
 
 def episode(started_at, finished_at, *, tokens):

@@ -19,8 +19,8 @@ from broker.messages import Hello, TaskSpec
 from broker.server import Broker
 from broker.sockets import connect_dealer
 from buffer import operations
-from buffer.answers import NewTask
-from buffer.episode import PolicyVersion
+from buffer.operations.values import NewTask
+from buffer.record.episode import PolicyVersion
 from buffer.store import AsyncStore
 from configs.settings import ActorSettings, BrokerSettings, BufferSettings, RunSettings, Settings
 

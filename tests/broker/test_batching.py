@@ -8,7 +8,7 @@ import pytest
 
 from broker.batching import Batch
 from buffer import operations
-from buffer.operation import SLICE, Operation
+from buffer.operations.operation import SLICE, Operation
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from tests.broker.ring import FIRST, RUN, begin

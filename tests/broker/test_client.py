@@ -23,8 +23,8 @@ from broker.messages import (
     Verdict,
 )
 from buffer import operations
-from buffer.codec import encode_completion
-from buffer.operation import Operation
+from buffer.operations.operation import Operation
+from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RecordError
 from tests.broker.ring import FIRST, RUN, Ring, begin, hello, ring

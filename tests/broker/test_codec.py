@@ -24,7 +24,7 @@ from broker.messages import (
     Verdict,
 )
 from broker.wire import Message
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
 
 MAX = 2**20

@@ -23,8 +23,8 @@ from broker.messages import (
     Verdict,
 )
 from buffer import operations
-from buffer.codec import decode_episode, encode_completion, encode_episode
-from buffer.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.codec import decode_episode, encode_completion, encode_episode
+from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.errors import RefusedError
 from tests.broker.ring import FIRST, begin, create, hello, ring, spec_of
 

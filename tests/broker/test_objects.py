@@ -9,9 +9,9 @@ import pytest
 
 from broker.messages import LeaseRequest, Verdict
 from buffer import operations
-from buffer.codec import encode_episode
-from buffer.episode import Episode
-from buffer.objects import ObjectStore, is_reference
+from buffer.record.codec import encode_episode
+from buffer.record.episode import Episode
+from buffer.record.object_store import ObjectStore, is_reference
 from configs.errors import DeadlineError, RefusedError
 from tests.broker.ring import FIRST, begin, ring
 from tests.broker.test_life import completion, record_of, submission

@@ -12,7 +12,7 @@ import redis
 
 from broker.messages import Beat, BeatRequest, LeaseRequest, Verdict
 from buffer import operations
-from buffer.codec import encode_completion
+from buffer.record.codec import encode_completion
 from buffer.store import Store
 from tests.broker.ring import FIRST, RUN, begin, ring
 from tests.broker.test_life import completion, submission

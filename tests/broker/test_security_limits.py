@@ -19,7 +19,7 @@ from broker.keys import load_pair, load_public
 from broker.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest
 from broker.outflow import SMALL_BYTES, WINDOW_S, Outflow
 from broker.sockets import connect_dealer
-from buffer.codec import encode_completion
+from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.loader import save
 from configs.settings import Settings

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from buffer.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from buffer.validity import FINISH_REASONS, MAX_NUMBER, PURPOSES
+from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.rules import FINISH_REASONS, MAX_NUMBER, PURPOSES
 
 numbers = st.integers(0, MAX_NUMBER)
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from buffer import operations
-from buffer.scripts import LoadScript, load_script
+from buffer.client.scripts import LoadScript, load_script
 from configs.errors import StoreError
 from tests.buffer import history_actors as actors
 from tests.buffer import history_faults as faults

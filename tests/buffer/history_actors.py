@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from buffer import operations
-from buffer.answers import BeatLine, LeaseAnswer, LeasedTask
-from buffer.operation import Operation
+from buffer.operations.operation import Operation
+from buffer.operations.values import BeatLine, LeaseAnswer, LeasedTask
 from tests.buffer import invariants
 from tests.buffer.history_world import (
     CAP,

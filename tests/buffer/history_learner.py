@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from buffer import operations
-from buffer.answers import Claim, NewTask
-from buffer.operation import Operation
+from buffer.operations.operation import Operation
+from buffer.operations.values import Claim, NewTask
 from configs.errors import LostLineage, StoreError, StoreRewound
 from tests.buffer import history_replay as replay
 from tests.buffer import invariants

@@ -13,7 +13,7 @@ from collections import Counter
 import redis
 
 from buffer import operations
-from buffer.answers import ClaimedUnit, Rating
+from buffer.operations.values import ClaimedUnit, Rating
 from tests.buffer import invariants
 from tests.buffer.history_world import GROUP_SIZE, World
 

@@ -15,9 +15,9 @@ from typing import TypeVar
 import redis
 
 from buffer import operations
-from buffer.keys import run_prefix
-from buffer.operation import Operation
-from buffer.scripts import LoadScript
+from buffer.client.scripts import LoadScript
+from buffer.operations.keys import run_prefix
+from buffer.operations.operation import Operation
 from buffer.store import Store
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from typing import Self
 import redis
 
 from buffer import operations
-from buffer.answers import BeatLine, LeasedTask, NewTask, Stats
-from buffer.keys import EVAL_BASE, run_prefix
+from buffer.operations.keys import EVAL_BASE, run_prefix
+from buffer.operations.values import BeatLine, LeasedTask, NewTask, Stats
 from buffer.store import Store
 
 GROUP_SIZE = 4

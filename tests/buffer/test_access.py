@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from buffer import operations
-from buffer.answers import BeatLine, NewTask
-from buffer.forget import forget_run
-from buffer.keys import EVAL_BASE
+from buffer.admin import forget_run
 from buffer.operations.brokers import broker_seen, brokers
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import BeatLine, NewTask
 from buffer.store import Store
 from configs.errors import StoreError
 from tests.buffer.servers import server, wait_until

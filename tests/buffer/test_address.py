@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from buffer import operations
-from buffer.address import parse_sentinel_url, without_password
-from buffer.answers import NewTask
+from buffer.client.address import parse_sentinel_url, without_password
+from buffer.operations.values import NewTask
 from buffer.store import AsyncStore, Store
 from configs.errors import SettingsError, StoreError, StoreUnreachable
 from tests.buffer.run_in_store import RunInStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from buffer import operations
-from buffer.answers import NewTask
-from buffer.operation import SLICE, Operation
+from buffer.operations.operation import SLICE, Operation
+from buffer.operations.values import NewTask
 from configs.errors import LostLineage, RecordError, SettingsError, StoreError
 from tests.buffer.run_in_store import GROUP_SIZE, MAX_POLICY_LAG, UNITS_PER_BATCH, RunInStore
 

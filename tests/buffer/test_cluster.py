@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from buffer.keys import run_prefix
+from buffer.operations.keys import run_prefix
 from tests.buffer.history import History
 from tests.buffer.servers import free_port, server, wait_until
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from buffer.codec import (
+from buffer.record.codec import (
     MAX_RECORD_BYTES,
     decode_completion,
     decode_episode,
@@ -22,7 +22,7 @@ from buffer.codec import (
     join_completions,
     validate,
 )
-from buffer.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.errors import RecordError
 from tests.buffer.episodes import completions, episodes, example_episode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer import operations
-from buffer.answers import LeasedTask
+from buffer.operations.values import LeasedTask
 from tests.buffer import invariants
 from tests.buffer.run_in_store import GROUP_SIZE, RunInStore
 

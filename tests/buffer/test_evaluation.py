@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from buffer import operations
-from buffer.answers import NewTask
-from buffer.keys import EVAL_BASE
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import NewTask
 from configs.errors import RecordError
 from tests.buffer.run_in_store import GROUP_SIZE, RunInStore
 

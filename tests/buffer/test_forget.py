@@ -3,7 +3,7 @@
 import pytest
 import redis
 
-from buffer.forget import forget_run
+from buffer.admin import forget_run
 from configs.errors import StoreError
 
 

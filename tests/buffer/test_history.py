@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from buffer.scripts import LoadScript, load_script
+from buffer.client.scripts import LoadScript, load_script
 from tests.buffer.history import History
 from tests.buffer.mutants import MUTANTS, Mutant, broken
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer import inspection
-from buffer.codec import decode_completion, decode_episode, encode_completion, encode_episode
-from buffer.inspection import lengths_of, task_ids_of
-from buffer.validity import FINISH_REASONS, PURPOSES
+from buffer.record import fast_check as inspection
+from buffer.record.codec import decode_completion, decode_episode, encode_completion, encode_episode
+from buffer.record.fast_check import lengths_of, task_ids_of
+from buffer.record.rules import FINISH_REASONS, PURPOSES
 from configs.errors import RecordError
 from tests.buffer.episodes import episodes
 

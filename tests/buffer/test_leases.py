@@ -7,8 +7,8 @@ import time
 import pytest
 
 from buffer import operations
-from buffer.answers import BeatLine, LeasedTask, NewTask
 from buffer.operations.leases import MAX_CHUNKS
+from buffer.operations.values import BeatLine, LeasedTask, NewTask
 from buffer.store import Store
 from configs.errors import RecordError
 from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore

@@ -15,8 +15,8 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.address import connect_async, disconnect_async
-from buffer.line import COPIED_BYTES, Line, packed
+from buffer.client.address import connect_async, disconnect_async
+from buffer.client.connection import COPIED_BYTES, Line, packed
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

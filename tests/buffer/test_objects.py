@@ -10,8 +10,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from buffer import objects
-from buffer.objects import LONGEST_REFERENCE, MAGIC, ObjectStore, is_reference
+from buffer.record import object_store as objects
+from buffer.record.object_store import LONGEST_REFERENCE, MAGIC, ObjectStore, is_reference
 from configs.errors import RecordError, SettingsError, StoreUnreachable
 from configs.tables.buffer import BufferSettings
 

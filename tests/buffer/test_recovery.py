@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from buffer import operations
-from buffer.answers import LeasedTask
+from buffer.operations.values import LeasedTask
 from configs.errors import LostLineage, StoreError
 from tests.buffer import invariants
 from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore

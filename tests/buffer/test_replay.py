@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from buffer import operations
-from buffer.answers import Rating, ReusedUnit
+from buffer.operations.values import Rating, ReusedUnit
 from buffer.store import Store
 from configs.errors import LostLineage, StoreError
 from tests.buffer.run_in_store import GROUP_SIZE, UNITS_PER_BATCH, RunInStore

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.stateful import run_state_machine_as_test as play
 
 from buffer import operations
-from buffer.answers import BeatLine, NewTask
+from buffer.operations.values import BeatLine, NewTask
 from buffer.store import Store
 from tests.buffer import invariants
 

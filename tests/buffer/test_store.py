@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from buffer import operations
-from buffer.address import without_password
-from buffer.refusals import explain
+from buffer.client.address import without_password
+from buffer.client.errors import explain
 from buffer.store import AsyncStore, Store
 from configs.errors import StoreError, StoreUnreachable
 from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore

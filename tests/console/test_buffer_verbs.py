@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 from broker.codec import encode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import BeatLine, NewTask, Rating
-from buffer.codec import encode_completion, encode_episode
+from buffer.operations.values import BeatLine, NewTask, Rating
+from buffer.record.codec import encode_completion, encode_episode
 from buffer.store import Store
 from configs.loader import save
 from configs.secrets import write_secret

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from buffer import operations
-from buffer.answers import NewTask
 from buffer.operations.brokers import broker_seen
+from buffer.operations.values import NewTask
 from buffer.store import Store
 from configs.loader import json_schema, save
 from configs.secrets import write_secret

@@ -18,9 +18,9 @@ from broker.codec import decode, decode_spec, encode, encode_spec, sequence_of
 from broker.keys import read_key
 from broker.manifest import Probe, TensorSpec, WeightManifest
 from broker.messages import Beat, BeatRequest, Bye, Hello, Submission, SubmitRequest, TaskSpec
-from buffer.codec import decode_completion, decode_episode, encode_completion, encode_episode
-from buffer.episode import PolicyVersion
-from buffer.inspection import lengths_of, task_ids_of
+from buffer.record.codec import decode_completion, decode_episode, encode_completion, encode_episode
+from buffer.record.episode import PolicyVersion
+from buffer.record.fast_check import lengths_of, task_ids_of
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.json_lines import read_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
 from learner.batch import Microbatch, pack, plan_batch
 from learner.critic import Critic, make_critic

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from buffer.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 
 FIRST = PolicyVersion(1, 0)
 

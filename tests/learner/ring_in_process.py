@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.episode import Episode, PolicyVersion
+from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreUnreachable
 from configs.settings import Settings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 from learner.batch import (

@@ -13,10 +13,10 @@ import redis
 from broker.codec import encode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import Claim, NewTask, Stats
-from buffer.episode import Episode, PolicyVersion
-from buffer.keys import run_prefix
-from buffer.operation import Operation
+from buffer.operations.keys import run_prefix
+from buffer.operations.operation import Operation
+from buffer.operations.values import Claim, NewTask, Stats
+from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import DeadlineError, LostLineage, RecordError, SettingsError, StoreError
 from configs.settings import Settings

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from broker.codec import decode_spec
 from buffer import operations
-from buffer.answers import ClaimCounts, EvalCounts, Stats
-from buffer.keys import EVAL_BASE
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import ClaimCounts, EvalCounts, Stats
 from buffer.store import Store
 from configs.settings import BufferSettings, RunSettings
 from learner.curriculum import Feeder, eval_task, eval_task_id, training_task, units_to_create

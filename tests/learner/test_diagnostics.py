@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.settings import AlgorithmSettings
 from learner import histogram
 from learner.batch import Microbatch, empty_microbatch

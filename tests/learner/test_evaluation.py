@@ -10,7 +10,7 @@ import pytest
 
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.episode import Episode, PolicyVersion
+from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from learner.evaluation import Evaluation, Evaluations, exactness, is_due
 from learner.patience import PatientStore

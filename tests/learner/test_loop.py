@@ -15,8 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buffer import operations
-from buffer.answers import Stats
-from buffer.episode import PolicyVersion
+from buffer.operations.values import Stats
+from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings

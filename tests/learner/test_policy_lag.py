@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from learner.policy_lag import oldest_lag, policy_lag, token_lags
 from tests.learner.made_episodes import make_episode
 

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from broker.keys import make_keys
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import Stats
-from buffer.episode import Episode, PolicyVersion
+from buffer.operations.values import Stats
+from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import save

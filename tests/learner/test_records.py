@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from buffer import operations
-from buffer.answers import ClaimedUnit, NewTask
-from buffer.codec import encode_episode
-from buffer.objects import ObjectStore
+from buffer.operations.values import ClaimedUnit, NewTask
+from buffer.record.codec import encode_episode
+from buffer.record.object_store import ObjectStore
 from buffer.store import Store
 from configs.errors import RecordError
 from learner.patience import PatientStore

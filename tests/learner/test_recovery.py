@@ -11,7 +11,7 @@ import redis
 
 from broker.messages import Publication
 from buffer import operations
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings

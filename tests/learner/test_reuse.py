@@ -11,9 +11,9 @@ import pytest
 from broker.codec import encode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.answers import NewTask
-from buffer.episode import Episode, PolicyVersion
-from buffer.keys import run_prefix
+from buffer.operations.keys import run_prefix
+from buffer.operations.values import NewTask
+from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
 from learner import reuse

@@ -12,8 +12,8 @@ import redis
 import torch
 
 from buffer import operations
-from buffer.episode import PolicyVersion
-from buffer.keys import run_prefix
+from buffer.operations.keys import run_prefix
+from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from learner.ranks import Ranks
 from tests.learner.ring_in_process import LifeEnded, RingInProcess

@@ -13,8 +13,8 @@ import torch
 
 import learner.loop
 from buffer import operations
-from buffer.answers import Stats
-from buffer.episode import PolicyVersion
+from buffer.operations.values import Stats
+from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import DivergedError
 from configs.settings import Settings

@@ -9,8 +9,8 @@ import redis
 
 from broker.codec import decode_spec
 from buffer import operations
-from buffer.episode import PolicyVersion
-from buffer.keys import run_prefix
+from buffer.operations.keys import run_prefix
+from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
 from learner.checkpoint import Checkpoints

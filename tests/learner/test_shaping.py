@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from buffer.codec import encode_episode
-from buffer.episode import Episode
+from buffer.record.codec import encode_episode
+from buffer.record.episode import Episode
 from configs.errors import SettingsError
 from configs.settings import Settings
 from learner.metrics import batch_figures

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from buffer.episode import Episode
+from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.batch import BatchPlan, Microbatch, pack, plan_batch
 from learner.diagnostics import DivergenceMeter

@@ -9,8 +9,8 @@ from typing import Any
 from broker.codec import decode_spec
 from broker.messages import TaskSpec
 from buffer import operations
-from buffer.codec import encode_episode
-from buffer.episode import Episode
+from buffer.record.codec import encode_episode
+from buffer.record.episode import Episode
 from buffer.store import Store
 from configs.loader import settings_hash
 from configs.settings import BufferSettings, RunSettings, Settings

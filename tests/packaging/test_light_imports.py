@@ -50,7 +50,7 @@ def test_a_light_room_loads_no_heavy_library(package):
 
 
 def test_the_episode_record_loads_without_redis():
-    assert "redis" not in loaded_by("buffer.episode", "buffer.codec")
+    assert "redis" not in loaded_by("buffer.record.episode", "buffer.record.codec")
 
 
 def test_the_settings_load_without_redis_zmq_or_numpy():

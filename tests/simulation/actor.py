@@ -15,7 +15,7 @@ from actors.workbench import Workbench
 from broker.client import BrokerClient
 from broker.keys import KeyPair
 from broker.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
-from buffer.episode import PolicyVersion, VersionSpan
+from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.hashes import run_hashes
 from configs.settings import Settings
 from tests.actors.fake_engine import CharacterTokenizer

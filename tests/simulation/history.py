@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from buffer.episode import Episode
-from buffer.keys import run_prefix
+from buffer.operations.keys import run_prefix
+from buffer.record.episode import Episode
 from learner.claims import ClaimedBatch
 from tests.buffer import invariants
 from tests.simulation.memory_redis import MemoryRedis, Reply

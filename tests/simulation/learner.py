@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from broker.messages import Publication
 from buffer import operations
-from buffer.episode import PolicyVersion
-from buffer.operation import Operation
+from buffer.operations.operation import Operation
+from buffer.record.episode import PolicyVersion
 from configs.errors import LostLineage, StoreUnreachable
 from configs.loader import settings_hash
 from configs.settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 from lupa import lua51
 
-from buffer.scripts import Script
+from buffer.client.scripts import Script
 from tests.simulation.memory_redis import MemoryRedis, Reply
 
 LONGEST_UNPACK = 4000  # Lua's stack is bounded

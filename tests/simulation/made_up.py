@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from actors.environments.base import Score, Segment, Step
-from buffer.episode import Episode, PolicyVersion
+from buffer.record.episode import Episode, PolicyVersion
 from tests.actors.fake_engine import ALPHABET, STOP, CharacterTokenizer
 
 PROMPT_TOKENS = 8

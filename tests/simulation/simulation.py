@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.keys import make_keys
-from buffer.scripts import LoadScript, load_script
+from buffer.client.scripts import LoadScript, load_script
 from configs.settings import (
     ActorSettings,
     BrokerSettings,

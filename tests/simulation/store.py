@@ -15,11 +15,11 @@ from typing import Any
 
 import redis
 
-from buffer.keys import run_prefix
-from buffer.operation import Call, Fetch
-from buffer.refusals import explain
-from buffer.scripts import LoadScript, Script, load_script, make_script
-from buffer.server_life import ServerLife
+from buffer.client.errors import explain
+from buffer.client.scripts import LoadScript, Script, load_script, make_script
+from buffer.client.server_identity import ServerLife
+from buffer.operations.keys import run_prefix
+from buffer.operations.operation import Call, Fetch
 from buffer.store import AsyncStore, Store, incoming
 from tests.simulation.event_loop import OUTSIDE, VirtualLoop, current_process
 from tests.simulation.lua import Scripts
@@ -196,7 +196,7 @@ class LearnersStore(Store):
 
 
 class WireOfLearner:
-    """As much of a Redis connection as is needed to be greeted (`buffer/server_life.py`)."""
+    """The part of a Redis connection that `buffer/client/server_identity.py` greets."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

@@ -14,10 +14,10 @@ import pytest
 import redis
 
 from buffer import operations
-from buffer.answers import BeatLine, NewTask
-from buffer.keys import EVAL_BASE, run_prefix
-from buffer.operation import Call, Operation
-from buffer.scripts import Script, load_script, make_script
+from buffer.client.scripts import Script, load_script, make_script
+from buffer.operations.keys import EVAL_BASE, run_prefix
+from buffer.operations.operation import Call, Operation
+from buffer.operations.values import BeatLine, NewTask
 from buffer.store import incoming
 from configs.errors import StoreError
 from tests.simulation.lua import Scripts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buffer.answers import TaskSeen
+from buffer.operations.values import TaskSeen
 from configs.errors import SettingsError
 from console.chaos.checks import history_violations, oldest_lag
 from console.chaos.command import chosen

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from buffer import operations
-from buffer.answers import Stats
-from buffer.episode import PolicyVersion
+from buffer.operations.values import Stats
+from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreRestarted
 from configs.settings import Settings

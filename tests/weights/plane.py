@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from broker.keys import make_keys
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
 from learner.weights import WeightPublisher
 from tests.weights import actor_process

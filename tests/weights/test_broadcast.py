@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from learner import weight_group
 from learner.broadcast import Broadcast, BroadcastSettings
 from learner.epochs import READY_SHARE, Phase, WeightEpochs

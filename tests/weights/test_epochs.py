@@ -3,7 +3,7 @@
 import pytest
 
 from broker.weights import SILENT_AFTER_S
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from learner.epochs import MAX_STRIKES, MAX_TRIES, READY_SHARE, Phase, WeightEpochs
 
 V1, V2, V3 = (PolicyVersion(1, step) for step in (1, 2, 3))

@@ -16,7 +16,7 @@ from actors import weight_transfer
 from actors.weight_memory import BUCKET_BYTES, PublisherMemory
 from broker.manifest import checksum_of
 from broker.weights import Announce, Join, Moved
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from learner.slots import Slots
 from learner.sparse_chain import SparseChain

@@ -16,7 +16,7 @@ from actors.weight_pull import WeightPull
 from actors.weight_sources import PeerSource, WeightSources
 from broker.manifest import chunk_digests
 from broker.weights import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 from learner.pull_tree import FAN_OUT, PullTree
 from tests.weights.test_pull import CALLER, CHUNK_BYTES, NUM_BYTES, contents

@@ -17,7 +17,7 @@ from broker import sparse
 from broker.keys import KeyPair
 from broker.manifest import Probe, SparseLink, TensorSpec, WeightManifest, checksum_of, digest_of
 from broker.weights import PULL_CREDIT, Announce, Chunk, Fault, Moved, Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
 CHUNK_BYTES = 1024  # small, so that many fit into a test

@@ -16,7 +16,7 @@ from actors.weight_sources import PeerSource
 from broker.allow_list import Role, add, revoke
 from broker.keys import load_pair, make_keys
 from broker.weights import Chunk, Join, Later, Moved, Peer, Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.pull_tree import FAN_OUT
 from tests.weights.listening import addresses

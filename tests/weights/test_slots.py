@@ -6,7 +6,7 @@ import pytest
 
 from broker.manifest import Probe, TensorSpec, WeightManifest
 from broker.weights import CHUNK_BYTES, Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from learner.shelf import PULL_IDLE_S, Shelf
 from learner.slots import NUM_SLOTS, Slot, Slots
 

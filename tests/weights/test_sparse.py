@@ -13,7 +13,7 @@ from broker import sparse
 from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
 from broker.sparse import apply_changes, elements, encode_changes
 from broker.weights import CHUNK_BYTES, Pull
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from learner import sparse_chain
 from learner.slots import Slot

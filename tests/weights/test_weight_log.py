@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from broker.weights import Join
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from learner.pauses import Pauses
 from learner.weight_log import FILE_NAME, WeightLog, paused_fraction, read_weight_log
 from learner.weight_server import Sent

@@ -15,7 +15,7 @@ from actors.weight_sources import StoreSource, WeightSources
 from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, chunk_digests, digest_of
 from broker.weight_store import KEPT, StoredWeights, WeightStore
 from broker.weights import CHUNK_BYTES, Pull, Sources
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, SettingsError
 from learner.keyframes import Keyframes
 from learner.shelf import Shelf

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from actors.engine import StagedWeights
 from actors.staging import named_tensors
-from buffer.episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 VOCABULARY, WIDTH = 32, 16
 PROBE_IDS = (1, 5, 9, 2, 30)

@@ -17,9 +17,9 @@ from typing import Any
 
 import redis
 
+from buffer.operations.operation import Argument, Call, Reply
 from buffer.operations.recovery import confirm
 
-from .operation import Argument, Call, Reply
 from .scripts import LoadScript
 
 Admits = Callable[[str, str], bool]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from .answers import (
+from buffer.record.episode import PolicyVersion
+
+from .operation import Reply
+from .values import (
     ActorSeen,
     BeatVerdict,
     Claim,
@@ -17,8 +20,6 @@ from .answers import (
     Publication,
     Stats,
 )
-from .episode import PolicyVersion
-from .operation import Reply
 
 
 def parse_texts(reply: Reply) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The Lua scripts: found beside this file, put together, known by their SHA-1.
+"""The Lua scripts: found in `lua/`, put together, known by their SHA-1.
 
 Every script is a body behind the same preludes: complete in itself, so Redis can keep it by
 its hash.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-_FOLDER = Path(__file__).parent / "lua"
+_FILES = {path.stem: path for path in (Path(__file__).parents[1] / "lua").rglob("*.lua")}
 _PRELUDES = ("keys", "units", "tasks", "withdrawal", "replay")
 
 
@@ -27,7 +27,7 @@ class Script:
 @cache
 def load_script(name: str) -> Script:
     """Read a script of the `lua` folder with its preludes."""
-    parts = ((_FOLDER / f"{part}.lua").read_text(encoding="utf-8") for part in (*_PRELUDES, name))
+    parts = (_FILES[part].read_text(encoding="utf-8") for part in (*_PRELUDES, name))
     return make_script("\n".join(parts))
 
 

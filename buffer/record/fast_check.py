@@ -20,14 +20,7 @@ from msgspec.msgpack import Decoder
 
 from .codec import decode_completion, decode_episode
 from .episode import SCHEMA
-from .validity import (
-    MAX_ENTRIES,
-    MAX_LOGPROB,
-    MAX_NAME_CHARS,
-    MAX_NUMBER,
-    MAX_TEXT_CHARS,
-    MAX_TOKENS,
-)
+from .rules import MAX_ENTRIES, MAX_LOGPROB, MAX_NAME_CHARS, MAX_NUMBER, MAX_TEXT_CHARS, MAX_TOKENS
 
 _Schema = Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
 _Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]

@@ -1,7 +1,7 @@
 """Episodes and completions to bytes and back.
 
 A record is one msgpack map; arrays travel as raw little-endian bytes, never as lists or pickle.
-Both directions validate (`validity.py`), so that neither end has to trust the other.
+Both directions validate (`rules.py`), so that neither end has to trust the other.
 
 A completion's bytes may be several maps in a row, the chunks of one snapshot: the store joins long
 chunk lists by concatenation, and `decode_completion` reads them as one completion.
@@ -19,7 +19,7 @@ import numpy as np
 from configs.errors import RecordError
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from .validity import MAX_NUMBER, check_completion, check_episode
+from .rules import MAX_NUMBER, check_completion, check_episode
 
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""

@@ -1,7 +1,7 @@
 """A connection of an event loop to Redis: many calls under way at once, answered in order.
 
 redis-py opens it, with all that an address may ask for (TLS, sentinels, a password, the greeting of
-`server_life.py`). Then the stream is ours: a call is one write and one future. Asked through
+`server_identity.py`). Then the stream is ours: a call is one write and one future. Asked through
 redis-py's own client, it costs the broker three to five times as much, more than all else that the
 broker does for a heartbeat.
 
@@ -21,7 +21,7 @@ import redis
 from redis.asyncio import Redis
 from redis.asyncio.connection import DefaultParser
 
-from .operation import Argument, Reply
+from buffer.operations.operation import Argument, Reply
 
 COPIED_BYTES = 2048
 """A longer argument is handed to the system as it is; of shorter ones a copy is made."""

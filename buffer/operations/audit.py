@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from buffer.answers import TaskSeen
-from buffer.operation import Operation, Reply, single
+from .operation import Operation, Reply, single
+from .values import TaskSeen
 
 MAX_NAMED = 20  # contradictions of one audit: enough to see the pattern
 

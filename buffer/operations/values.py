@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .episode import PolicyVersion
+from buffer.record.episode import PolicyVersion
 
 
 class NewTask(NamedTuple):

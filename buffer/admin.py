@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis
 
-from .address import connect, disconnect, without_password
-from .keys import run_prefix
-from .refusals import explain
+from buffer.client.address import connect, disconnect, without_password
+from buffer.client.errors import explain
+from buffer.operations.keys import run_prefix
 
 KEYS_PER_CALL = 1000  # about a millisecond of the server's time
 

@@ -18,7 +18,7 @@ from configs.errors import (
     StoreUnreachable,
 )
 
-from .server_life import NewServerLife
+from .server_identity import NewServerLife
 
 _REFUSALS = {
     "NORUN": "the store must know the run, got no entry for it; begin_run comes first",

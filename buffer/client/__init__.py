@@ -1,0 +1,1 @@
+"""The client of one Redis server: address, identity, connection, scripts, errors."""

@@ -1,0 +1,1 @@
+"""Episode records: fields, wire form, rules, large payloads elsewhere."""
