@@ -14,10 +14,10 @@ import structlog
 
 from actors.environments.base import Environment
 from actors.environments.registry import make_environment
-from broker.client import BrokerClient
-from broker.keys import ACTOR, load_pair, load_public
-from broker.messages import MAX_LINES, Hello
-from broker.rotation import broker_public_keys
+from broker.client.client import BrokerClient
+from broker.protocol.messages import MAX_LINES, Hello
+from broker.transport.key_rotation import broker_public_keys
+from broker.transport.keys import ACTOR, load_pair, load_public
 from configs.hashes import run_hashes
 from configs.settings import RunSettings, Settings
 

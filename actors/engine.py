@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from broker.manifest import WeightManifest
+from broker.protocol.manifest import WeightManifest
 from buffer.record.episode import PolicyVersion, VersionSpan
 
 INITIAL_VERSION = PolicyVersion(0, 0)

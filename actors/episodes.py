@@ -10,7 +10,7 @@ from functools import lru_cache
 import structlog
 
 from actors.environments.base import Environment, Score
-from broker.messages import Lease
+from broker.protocol.messages import Lease
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import Completion, Episode
 from configs.errors import NyalaError, RecordError

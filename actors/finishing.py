@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from actors.environments.base import Score
-from broker.messages import MAX_REASON, Failure, FailureKind, Submission
+from broker.protocol.messages import MAX_REASON, Failure, FailureKind, Submission
 from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from broker.messages import Lease
+from broker.protocol.messages import Lease
 
 from .gate import SwapGate
 from .rollout import Rollout

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from broker.messages import Beat, BeatRequest, Lease, Publication
+from broker.protocol.messages import Beat, BeatRequest, Lease, Publication
 from buffer.record.episode import PolicyVersion
 from configs.settings import ActorSettings
 

@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.weights import Chunk, Gone, Later, Pull
+from broker.protocol.weight_messages import Chunk, Gone, Later, Pull
 from buffer.record.episode import PolicyVersion
 
 

@@ -29,7 +29,14 @@ from typing import Any, TypeVar
 
 import structlog
 
-from broker.messages import Hello, Lease, LeaseReply, LeaseRequest, Publication, ReleaseRequest
+from broker.protocol.messages import (
+    Hello,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    Publication,
+    ReleaseRequest,
+)
 from configs.errors import DeadlineError, NyalaError
 from configs.settings import Settings
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from broker.messages import (
+from broker.protocol.messages import (
     MAX_REASON,
     RECORD_MARGIN,
     FailRequest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from broker.messages import (
+from broker.protocol.messages import (
     BeatRequest,
     FailRequest,
     Hello,
@@ -20,7 +20,7 @@ from buffer.record.episode import PolicyVersion
 
 
 class Broker(Protocol):
-    """`broker.client.BrokerClient`: every call is repeated until its deadline."""
+    """`broker.client.client.BrokerClient`: every call is repeated until its deadline."""
 
     async def hello(self, hello: Hello, *, deadline_s: float) -> Welcome: ...
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import zmq.asyncio
 
-from broker.messages import Publication
-from broker.weights import JOIN_EVERY_S, Join, Peer
+from broker.protocol.messages import Publication
+from broker.protocol.weight_messages import JOIN_EVERY_S, Join, Peer
 
 from .weight_link import Caller, WeightLink
 

@@ -31,10 +31,10 @@ from typing import Protocol
 
 import structlog
 
-from broker.keys import KeyPair
-from broker.manifest import WeightManifest
-from broker.messages import Publication
-from broker.weights import Abort, Announce, Chunk, Epoch, Join, Moved, Send
+from broker.protocol.manifest import WeightManifest
+from broker.protocol.messages import Publication
+from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Join, Moved, Send
+from broker.transport.keys import KeyPair
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 from configs.settings import ActorSettings

@@ -22,7 +22,7 @@ from enum import StrEnum
 import numpy as np
 
 from actors.environments.base import Conversation, Score
-from broker.messages import Lease
+from broker.protocol.messages import Lease
 from buffer.record.episode import Completion, Int32
 
 from .engine import Delta, Request

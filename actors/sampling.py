@@ -14,7 +14,7 @@ import time
 
 import structlog
 
-from broker.messages import Lease, Verdict
+from broker.protocol.messages import Lease, Verdict
 
 from .engine import Delta, Engine
 from .episodes import EpisodeMaker

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from broker.messages import Beat, Lease, TaskVerdict, Verdict
+from broker.protocol.messages import Beat, Lease, TaskVerdict, Verdict
 from buffer.record.codec import encode_completion
 
 from .rollout import Rollout, State

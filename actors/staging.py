@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from broker.manifest import TensorSpec
+from broker.protocol.manifest import TensorSpec
 from configs.errors import WeightsError
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from broker.shared_folder import SharedFolder
+from broker.weights.shared_memory import SharedFolder
 
 
 @dataclass(frozen=True, slots=True, eq=False)

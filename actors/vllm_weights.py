@@ -34,7 +34,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
-from broker.manifest import TensorSpec
+from broker.protocol.manifest import TensorSpec
 from configs.errors import EngineError
 
 from .engine import StagedWeights

@@ -10,10 +10,10 @@ import asyncio
 import secrets
 from pathlib import Path
 
-from broker.keys import KeyPair
-from broker.manifest import WeightManifest
-from broker.messages import Publication
-from broker.weights import Abort, Announce, Chunk, Epoch, Join, Moved, Send
+from broker.protocol.manifest import WeightManifest
+from broker.protocol.messages import Publication
+from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Join, Moved, Send
+from broker.transport.keys import KeyPair
 from configs.errors import DeadlineError
 
 from .publisher_link import PublisherLink

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from broker.manifest import WeightManifest, digest_of
+from broker.protocol.manifest import WeightManifest, digest_of
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 

@@ -21,7 +21,7 @@ from torch import distributed
 from torch._C._distributed_c10d import Store, TCPStore  # re-exported, but not for type checkers
 from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
-from broker.weights import BUCKETS_IN_FLIGHT, Epoch
+from broker.protocol.weight_messages import BUCKETS_IN_FLIGHT, Epoch
 
 
 @dataclass(frozen=True, slots=True)

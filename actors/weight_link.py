@@ -13,10 +13,10 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from broker.codec import decode, encode
-from broker.keys import KeyPair
-from broker.sockets import connect_dealer
-from broker.weights import MAX_WEIGHTS_FRAME, Peer
+from broker.protocol.codec import decode, encode
+from broker.protocol.weight_messages import MAX_WEIGHTS_FRAME, Peer
+from broker.transport.keys import KeyPair
+from broker.transport.sockets import connect_dealer
 from configs.errors import RecordError
 
 log = structlog.get_logger()

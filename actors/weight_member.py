@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from broker.group_thread import GroupThread
-from broker.manifest import WeightManifest, digest_of
-from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.protocol.manifest import WeightManifest, digest_of
+from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.weights.group_thread import GroupThread
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from xxhash import xxh3_128
 
-from broker.manifest import WeightManifest
+from broker.protocol.manifest import WeightManifest
 from configs.errors import WeightsError
 
 BUCKET_BYTES = 2**19

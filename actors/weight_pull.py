@@ -17,8 +17,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from broker.manifest import DIGEST_BYTES, chunk_digests
-from broker.weights import CHUNK_BYTES, PULL_CREDIT, Chunk, Gone, Later, Moved, Pull
+from broker.protocol.manifest import DIGEST_BYTES, chunk_digests
+from broker.protocol.weight_messages import (
+    CHUNK_BYTES,
+    PULL_CREDIT,
+    Chunk,
+    Gone,
+    Later,
+    Moved,
+    Pull,
+)
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 

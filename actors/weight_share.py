@@ -14,11 +14,11 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from broker.allow_list import AllowList, Role, read_allowed
-from broker.keys import ALLOWED, KeyPair
-from broker.sockets import bound_endpoint
-from broker.weight_port import WeightPort, open_router, reachable
-from broker.weights import Later, Peer, Pull
+from broker.protocol.weight_messages import Later, Peer, Pull
+from broker.transport.allow_list import AllowList, Role, read_allowed
+from broker.transport.keys import ALLOWED, KeyPair
+from broker.transport.sockets import bound_endpoint
+from broker.weights.port import WeightPort, open_router, reachable
 from configs.errors import RecordError, SettingsError
 
 from .held_weights import HeldWeights

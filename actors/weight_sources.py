@@ -17,8 +17,8 @@ from typing import Literal, Protocol
 import structlog
 import zmq.asyncio
 
-from broker.weight_store import StoredWeights
-from broker.weights import Chunk, Gone, Later, Moved, Peer, Pull, Sources
+from broker.protocol.weight_messages import Chunk, Gone, Later, Moved, Peer, Pull, Sources
+from broker.weights.object_store import StoredWeights
 
 from .weight_link import Caller, WeightLink
 

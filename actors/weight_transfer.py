@@ -17,8 +17,8 @@ from functools import partial
 
 import structlog
 
-from broker.manifest import SparseLink, WeightManifest, digest_of
-from broker.weights import Abort, Announce, Chunk, Epoch, Moved, Send, Sources
+from broker.protocol.manifest import SparseLink, WeightManifest, digest_of
+from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Moved, Send, Sources
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 

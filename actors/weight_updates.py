@@ -5,8 +5,8 @@ from __future__ import annotations
 import mmap
 from collections.abc import Sequence
 
-from broker.manifest import SparseLink, WeightManifest
-from broker.sparse import apply_changes, elements
+from broker.protocol.manifest import SparseLink, WeightManifest
+from broker.weights.sparse import apply_changes, elements
 from buffer.record.episode import PolicyVersion
 
 

@@ -20,7 +20,7 @@ from actors.assembly import make_engine, prepare
 from actors.engine import Request
 from actors.engine_thread import ThreadedEngine
 from actors.vllm_engine import VllmStepper, _sampling
-from broker.messages import Lease
+from broker.protocol.messages import Lease
 from configs.loader import load
 from configs.settings import Settings
 from learner.curriculum import training_task

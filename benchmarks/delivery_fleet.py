@@ -30,9 +30,8 @@ import zmq.asyncio
 
 from benchmarks.delivery_records import Records
 from benchmarks.delivery_sources import NEWEST, greeting
-from broker.codec import decode, encode
-from broker.keys import KeyPair, load_pair, load_public
-from broker.messages import (
+from broker.protocol.codec import decode, encode
+from broker.protocol.messages import (
     Beat,
     BeatRequest,
     Lease,
@@ -44,7 +43,8 @@ from broker.messages import (
     Verdicts,
     Welcome,
 )
-from broker.sockets import connect_dealer
+from broker.transport.keys import KeyPair, load_pair, load_public
+from broker.transport.sockets import connect_dealer
 from buffer.record.codec import encode_completion
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from configs.loader import load

@@ -16,8 +16,8 @@ import redis
 
 from benchmarks.delivery_records import FIRST_TASK, GROUP_SIZE
 from benchmarks.machine import REPOSITORY
-from broker.codec import encode_spec
-from broker.messages import TaskSpec
+from broker.protocol.codec import encode_spec
+from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.values import NewTask
 from buffer.store import Store

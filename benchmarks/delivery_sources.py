@@ -24,9 +24,9 @@ import uvloop
 import zmq
 
 from benchmarks.delivery_records import BATCH, Records
-from broker.client import BrokerClient
-from broker.keys import load_pair, load_public
-from broker.messages import Hello, Lease, LeaseRequest, Submission, SubmitRequest, Verdict
+from broker.client.client import BrokerClient
+from broker.protocol.messages import Hello, Lease, LeaseRequest, Submission, SubmitRequest, Verdict
+from broker.transport.keys import load_pair, load_public
 from buffer.record.episode import PolicyVersion
 from configs.hashes import run_hashes
 from configs.loader import load

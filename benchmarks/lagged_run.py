@@ -20,7 +20,7 @@ from actors.assembly import prepare
 from actors.engine import Delta
 from actors.rollout import Rollout
 from actors.torch_engine import TorchOptions, TorchStepper
-from broker.messages import Lease, TaskSpec
+from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.episode import Episode, PolicyVersion, VersionSpan
 from configs.settings import Settings
 from learner.batch import pack, plan_batch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from broker.codec import encode_spec
+from broker.protocol.codec import encode_spec
 from buffer import operations
 from buffer.operations.values import NewTask
 from buffer.record.episode import Episode, PolicyVersion

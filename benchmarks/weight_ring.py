@@ -21,8 +21,8 @@ import uvloop
 from msgspec import structs
 from torch import nn
 
-from broker.keys import load_pair, make_keys
-from broker.messages import Publication
+from broker.protocol.messages import Publication
+from broker.transport.keys import load_pair, make_keys
 from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings

@@ -13,7 +13,7 @@ import torch
 from torch import distributed
 
 from benchmarks.weight_ring import FORKS
-from broker.manifest import digest_of
+from broker.protocol.manifest import digest_of
 from console.second_network import SecondNetwork, enter
 
 

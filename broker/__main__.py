@@ -12,14 +12,13 @@ from pathlib import Path
 import structlog
 import uvloop
 
+from broker.server.server import Broker
 from buffer.store import AsyncStore
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.secrets import redis_url
 from configs.settings import Settings
-
-from .server import Broker
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import structs
 
-from broker.codec import decode_spec
+from broker.protocol.codec import decode_spec
 from buffer import operations
 from buffer.operations.values import DeadLetter
 from buffer.record.codec import decode_completion, decode_episode, join_completions

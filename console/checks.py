@@ -85,7 +85,7 @@ def check_keys(settings: Settings) -> None:
     folder = settings.broker.keys
     if folder is None:
         return
-    from broker.keys import ACTOR, SERVERS, load_pair
+    from broker.transport.keys import ACTOR, SERVERS, load_pair
 
     for name in (*SERVERS, ACTOR):
         load_pair(folder, name)

@@ -45,7 +45,7 @@ def make(
     folder: Annotated[Path, typer.Argument(help="Where to put them, such as keys/.")],
 ) -> None:
     """Make the keys of broker, learner and actors; those that exist are kept."""
-    from broker.keys import make_keys
+    from broker.transport.keys import make_keys
     from configs.errors import NyalaError
 
     try:
@@ -57,7 +57,7 @@ def make(
 @app.command("list")
 def list_keys(folder: Folder = HERE) -> None:
     """Show who may connect, and as what."""
-    from broker.allow_list import read_allowed
+    from broker.transport.allow_list import read_allowed
 
     for key, member in sorted(
         read_allowed(_keys_in(folder)).items(), key=lambda line: line[1].name
@@ -72,8 +72,8 @@ def add(
     folder: Folder = HERE,
 ) -> None:
     """Make one more key and let its holder in; copy the printed file and broker.pub to them."""
-    from broker.allow_list import Role
-    from broker.allow_list import add as add_key
+    from broker.transport.allow_list import Role
+    from broker.transport.allow_list import add as add_key
     from configs.errors import NyalaError, SettingsError
 
     try:
@@ -90,7 +90,7 @@ def add(
 @app.command()
 def revoke(name: Name, folder: Folder = HERE) -> None:
     """Take a key off the list: its holder is refused within a second."""
-    from broker.allow_list import revoke as revoke_key
+    from broker.transport.allow_list import revoke as revoke_key
     from configs.errors import NyalaError
 
     try:
@@ -103,7 +103,7 @@ def revoke(name: Name, folder: Folder = HERE) -> None:
 @app.command()
 def announce(folder: Folder = HERE) -> None:
     """Make the broker's next key; copy the printed file to the actors before `rotate broker`."""
-    from broker.rotation import announce_broker_key
+    from broker.transport.key_rotation import announce_broker_key
     from configs.errors import NyalaError
 
     try:
@@ -115,7 +115,7 @@ def announce(folder: Folder = HERE) -> None:
 @app.command()
 def rotate(name: Name, folder: Folder = HERE) -> None:
     """Exchange the key of `broker`, or of an actor, observer or operator, without a stop."""
-    from broker.rotation import rotate_broker_key, rotate_client_key
+    from broker.transport.key_rotation import rotate_broker_key, rotate_client_key
     from configs.errors import NyalaError
 
     try:

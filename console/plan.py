@@ -53,7 +53,7 @@ def prepare(settings: Settings, folder: RunFolder, *, redis_url: str | None) -> 
     Returns:
         The server to start; None if one was given.
     """
-    from broker.keys import make_keys
+    from broker.transport.keys import make_keys
 
     folder.path.mkdir(parents=True, exist_ok=True)
     if settings.broker.keys is None:

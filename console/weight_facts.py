@@ -93,8 +93,8 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
         DeadlineError: Nothing came in time.
     """
     from actors.weight_download import download
-    from broker.keys import load_pair
-    from broker.messages import Publication
+    from broker.protocol.messages import Publication
+    from broker.transport.keys import load_pair
     from buffer import operations
     from buffer.store import Store
 

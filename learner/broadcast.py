@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from broker.group_thread import GroupThread
-from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.weights.group_thread import GroupThread
 from buffer.record.episode import PolicyVersion
 
 from .epochs import Membership, Phase, WeightEpochs

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 import structlog
 from msgspec.structs import replace
 
-from broker.codec import encode_spec
-from broker.messages import TaskSpec
+from broker.protocol.codec import encode_spec
+from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import NewTask, Stats

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from broker.weights import SILENT_AFTER_S
+from broker.protocol.weight_messages import SILENT_AFTER_S
 from buffer.record.episode import PolicyVersion
 
 READY_SHARE = 0.2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from broker.codec import encode_spec
+from broker.protocol.codec import encode_spec
 from buffer import operations
 from buffer.operations.values import EvalRound, NewTask
 from buffer.record.codec import decode_episode

@@ -12,9 +12,9 @@ from typing import IO
 
 import structlog
 
-from broker.manifest import WeightManifest
-from broker.weight_store import WeightStore
-from broker.weights import CHUNK_BYTES, Pull
+from broker.protocol.manifest import WeightManifest
+from broker.protocol.weight_messages import CHUNK_BYTES, Pull
+from broker.weights.object_store import WeightStore
 from buffer.record.episode import PolicyVersion
 
 from .shelf import Shelf

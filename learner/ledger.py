@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from broker.messages import Publication
+from broker.protocol.messages import Publication
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import threading
 import structlog
 import torch
 
-from broker.messages import Publication
+from broker.protocol.messages import Publication
 from buffer.store import Store
 from configs.errors import SettingsError
 from configs.secrets import redis_url

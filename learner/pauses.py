@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from broker.weights import Join
+from broker.protocol.weight_messages import Join
 
 
 class Pauses:

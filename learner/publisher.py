@@ -24,11 +24,11 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from broker.allow_list import AllowList, Role
-from broker.keys import load_pair
-from broker.sockets import bound_endpoint
-from broker.weight_port import host_and_port, open_router, reachable
-from broker.weight_store import WeightStore
+from broker.transport.allow_list import AllowList, Role
+from broker.transport.keys import load_pair
+from broker.transport.sockets import bound_endpoint
+from broker.weights.object_store import WeightStore
+from broker.weights.port import host_and_port, open_router, reachable
 from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-from broker.weights import Peer
+from broker.protocol.weight_messages import Peer
 
 FAN_OUT = 2
 """Actors that pull from one source: an uplink is shared by two, and 100 actors are six deep."""

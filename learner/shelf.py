@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from broker.weights import Pull
+from broker.protocol.weight_messages import Pull
 from buffer.record.episode import PolicyVersion
 
 from .slots import Slot, Slots

@@ -19,9 +19,9 @@ import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker.codec import decode, encode
-from broker.manifest import WeightManifest
-from broker.weights import MAX_WEIGHTS_FRAME
+from broker.protocol.codec import decode, encode
+from broker.protocol.manifest import WeightManifest
+from broker.protocol.weight_messages import MAX_WEIGHTS_FRAME
 
 NUM_SLOTS = 3
 

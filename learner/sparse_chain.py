@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.manifest import SparseLink
-from broker.sparse import apply_changes, elements, encode_changes
-from broker.weights import Pull
+from broker.protocol.manifest import SparseLink
+from broker.protocol.weight_messages import Pull
+from broker.weights.sparse import apply_changes, elements, encode_changes
 from buffer.record.episode import PolicyVersion
 
 from .slots import Slot

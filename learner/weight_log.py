@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from broker.manifest import WeightManifest
+from broker.protocol.manifest import WeightManifest
 
 from .weight_server import Sent
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 import zmq.asyncio
 
-from broker.manifest import SparseLink, chunk_digests
-from broker.weight_port import WeightPort
-from broker.weight_store import WeightStore
-from broker.weights import (
+from broker.protocol.manifest import SparseLink, chunk_digests
+from broker.protocol.weight_messages import (
     CHUNK_BYTES,
     Ack,
     Announce,
@@ -27,6 +25,8 @@ from broker.weights import (
     Ready,
     Sources,
 )
+from broker.weights.object_store import WeightStore
+from broker.weights.port import WeightPort
 from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
 

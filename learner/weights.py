@@ -26,11 +26,11 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from broker.keys import load_public
-from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
-from broker.messages import Publication
-from broker.shared_folder import SharedFolder
-from broker.weight_store import WeightStore
+from broker.protocol.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
+from broker.protocol.messages import Publication
+from broker.transport.keys import load_public
+from broker.weights.object_store import WeightStore
+from broker.weights.shared_memory import SharedFolder
 from buffer.record.episode import PolicyVersion
 from configs.errors import StoreError
 from configs.settings import LearnerSettings, RunSettings

@@ -13,7 +13,7 @@ from actors.episodes import EpisodeMaker
 from actors.gate import SwapGate
 from actors.loop import ActorLoop, Crew
 from actors.reward_pool import RewardPool
-from broker.messages import Publication
+from broker.protocol.messages import Publication
 from buffer.record.episode import PolicyVersion
 from configs.settings import ActorSettings, RunSettings, Settings
 from tests.actors.fake_engine import ALPHABET, CharacterTokenizer, FakeEngine

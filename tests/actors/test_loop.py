@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from actors.loop import Phase
-from broker.board import PUBLICATION_S
-from broker.keys import make_keys
-from broker.messages import Failure
+from broker.protocol.messages import Failure
+from broker.server.store_cache import PUBLICATION_S
+from broker.transport.keys import make_keys
 from buffer import operations
 from buffer.operations.values import Stats
 from buffer.record.codec import decode_episode

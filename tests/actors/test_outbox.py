@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from actors.outbox import BATCH_BYTES, Outbox
-from broker.codec import encode
-from broker.messages import (
+from broker.protocol.codec import encode
+from broker.protocol.messages import (
     RECORD_MARGIN,
     FailRequest,
     Submission,

@@ -21,7 +21,7 @@ from actors.environments.base import Score, Segment, Step
 from actors.episodes import EpisodeMaker
 from actors.rollout import Rollout
 from actors.torch_engine import TorchOptions, torch_engine
-from broker.messages import Lease, TaskSpec
+from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import encode_completion
 from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.settings import RunSettings

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from actors.environments.base import Conversation, Score, Segment, Step
 from actors.environments.calculator import Calculator
 from actors.rollout import Maker, ReplayMismatch, Rollout, State
-from broker.messages import Lease, TaskSpec
+from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from tests.actors.fake_engine import STOP, CharacterTokenizer, Policy, sample, scripted

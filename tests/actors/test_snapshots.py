@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actors.rollout import Maker, Rollout, State
 from actors.snapshots import MAX_CHUNK_BYTES, Snapshots, portions
-from broker.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
+from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion
 from tests.actors.fake_engine import CharacterTokenizer, sample, scripted

@@ -8,7 +8,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from actors.engine import StagedWeights
-from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
+from broker.protocol.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
 from buffer.record.episode import PolicyVersion
 
 VOCABULARY = 64

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.keys import make_keys
+from broker.transport.keys import make_keys
 
 
 @pytest.fixture(scope="session")

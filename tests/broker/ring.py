@@ -12,12 +12,12 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from broker.client import BrokerClient
-from broker.codec import encode_spec
-from broker.keys import load_pair, load_public
-from broker.messages import Hello, TaskSpec
-from broker.server import Broker
-from broker.sockets import connect_dealer
+from broker.client.client import BrokerClient
+from broker.protocol.codec import encode_spec
+from broker.protocol.messages import Hello, TaskSpec
+from broker.server.server import Broker
+from broker.transport.keys import load_pair, load_public
+from broker.transport.sockets import connect_dealer
 from buffer import operations
 from buffer.operations.values import NewTask
 from buffer.record.episode import PolicyVersion

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from broker import intake
-from broker.codec import encode
-from broker.intake import Intake
-from broker.messages import BeatRequest, LeaseRequest, Verdicts
-from broker.service import Service
+from broker.protocol.codec import encode
+from broker.protocol.messages import BeatRequest, LeaseRequest, Verdicts
+from broker.server import flow_control as intake
+from broker.server.flow_control import Intake
+from broker.server.service import Service
 from tests.broker.ring import FIRST, RUN, begin, hello, ring
 
 BURST = 40

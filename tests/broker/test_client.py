@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zmq.asyncio
 
-from broker.codec import decode, encode
-from broker.messages import (
+from broker.protocol.codec import decode, encode
+from broker.protocol.messages import (
     Beat,
     BeatRequest,
     LeaseReply,

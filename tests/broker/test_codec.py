@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.codec import Envelope, decode, decode_spec, encode, encode_spec, sequence_of
-from broker.messages import (
+from broker.protocol.codec import Envelope, decode, decode_spec, encode, encode_spec, sequence_of
+from broker.protocol.fields import Message
+from broker.protocol.messages import (
     Beat,
     BeatRequest,
     Bye,
@@ -23,7 +24,6 @@ from broker.messages import (
     TaskSpec,
     Verdict,
 )
-from broker.wire import Message
 from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
 

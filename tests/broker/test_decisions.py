@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.intake import MAX_REQUESTS, Intake
-from broker.liveness import FORGET_AFTER, Liveness
-from broker.reaper import Reaper
-from broker.turnstile import Turnstile
+from broker.server.flow_control import MAX_REQUESTS, Intake
+from broker.server.liveness import FORGET_AFTER, Liveness
+from broker.server.reaper import Reaper
+from broker.server.turnstile import Turnstile
 from tests.broker.ring import hello
 
 

@@ -13,10 +13,8 @@ import zmq
 import zmq.asyncio
 from zmq.utils import z85
 
-from broker.auth import DOMAIN, ZAP_ENDPOINT, Door
-from broker.codec import decode, encode
-from broker.keys import KeyPair, load_pair, load_public, make_client, make_keys
-from broker.messages import (
+from broker.protocol.codec import decode, encode
+from broker.protocol.messages import (
     Beat,
     BeatRequest,
     Bye,
@@ -28,7 +26,9 @@ from broker.messages import (
     Submission,
     SubmitRequest,
 )
-from broker.sockets import bind_router, bound_endpoint, connect_dealer, is_loopback
+from broker.transport.keys import KeyPair, load_pair, load_public, make_client, make_keys
+from broker.transport.sockets import bind_router, bound_endpoint, connect_dealer, is_loopback
+from broker.transport.zap import DOMAIN, ZAP_ENDPOINT, Door
 from buffer import operations
 from configs.errors import DeadlineError, RefusedError, SettingsError
 from tests.broker.ring import FIRST, RUN, begin, hello, ring

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.allow_list import AllowList, Member, Role, read_allowed
-from broker.keys import load_pair, load_public, make_client, make_keys, read_key
+from broker.transport.allow_list import AllowList, Member, Role, read_allowed
+from broker.transport.keys import load_pair, load_public, make_client, make_keys, read_key
 from configs.errors import SettingsError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import redis
 
-from broker.messages import (
+from broker.protocol.messages import (
     Beat,
     BeatRequest,
     FailRequest,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.messages import LeaseRequest, Verdict
+from broker.protocol.messages import LeaseRequest, Verdict
 from buffer import operations
 from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode

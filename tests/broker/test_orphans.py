@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.messages import Lease, LeaseReply, TaskSpec, Verdicts
-from broker.orphans import Orphans
+from broker.client.abandoned_leases import Orphans
+from broker.protocol.messages import Lease, LeaseReply, TaskSpec, Verdicts
 
 GRANT = LeaseReply(
     status="OK",

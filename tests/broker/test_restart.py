@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.keys import make_keys
-from broker.messages import LeaseRequest, Verdict
+from broker.protocol.messages import LeaseRequest, Verdict
+from broker.transport.keys import make_keys
 from buffer import operations
 from buffer.store import AsyncStore
 from configs.errors import StoreError

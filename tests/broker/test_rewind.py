@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from broker.messages import Beat, BeatRequest, LeaseRequest, Verdict
+from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, Verdict
 from buffer import operations
 from buffer.record.codec import encode_completion
 from buffer.store import Store

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.rice import decode_numbers, encode_numbers
+from broker.weights.rice_coding import decode_numbers, encode_numbers
 from configs.errors import WeightsError
 
 

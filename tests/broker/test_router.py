@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import zmq
 
-from broker.router import Router
+from broker.transport.router import Router
 
 PATIENCE_S = 5.0
 

@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from broker import audit
-from broker.allow_list import AllowList, Role, add, read_allowed, revoke
-from broker.audit import Audit
-from broker.client import BrokerClient
-from broker.keys import load_pair, make_keys
-from broker.messages import (
+from broker.client.client import BrokerClient
+from broker.protocol.messages import (
     Beat,
     BeatRequest,
     DrainRequest,
@@ -26,7 +22,11 @@ from broker.messages import (
     SubmitRequest,
     Verdict,
 )
-from broker.sockets import is_loopback
+from broker.server import audit
+from broker.server.audit import Audit
+from broker.transport.allow_list import AllowList, Role, add, read_allowed, revoke
+from broker.transport.keys import load_pair, make_keys
+from broker.transport.sockets import is_loopback
 from buffer import operations
 from buffer.operations.brokers import brokers
 from configs.errors import RefusedError, SettingsError

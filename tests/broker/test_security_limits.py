@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import zmq
 
-from broker.codec import encode
-from broker.keys import load_pair, load_public
-from broker.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest
-from broker.outflow import SMALL_BYTES, WINDOW_S, Outflow
-from broker.sockets import connect_dealer
+from broker.protocol.codec import encode
+from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest
+from broker.server.outflow import SMALL_BYTES, WINDOW_S, Outflow
+from broker.transport.keys import load_pair, load_public
+from broker.transport.sockets import connect_dealer
 from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.loader import save

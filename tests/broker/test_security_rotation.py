@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from broker.allow_list import Role, read_allowed, revoke
-from broker.keys import load_pair, load_public, make_keys
-from broker.messages import BeatRequest, LeaseRequest, Verdict
-from broker.rotation import (
+from broker.protocol.messages import BeatRequest, LeaseRequest, Verdict
+from broker.transport.allow_list import Role, read_allowed, revoke
+from broker.transport.key_rotation import (
     announce_broker_key,
     broker_public_keys,
     rotate_broker_key,
     rotate_client_key,
 )
+from broker.transport.keys import load_pair, load_public, make_keys
 from configs.errors import DeadlineError, RefusedError, SettingsError
 from tests.broker.ring import FIRST, Ring, begin, hello, ring
 from tests.broker.test_life import submission

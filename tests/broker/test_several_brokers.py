@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from broker.messages import LeaseRequest, Verdict
+from broker.protocol.messages import LeaseRequest, Verdict
 from buffer import operations
 from buffer.store import AsyncStore
 from configs.loader import save

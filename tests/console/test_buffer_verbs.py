@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from broker.codec import encode_spec
-from broker.messages import TaskSpec
+from broker.protocol.codec import encode_spec
+from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.values import BeatLine, NewTask, Rating
 from buffer.record.codec import encode_completion, encode_episode

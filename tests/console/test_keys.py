@@ -6,8 +6,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from broker.allow_list import read_allowed
-from broker.keys import load_pair
+from broker.transport.allow_list import read_allowed
+from broker.transport.keys import load_pair
 from console.main import app
 
 

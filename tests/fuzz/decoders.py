@@ -12,12 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-import broker.weights as weight_messages
-from broker.allow_list import read_allowed
-from broker.codec import decode, decode_spec, encode, encode_spec, sequence_of
-from broker.keys import read_key
-from broker.manifest import Probe, TensorSpec, WeightManifest
-from broker.messages import Beat, BeatRequest, Bye, Hello, Submission, SubmitRequest, TaskSpec
+from broker.protocol import weight_messages
+from broker.protocol.codec import decode, decode_spec, encode, encode_spec, sequence_of
+from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
+from broker.protocol.messages import (
+    Beat,
+    BeatRequest,
+    Bye,
+    Hello,
+    Submission,
+    SubmitRequest,
+    TaskSpec,
+)
+from broker.transport.allow_list import read_allowed
+from broker.transport.keys import read_key
 from buffer.record.codec import decode_completion, decode_episode, encode_completion, encode_episode
 from buffer.record.episode import PolicyVersion
 from buffer.record.fast_check import lengths_of, task_ids_of

@@ -11,9 +11,8 @@ import pytest
 import redis
 from hypothesis import strategies as st
 
-from broker.codec import decode, encode
-from broker.keys import make_keys
-from broker.messages import (
+from broker.protocol.codec import decode, encode
+from broker.protocol.messages import (
     Beat,
     BeatRequest,
     FailRequest,
@@ -23,6 +22,7 @@ from broker.messages import (
     Submission,
     SubmitRequest,
 )
+from broker.transport.keys import make_keys
 from tests.broker.ring import FIRST, RUN, begin, ring
 from tests.fuzz.lies import lies
 

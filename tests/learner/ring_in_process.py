@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from broker.messages import TaskSpec
+from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from broker.codec import decode_spec
+from broker.protocol.codec import decode_spec
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import ClaimCounts, EvalCounts, Stats

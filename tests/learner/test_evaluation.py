@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.messages import TaskSpec
+from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from broker.keys import make_keys
-from broker.messages import TaskSpec
+from broker.protocol.messages import TaskSpec
+from broker.transport.keys import make_keys
 from buffer import operations
 from buffer.operations.values import Stats
 from buffer.record.episode import Episode, PolicyVersion

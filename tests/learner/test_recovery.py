@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker.messages import Publication
+from broker.protocol.messages import Publication
 from buffer import operations
 from buffer.record.episode import PolicyVersion
 from buffer.store import Store

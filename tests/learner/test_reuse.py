@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.codec import encode_spec
-from broker.messages import TaskSpec
+from broker.protocol.codec import encode_spec
+from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.operations.values import NewTask

@@ -7,7 +7,7 @@ from typing import cast
 
 import redis
 
-from broker.codec import decode_spec
+from broker.protocol.codec import decode_spec
 from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.record.episode import PolicyVersion

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from broker.codec import decode_spec
-from broker.messages import TaskSpec
+from broker.protocol.codec import decode_spec
+from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode

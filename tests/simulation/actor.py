@@ -12,9 +12,9 @@ from actors.episodes import EpisodeMaker
 from actors.gate import SwapGate
 from actors.loop import ActorLoop, Crew
 from actors.workbench import Workbench
-from broker.client import BrokerClient
-from broker.keys import KeyPair
-from broker.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
+from broker.client.client import BrokerClient
+from broker.protocol.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
+from broker.transport.keys import KeyPair
 from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.hashes import run_hashes
 from configs.settings import Settings

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from broker.allow_list import AllowList, Member, Role
-from broker.server import Broker
+from broker.server.server import Broker
+from broker.transport.allow_list import AllowList, Member, Role
 from configs.settings import Settings
 from tests.simulation.event_loop import current_process
 from tests.simulation.network import Network

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from broker.messages import Publication
+from broker.protocol.messages import Publication
 from buffer import operations
 from buffer.operations.operation import Operation
 from buffer.record.episode import PolicyVersion

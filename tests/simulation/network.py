@@ -1,7 +1,7 @@
 """Sockets in memory between actors and brokers, and what goes wrong between them.
 
-Stand-ins for the few methods of a ZeroMQ DEALER and ROUTER that `broker/client.py` and the broker's
-server use. Worse than ZeroMQ over TCP: single messages get lost, arrive twice, late, or out of
+Stand-ins for the few methods of a ZeroMQ DEALER and ROUTER that the client and the server of the
+broker use. Worse than ZeroMQ over TCP: single messages get lost, arrive twice, late, or out of
 order. A killed process sends nothing; a stopped one still receives into its queue.
 """
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from broker.keys import make_keys
+from broker.transport.keys import make_keys
 from buffer.client.scripts import LoadScript, load_script
 from configs.settings import (
     ActorSettings,

@@ -15,8 +15,8 @@ import pytest
 from msgspec import structs
 
 from actors.snapshots import Snapshots
-from broker.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
-from broker.service import Service
+from broker.protocol.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
+from broker.server.service import Service
 from tests.simulation.nemesis import Rates
 from tests.simulation.simulation import Scenario, simulate
 

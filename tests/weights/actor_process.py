@@ -17,8 +17,8 @@ from msgspec import structs
 from actors import weight_group
 from actors.held_weights import HeldWeights
 from actors.receiver import WeightReceiver
-from broker.keys import load_pair
-from broker.weights import Chunk
+from broker.protocol.weight_messages import Chunk
+from broker.transport.keys import load_pair
 from configs.errors import NyalaError
 from configs.logging import configure_logging
 from configs.settings import ActorSettings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from broker.keys import make_keys
+from broker.transport.keys import make_keys
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
 from learner.weights import WeightPublisher

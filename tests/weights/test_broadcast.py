@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker.weights import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
 from buffer.record.episode import PolicyVersion
 from learner import weight_group
 from learner.broadcast import Broadcast, BroadcastSettings

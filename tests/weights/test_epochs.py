@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker.weights import SILENT_AFTER_S
+from broker.protocol.weight_messages import SILENT_AFTER_S
 from buffer.record.episode import PolicyVersion
 from learner.epochs import MAX_STRIKES, MAX_TRIES, READY_SHARE, Phase, WeightEpochs
 

@@ -14,8 +14,8 @@ from msgspec import structs
 
 from actors import weight_transfer
 from actors.weight_memory import BUCKET_BYTES, PublisherMemory
-from broker.manifest import checksum_of
-from broker.weights import Announce, Join, Moved
+from broker.protocol.manifest import checksum_of
+from broker.protocol.weight_messages import Announce, Join, Moved
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from learner.slots import Slots

@@ -14,8 +14,8 @@ from actors import weight_pull, weight_sources
 from actors.held_weights import HeldWeights
 from actors.weight_pull import WeightPull
 from actors.weight_sources import PeerSource, WeightSources
-from broker.manifest import chunk_digests
-from broker.weights import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
+from broker.protocol.manifest import chunk_digests
+from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 from learner.pull_tree import FAN_OUT, PullTree

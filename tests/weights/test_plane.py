@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.allow_list import Role, add, revoke
-from broker.keys import make_keys
+from broker.transport.allow_list import Role, add, revoke
+from broker.transport.keys import make_keys
 from tests.weights.listening import addresses
 
 JOIN_AND_SEND_S = 4.0  # of Plane's settings: no version takes longer than this to be given up

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.keys import make_keys
-from broker.weight_port import host_and_port, reachable
+from broker.transport.keys import make_keys
+from broker.weights.port import host_and_port, reachable
 from configs.errors import WeightsError
 from learner import sidecar
 from learner.publisher import PublisherSettings, parse

@@ -13,10 +13,17 @@ from actors.weight_link import Caller
 from actors.weight_pull import WeightPull
 from actors.weight_sources import WeightSources
 from actors.weight_transfer import MAX_MISMATCHES, WeightTransfer
-from broker import sparse
-from broker.keys import KeyPair
-from broker.manifest import Probe, SparseLink, TensorSpec, WeightManifest, checksum_of, digest_of
-from broker.weights import PULL_CREDIT, Announce, Chunk, Fault, Moved, Pull
+from broker.protocol.manifest import (
+    Probe,
+    SparseLink,
+    TensorSpec,
+    WeightManifest,
+    checksum_of,
+    digest_of,
+)
+from broker.protocol.weight_messages import PULL_CREDIT, Announce, Chunk, Fault, Moved, Pull
+from broker.transport.keys import KeyPair
+from broker.weights import sparse
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 

@@ -13,9 +13,9 @@ from actors.held_weights import HeldWeights
 from actors.weight_link import Caller, WeightLink
 from actors.weight_share import REFRESH_S, WeightShare
 from actors.weight_sources import PeerSource
-from broker.allow_list import Role, add, revoke
-from broker.keys import load_pair, make_keys
-from broker.weights import Chunk, Join, Later, Moved, Peer, Pull
+from broker.protocol.weight_messages import Chunk, Join, Later, Moved, Peer, Pull
+from broker.transport.allow_list import Role, add, revoke
+from broker.transport.keys import load_pair, make_keys
 from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.pull_tree import FAN_OUT

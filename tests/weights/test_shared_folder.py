@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import shared_folder
-from broker.shared_folder import SharedFolder
+from broker.weights import shared_memory as shared_folder
+from broker.weights.shared_memory import SharedFolder
 from configs.errors import WeightsError
 
 ROOT = Path(__file__).parents[2]

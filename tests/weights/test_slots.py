@@ -4,8 +4,8 @@ import mmap
 
 import pytest
 
-from broker.manifest import Probe, TensorSpec, WeightManifest
-from broker.weights import CHUNK_BYTES, Pull
+from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
+from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from buffer.record.episode import PolicyVersion
 from learner.shelf import PULL_IDLE_S, Shelf
 from learner.slots import NUM_SLOTS, Slot, Slots

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import sparse
-from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
-from broker.sparse import apply_changes, elements, encode_changes
-from broker.weights import CHUNK_BYTES, Pull
+from broker.protocol.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
+from broker.protocol.weight_messages import CHUNK_BYTES, Pull
+from broker.weights import sparse
+from broker.weights.sparse import apply_changes, elements, encode_changes
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from learner import sparse_chain

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from broker.weights import Join
+from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
 from learner.pauses import Pauses
 from learner.weight_log import FILE_NAME, WeightLog, paused_fraction, read_weight_log

@@ -12,9 +12,16 @@ import pytest
 
 from actors.weight_pull import WeightPull
 from actors.weight_sources import StoreSource, WeightSources
-from broker.manifest import Probe, TensorSpec, WeightManifest, checksum_of, chunk_digests, digest_of
-from broker.weight_store import KEPT, StoredWeights, WeightStore
-from broker.weights import CHUNK_BYTES, Pull, Sources
+from broker.protocol.manifest import (
+    Probe,
+    TensorSpec,
+    WeightManifest,
+    checksum_of,
+    chunk_digests,
+    digest_of,
+)
+from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Sources
+from broker.weights.object_store import KEPT, StoredWeights, WeightStore
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, SettingsError
 from learner.keyframes import Keyframes

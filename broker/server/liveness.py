@@ -15,9 +15,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from broker.protocol.messages import Hello, LeaseReply
 from buffer.record.episode import PolicyVersion
-
-from .messages import Hello, LeaseReply
 
 FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memory is given back
 

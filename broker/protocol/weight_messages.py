@@ -25,8 +25,8 @@ from typing import TypeAlias
 
 from buffer.record.episode import PolicyVersion
 
+from .fields import Many, Message, Part, Real, Text, Whole
 from .manifest import SparseLink, WeightManifest
-from .wire import Many, Message, Part, Real, Text, Whole
 
 JOIN_EVERY_S = 2.0
 """Pause between two JOINs."""

@@ -17,10 +17,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from broker.transport.keys import KeyPair
+from broker.transport.sockets import connect_dealer
 from configs.errors import SettingsError
-
-from .keys import KeyPair
-from .sockets import connect_dealer
 
 CUT_S = 1.0  # without a connection: some tries to connect anew to the same broker
 SILENT_S = 5.0  # with one, beyond what the broker itself may take: it is stopped, or out of reach

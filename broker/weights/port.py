@@ -18,14 +18,13 @@ import structlog
 import zmq
 import zmq.asyncio
 
+from broker.protocol.codec import decode, encode
+from broker.protocol.weight_messages import PULL_CREDIT
+from broker.transport.allow_list import AllowList, Role
+from broker.transport.keys import KeyPair
+from broker.transport.sockets import bind_router
+from broker.transport.zap import Door
 from configs.errors import RecordError
-
-from .allow_list import AllowList, Role
-from .auth import Door
-from .codec import decode, encode
-from .keys import KeyPair
-from .sockets import bind_router
-from .weights import PULL_CREDIT
 
 log = structlog.get_logger()
 

@@ -14,20 +14,20 @@ from functools import partial
 import structlog
 import zmq
 
+from broker.protocol.codec import Envelope, decode, encode, sequence_of
+from broker.protocol.messages import LeaseReply, LeaseRequest, Refusal
+from broker.transport.allow_list import AllowList, Member
+from broker.transport.router import Router
 from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings
 
-from .allow_list import AllowList, Member
+from .admin import Desk
 from .audit import Audit
-from .codec import Envelope, decode, encode, sequence_of
-from .desk import Desk
-from .intake import Intake, Place
+from .flow_control import Intake, Place
 from .leasing import UNSERVED, Leasing
 from .liveness import Liveness, Peer
-from .messages import LeaseReply, LeaseRequest, Refusal
 from .outflow import Outflow
-from .rights import DESK, refuse
-from .router import Router
+from .permissions import DESK, refuse
 from .service import Service
 
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop

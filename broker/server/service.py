@@ -13,7 +13,7 @@ one that asks the actor to send again. No state but the table of peers; no socke
 | `full`      | come back when an actor has left |
 | `busy`      | send the same again later: the peer has too much at the broker already |
 | `key`       | use the key that this incarnation began with |
-| `role`      | use a key of a role that may ask for this (`rights.py`) |
+| `role`      | use a key of a role that may ask for this (`permissions.py`) |
 | `revoked`   | nothing: its key has been taken off the allow-list |
 | `malformed` | nothing: a bug or an attack; the text says what is wrong |
 """
@@ -23,27 +23,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from buffer import operations
-from buffer.operations.keys import EVAL_BASE
-from buffer.operations.values import BeatLine, BeatVerdict
-from buffer.record.object_store import ObjectStore
-from buffer.store import AsyncStore
-from configs.errors import RecordError, StoreError, StoreUnreachable
-from configs.settings import Settings
-
-from .audit import Audit
-from .batching import Batch
-from .board import Board
-from .checks import (
-    check_beats,
-    check_hello,
-    check_lease,
-    check_submissions,
-)
-from .codec import Envelope
-from .leasing import Leasing
-from .liveness import Liveness, Peer
-from .messages import (
+from broker.protocol.codec import Envelope
+from broker.protocol.messages import (
     BeatRequest,
     Bye,
     FailRequest,
@@ -57,6 +38,20 @@ from .messages import (
     Verdicts,
     Welcome,
 )
+from buffer import operations
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import BeatLine, BeatVerdict
+from buffer.record.object_store import ObjectStore
+from buffer.store import AsyncStore
+from configs.errors import RecordError, StoreError, StoreUnreachable
+from configs.settings import Settings
+
+from .audit import Audit
+from .batching import Batch
+from .leasing import Leasing
+from .liveness import Liveness, Peer
+from .store_cache import Board
+from .validation import check_beats, check_hello, check_lease, check_submissions
 
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
 REPORTED_AT_ONCE = 64  # actors: others wait a millisecond for that, and not for a whole fleet

@@ -13,8 +13,8 @@ import zmq
 
 from configs.errors import SettingsError
 
-from .auth import DOMAIN
 from .keys import KeyPair
+from .zap import DOMAIN
 
 SEND_HWM = 64  # twice what one client keeps in flight: a full queue is a peer that does not read
 RECEIVE_HWM = 64  # as above; memory is bounded by this times peers times message size

@@ -11,8 +11,7 @@ A message that is nobody's request is refused to all.
 
 from __future__ import annotations
 
-from .allow_list import Member, Role
-from .messages import (
+from broker.protocol.messages import (
     BeatRequest,
     Bye,
     DrainRequest,
@@ -25,6 +24,7 @@ from .messages import (
     StatusRequest,
     SubmitRequest,
 )
+from broker.transport.allow_list import Member, Role
 
 RIGHTS: dict[Role, frozenset[type]] = {
     Role.ACTOR: frozenset(
@@ -35,7 +35,7 @@ RIGHTS: dict[Role, frozenset[type]] = {
 }
 
 DESK = (StatusRequest, RevokeRequest, DrainRequest)
-"""Requests that `desk.py` answers; all others are for `service.py`."""
+"""Requests that `admin.py` answers; all others are for `service.py`."""
 
 
 def refuse(member: Member, message: object) -> Refusal | None:

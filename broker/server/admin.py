@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from buffer import operations
-from buffer.store import AsyncStore
-from configs.errors import SettingsError, StoreError
-
-from .allow_list import Member, revoke
-from .audit import Audit
-from .codec import Envelope
-from .liveness import Liveness
-from .messages import (
+from broker.protocol.codec import Envelope
+from broker.protocol.messages import (
     DrainRequest,
     Receipt,
     Refusal,
@@ -25,6 +18,13 @@ from .messages import (
     StatusReply,
     StatusRequest,
 )
+from broker.transport.allow_list import Member, revoke
+from buffer import operations
+from buffer.store import AsyncStore
+from configs.errors import SettingsError, StoreError
+
+from .audit import Audit
+from .liveness import Liveness
 
 
 class Desk:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import structlog
 
+from broker.protocol.messages import Publication
 from buffer import operations
 from buffer.store import AsyncStore
-
-from .messages import Publication
 
 PUBLICATION_S = 0.2  # actors hear of new weights this late; a swap takes longer
 MEMORY_S = 1.0

@@ -1,6 +1,6 @@
 """Messages as bytes: one msgpack map {v, run, inc, seq, message} in one frame.
 
-Owns the wire form and its limits (`wire.py`). Whatever bytes come, they are a message of this wire
+Owns the wire form and its limits (`fields.py`). Whatever bytes come, they are a message of this wire
 version or a `RecordError`, and no input raises anything else. Knows nothing of what messages mean.
 
 Example:
@@ -19,10 +19,10 @@ from msgspec.msgpack import Decoder, Encoder
 
 from configs.errors import RecordError
 
+from .fields import Message, Text
 from .manifest import WeightManifest
 from .messages import BrokerMessage, TaskSpec
-from .weights import WeightMessage
-from .wire import Message, Text
+from .weight_messages import WeightMessage
 
 WIRE_VERSION = 2
 HEADER_FIELDS = 4

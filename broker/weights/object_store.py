@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 from typing import IO
 
+from broker.protocol.manifest import WeightManifest
 from buffer.record.episode import PolicyVersion
 from buffer.record.object_store import filesystem_at
-
-from .manifest import WeightManifest
 
 KEPT = 3
 """Versions that stay: whoever reads the last but one has time to finish."""

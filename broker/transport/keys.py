@@ -2,7 +2,7 @@
 
     keys/                   0700
       broker.key .pub       the broker's server key
-      broker.next.pub       the one that follows it, while it is being exchanged (`rotation.py`)
+      broker.next.pub       the one that follows it, while it is being exchanged (`key_rotation.py`)
       learner.key .pub      the weight publisher's server key
       actor.key .pub        what actors show to both
       allowed/              who may connect, and as what (`allow_list.py`)

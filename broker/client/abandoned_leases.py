@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 
-from .messages import LeaseReply
+from broker.protocol.messages import LeaseReply
 
 
 class Orphans:

@@ -5,10 +5,9 @@ Runs before the store is touched, so a message that fails here has changed nothi
 
 from __future__ import annotations
 
+from broker.protocol.messages import MAX_LINES, BeatRequest, Hello, LeaseRequest, SubmitRequest
 from buffer.record.fast_check import lengths_of, task_ids_of
 from configs.errors import RecordError
-
-from .messages import MAX_LINES, BeatRequest, Hello, LeaseRequest, SubmitRequest
 
 
 def check_hello(hello: Hello, *, incarnation: str) -> None:

@@ -18,7 +18,7 @@ from xxhash import xxh3_128
 
 from buffer.record.episode import PolicyVersion
 
-from .wire import Many, Message, Part, Real, Text, Whole
+from .fields import Many, Message, Part, Real, Text, Whole
 
 DIGEST_BYTES = 32
 MAX_DIMENSIONS = 16

@@ -13,12 +13,12 @@ from pathlib import Path
 import structlog
 import zmq
 
+from broker.transport.keys import KeyPair, load_pair
+from broker.transport.router import Router
+from broker.transport.sockets import bound_endpoint
 from configs.errors import SettingsError
 
 from .audit import Audit
-from .keys import KeyPair, load_pair
-from .router import Router
-from .sockets import bound_endpoint
 
 BIND_TRIES = 50
 BIND_PAUSE_S = 0.1  # the old end closes in the background; for so long actors try again

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .sockets import STALLED_MS
+from broker.transport.sockets import STALLED_MS
 
 SMALL_BYTES = 16 * 1024  # verdicts and refusals: ZeroMQ's own limit holds 64 of them to 1 MiB
 WINDOW_S = STALLED_MS / 1000

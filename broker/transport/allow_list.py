@@ -21,7 +21,7 @@ from .keys import ALLOWED, NAME, SERVERS, forget_name, make_pair, place_public, 
 
 
 class Role(StrEnum):
-    """What a key's holder is to the run; `rights.py` says what that allows."""
+    """What a key's holder is to the run; `permissions.py` says what that allows."""
 
     ACTOR = "actor"
     OBSERVER = "observer"

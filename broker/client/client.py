@@ -26,12 +26,8 @@ from typing import TypeVar
 import structlog
 import zmq
 
-from configs.errors import DeadlineError, RecordError, RefusedError
-
-from .codec import decode, encode, sequence_of
-from .connection import Connection, ReadKeys
-from .keys import KeyPair
-from .messages import (
+from broker.protocol.codec import decode, encode, sequence_of
+from broker.protocol.messages import (
     BeatRequest,
     Bye,
     DrainRequest,
@@ -49,7 +45,11 @@ from .messages import (
     Verdicts,
     Welcome,
 )
-from .orphans import Orphans
+from broker.transport.keys import KeyPair
+from configs.errors import DeadlineError, RecordError, RefusedError
+
+from .abandoned_leases import Orphans
+from .connection import Connection, ReadKeys
 
 MAX_IN_FLIGHT = 32  # half the send queue: a call and its copy always fit
 FIRST_WAIT_S = 0.2  # a reply takes milliseconds; after this it was lost or the broker is busy

@@ -7,7 +7,8 @@ prolongs what they hold, and it goes to others when `broker.lease_timeout_s` is 
 
 from __future__ import annotations
 
-from .allow_list import AllowList
+from broker.transport.allow_list import AllowList
+
 from .audit import Audit
 from .liveness import Liveness
 

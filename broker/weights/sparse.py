@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from configs.errors import WeightsError
 
-from .rice import decode_numbers, encode_numbers
+from .rice_coding import decode_numbers, encode_numbers
 
 SEGMENT = 2**20
 """Elements that are compared at a time: bounds the memory beside the two versions."""

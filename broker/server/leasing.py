@@ -11,15 +11,15 @@ import time
 
 import structlog
 
+from broker.protocol.codec import decode_spec
+from broker.protocol.messages import Lease, LeaseReply, LeaseRequest
 from buffer import operations
 from buffer.operations.values import LeasedTask
 from buffer.store import AsyncStore
 from configs.settings import BrokerSettings
 
-from .board import Board
-from .codec import decode_spec
 from .liveness import Liveness, Peer
-from .messages import Lease, LeaseReply, LeaseRequest
+from .store_cache import Board
 from .turnstile import Turnstile
 
 UNSERVED = ("WAIT", "EMPTY")

@@ -14,7 +14,7 @@ from msgspec import Meta, field
 from buffer.operations.leases import MAX_CHUNKS
 from buffer.record.episode import PolicyVersion
 
-from .wire import Item, Many, Message, Named, Part, Real, Text, Whole
+from .fields import Item, Many, Message, Named, Part, Real, Text, Whole
 
 MAX_LINES = 4096
 """Tasks in one message; four times the most an actor generates at a time by default."""

@@ -1,6 +1,6 @@
 """The broker's process: a ROUTER between actors and the store, and the chores that run beside it.
 
-Listens and runs the chores; what is read is answered by `reception.py`. Stateless: killed at any
+Listens and runs the chores; what is read is answered by `dispatch.py`. Stateless: killed at any
 moment, it loses nothing that it has acknowledged. Refuses to know what messages mean (`service.py`)
 and what is in the store.
 """
@@ -16,27 +16,27 @@ from pathlib import Path
 import structlog
 import zmq
 
+from broker.protocol.messages import RECORD_MARGIN
+from broker.transport.keys import load_pair
+from broker.transport.router import Router
+from broker.transport.sockets import RECEIVE_HWM, bind_router, bound_endpoint
+from broker.transport.zap import Door
 from buffer import operations
 from buffer.operations.brokers import broker_seen
 from buffer.store import AsyncStore
 from configs.errors import SettingsError, StoreError
 from configs.settings import Settings
 
+from .admin import Desk
 from .audit import Audit
-from .auth import Door
-from .board import MEMORY_S, PUBLICATION_S, Board
-from .desk import Desk
-from .keys import load_pair
+from .dispatch import Reception
+from .key_watch import Listener
 from .leasing import Leasing
-from .listener import Listener
 from .liveness import Liveness
-from .messages import RECORD_MARGIN
 from .reaper import BATCH, Reaper
-from .reception import Reception
 from .revocation import LOOK_S, Revocation
-from .router import Router
 from .service import Service
-from .sockets import RECEIVE_HWM, bind_router, bound_endpoint
+from .store_cache import MEMORY_S, PUBLICATION_S, Board
 from .turnstile import TICK_S
 
 HOUSEKEEPING_S = 2.0  # figures for `nyala status`, long silent peers

@@ -1,0 +1,1 @@
+"""The client of a broker, as actors and operators use it."""

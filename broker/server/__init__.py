@@ -1,0 +1,1 @@
+"""The stateless broker process."""

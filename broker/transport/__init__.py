@@ -1,0 +1,1 @@
+"""CURVE keys, authentication and ZeroMQ sockets."""
