@@ -12,8 +12,14 @@ import socket
 
 import structlog
 
+from actors.engine.engine import Engine
+from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Environment
+from actors.environments.deadline import call_within
 from actors.environments.registry import make_environment
+from actors.episodes.maker import EpisodeMaker
+from actors.episodes.swap_gate import SwapGate
+from actors.rewards.pool import ENVIRONMENT_TIMEOUT_S, RewardPool
 from broker.client.client import BrokerClient
 from broker.protocol.messages import MAX_LINES, Hello
 from broker.transport.key_rotation import broker_public_keys
@@ -21,13 +27,7 @@ from broker.transport.keys import ACTOR, load_pair, load_public
 from configs.hashes import run_hashes
 from configs.settings import RunSettings, Settings
 
-from .deadline import call_within
-from .engine import Engine
-from .episodes import EpisodeMaker
-from .gate import SwapGate
 from .loop import ActorLoop, Crew
-from .reward_pool import ENVIRONMENT_TIMEOUT_S, RewardPool
-from .tokens import ModelTokenizer
 
 log = structlog.get_logger()
 
@@ -43,7 +43,9 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
     Raises:
         NyalaError: What a person has to look at.
     """
-    from .receiver import WeightReceiver  # torch: a bad setting should not wait for it
+    from actors.weights.receiver import (
+        WeightReceiver,  # torch: a bad setting should not wait for it
+    )
 
     keys_folder = settings.broker.keys or settings.run.folder / "keys"
     keys = load_pair(keys_folder, ACTOR)
@@ -130,7 +132,7 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     if actors.engine == "torch":
-        from .torch_engine import TorchOptions, torch_engine
+        from actors.engine.torch_engine import TorchOptions, torch_engine
 
         options = TorchOptions(
             model=run.model_path,
@@ -142,7 +144,7 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             seed=_engine_seed(),
         )
         return torch_engine(options), device
-    from .vllm_engine import VllmOptions, vllm_engine
+    from actors.engine.vllm_engine import VllmOptions, vllm_engine
 
     in_process = device == "cpu" if actors.in_process is None else actors.in_process
     return vllm_engine(

@@ -12,11 +12,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from actors.environments.deadline import call_within
 from actors.environments.registry import make_environment
 from configs.errors import SettingsError
 from configs.settings import RunSettings
-
-from .deadline import call_within
 
 TIMEOUT_S = (
     600.0  # a hundred thousand items take seconds; a generator may be slow, but not for ever

@@ -29,6 +29,17 @@ from typing import Any, TypeVar
 
 import structlog
 
+from actors.engine.engine import Engine
+from actors.episodes.environment_thread import Workbench
+from actors.episodes.flights import Flights
+from actors.episodes.heartbeat import Heartbeat
+from actors.episodes.interfaces import Broker, Weights
+from actors.episodes.maker import EpisodeMaker
+from actors.episodes.meter import Meter
+from actors.episodes.outbox import Outbox
+from actors.episodes.sampling import Sampling
+from actors.episodes.swap_gate import SwapGate
+from actors.rewards.pool import RewardPool
 from broker.protocol.messages import (
     Hello,
     Lease,
@@ -39,18 +50,6 @@ from broker.protocol.messages import (
 )
 from configs.errors import DeadlineError, NyalaError
 from configs.settings import Settings
-
-from .engine import Engine
-from .episodes import EpisodeMaker
-from .flights import Flights
-from .gate import SwapGate
-from .heartbeat import Heartbeat
-from .meter import Meter
-from .outbox import Outbox
-from .ports import Broker, Weights
-from .reward_pool import RewardPool
-from .sampling import Sampling
-from .workbench import Workbench
 
 GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops

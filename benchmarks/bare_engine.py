@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from actors.assembly import make_engine, prepare
-from actors.engine import Request
-from actors.engine_thread import ThreadedEngine
-from actors.vllm_engine import VllmStepper, _sampling
+from actors.engine.engine import Request
+from actors.engine.threaded import ThreadedEngine
+from actors.engine.vllm_engine import VllmStepper, _sampling
 from broker.protocol.messages import Lease
 from configs.loader import load
 from configs.settings import Settings

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from actors.assembly import prepare
-from actors.engine import Delta
-from actors.rollout import Rollout
-from actors.torch_engine import TorchOptions, TorchStepper
+from actors.engine.engine import Delta
+from actors.engine.torch_engine import TorchOptions, TorchStepper
+from actors.episodes.rollout import Rollout
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.episode import Episode, PolicyVersion, VersionSpan
 from configs.settings import Settings

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type checkers
 from torch.distributed import ProcessGroupGloo
 
-from actors.engine import Request
-from actors.engine_thread import ThreadedEngine
+from actors.engine.engine import Request
+from actors.engine.threaded import ThreadedEngine
 from benchmarks.weight_ring import FORKS, WeightRing
 
 NUM_REQUESTS = 16
@@ -86,10 +86,10 @@ async def _generating(engine: str, model: Path) -> _Generating:
 
 def _stepper(engine: str, model: Path) -> Any:
     if engine == "torch":
-        from actors.torch_engine import TorchOptions, TorchStepper
+        from actors.engine.torch_engine import TorchOptions, TorchStepper
 
         return TorchStepper(TorchOptions(str(model), max_model_len=256, max_concurrent=32))
-    from actors.vllm_engine import VllmOptions, VllmStepper
+    from actors.engine.vllm_engine import VllmOptions, VllmStepper
 
     return VllmStepper(VllmOptions(str(model), max_model_len=256, max_concurrent=32))
 

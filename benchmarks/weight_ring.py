@@ -31,7 +31,7 @@ from console.second_network import enter
 from learner.weight_server import Sent
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["actors.weight_group", "actors.receiver", "learner.weights"])
+FORKS.set_forkserver_preload(["actors.weights.group", "actors.weights.receiver", "learner.weights"])
 NUM_TENSORS = 50
 TIMEOUT_S = 120.0
 
@@ -185,7 +185,7 @@ class WeightRing:
 
 
 def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> None:
-    from actors.receiver import WeightReceiver
+    from actors.weights.receiver import WeightReceiver
 
     async def live() -> None:
         engine = await make_engine()

@@ -128,7 +128,7 @@ def check_model(settings: Settings) -> None:
 
 def check_reward(settings: Settings) -> None:
     """Environment and reward load, and score one sample."""
-    from actors.reward_pool import check_reward as try_reward
+    from actors.rewards.pool import check_reward as try_reward
 
     try_reward(settings)
 

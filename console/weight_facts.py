@@ -73,7 +73,7 @@ def verified(run: Path, file: Path | None) -> Facts:
 
 
 def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
-    from actors.weight_file import read_weights
+    from actors.weights.file import read_weights
 
     weights = read_weights(file)
     expected = digests.get((weights.version.lineage, weights.version.step))
@@ -92,7 +92,7 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
         WeightsError: Nothing is published.
         DeadlineError: Nothing came in time.
     """
-    from actors.weight_download import download
+    from actors.weights.download import download
     from broker.protocol.messages import Publication
     from broker.transport.keys import load_pair
     from buffer import operations

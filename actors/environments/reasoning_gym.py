@@ -6,7 +6,7 @@ and held-out items come from separate seeds and, by `held_out.py`, never share a
 
 Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
 settings make a generator that never returns: whoever begins an item does it under a deadline
-(`actors/workbench.py`).
+(`actors/episodes/environment_thread.py`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages as bytes: one msgpack map {v, run, inc, seq, message} in one frame.
 
-Owns the wire form and its limits (`fields.py`). Whatever bytes come, they are a message of this wire
-version or a `RecordError`, and no input raises anything else. Knows nothing of what messages mean.
+Owns the wire form and its limits (`fields.py`). Any input is a message of this wire version or
+raises `RecordError`, never anything else. What messages mean is not decided here.
 
 Example:
     frame = encode(Bye(), run="demo", incarnation="actor-1", seq=7)

@@ -1,1 +1,1 @@
-"""The weight plane between learner and actors: ports, sparse updates, shared memory, object store."""
+"""The weight plane between learner and actors: ports, sparse updates, memory, object store."""

@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 import torch
 
-from actors.engine import Delta, StagedWeights
+from actors.engine.engine import Delta, StagedWeights
 from buffer.record.episode import VersionSpan
 from configs.errors import SettingsError, WeightsError
 from tests.actors.engine_probe import Bench

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from transformers import Qwen3ForCausalLM
 
-from actors.engine import Delta, Request, StagedWeights
-from actors.engine_thread import ThreadedEngine
+from actors.engine.engine import Delta, Request, StagedWeights
+from actors.engine.threaded import ThreadedEngine
 from buffer.record.episode import PolicyVersion, VersionSpan
 from tests.actors.tiny_model import VOCABULARY, make_model, perturb, reference_logprobs, stage
 

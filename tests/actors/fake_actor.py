@@ -9,10 +9,10 @@ from typing import Any
 
 from actors.environments.arithmetic import evaluate
 from actors.environments.calculator import Calculator
-from actors.episodes import EpisodeMaker
-from actors.gate import SwapGate
+from actors.episodes.maker import EpisodeMaker
+from actors.episodes.swap_gate import SwapGate
 from actors.loop import ActorLoop, Crew
-from actors.reward_pool import RewardPool
+from actors.rewards.pool import RewardPool
 from broker.protocol.messages import Publication
 from buffer.record.episode import PolicyVersion
 from configs.settings import ActorSettings, RunSettings, Settings

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.engine import Delta, Request, StagedWeights
+from actors.engine.engine import Delta, Request, StagedWeights
 from buffer.record.episode import PolicyVersion, VersionSpan
 
 STOP = 0

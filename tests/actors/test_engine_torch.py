@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.engine_thread import ThreadedEngine
-from actors.torch_engine import TorchOptions, TorchStepper, torch_engine
+from actors.engine.threaded import ThreadedEngine
+from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
 from tests.actors.engine_battery import BATTERY, probe_agrees, swaps_under_load

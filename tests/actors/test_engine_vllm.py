@@ -33,7 +33,7 @@ def bench(runner, tmp_path_factory) -> Iterator[Bench]:
 
 
 async def open_bench(folder: Path, *, tied: bool) -> Bench:
-    from actors.vllm_engine import VllmOptions, vllm_engine
+    from actors.engine.vllm_engine import VllmOptions, vllm_engine
 
     model = tiny_folder(folder / "model", tied=tied)
     options = VllmOptions(str(folder / "model"), max_model_len=256, max_concurrent=64)
@@ -67,7 +67,7 @@ def test_untied_embeddings_swap_as_exactly(runner, tmp_path, monkeypatch):
 
 async def gap_without_second_packing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> float:
     """Swap with the fix left out, measure the probe's largest error, swap again as it should be."""
-    from actors import vllm_weights
+    from actors.engine import vllm_weights
 
     staged = bench.stage_next()
     with monkeypatch.context() as omitted:

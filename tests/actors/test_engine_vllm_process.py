@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
-    from actors.vllm_engine import VllmOptions, vllm_engine
+    from actors.engine.vllm_engine import VllmOptions, vllm_engine
 
     _make_plugin_visible(tmp_path, monkeypatch)
     model = tiny_folder(tmp_path / "model", tied=True)
@@ -59,6 +59,6 @@ def _make_plugin_visible(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nyala\nVersion: 0\n")
     (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nnyala = actors.vllm_weights:register\n"
+        "[vllm.general_plugins]\nnyala = actors.engine.vllm_weights:register\n"
     )
     monkeypatch.syspath_prepend(str(folder))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from actors.deadline import call_within
 from actors.environments.arithmetic import ArithmeticSyntaxError, evaluate
 from actors.environments.base import Environment
 from actors.environments.compact import STYLES, compact_style
+from actors.environments.deadline import call_within
 from actors.environments.held_out import is_held_out, probe
 from actors.environments.partial_credit import position_share
 from actors.environments.reasoning_gym import ReasoningGym

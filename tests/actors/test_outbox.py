@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.outbox import BATCH_BYTES, Outbox
+from actors.episodes.outbox import BATCH_BYTES, Outbox
 from broker.protocol.codec import encode
 from broker.protocol.messages import (
     RECORD_MARGIN,

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from actors.engine import Delta, Engine
+from actors.engine.engine import Delta, Engine
+from actors.engine.torch_engine import TorchOptions, torch_engine
 from actors.environments.base import Score, Segment, Step
-from actors.episodes import EpisodeMaker
-from actors.rollout import Rollout
-from actors.torch_engine import TorchOptions, torch_engine
+from actors.episodes.maker import EpisodeMaker
+from actors.episodes.rollout import Rollout
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import encode_completion
 from buffer.record.episode import PolicyVersion, VersionSpan

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import pytest
 
-from actors import reward_process
-from actors.reward_pool import RewardPool, check_reward
-from actors.rewards import RewardSample
+from actors.rewards import process as reward_process
+from actors.rewards.functions import RewardSample
+from actors.rewards.pool import RewardPool, check_reward
 from configs.errors import RewardError
 from configs.settings import ActorSettings, RunSettings, Settings
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from actors.reward_pool import check_reward
-from actors.reward_process import RewardProcess
-from actors.rewards import RewardSample
+from actors.rewards.functions import RewardSample
+from actors.rewards.pool import check_reward
+from actors.rewards.process import RewardProcess
 from configs.errors import RewardError, SettingsError
 from configs.settings import RunSettings, Settings
 

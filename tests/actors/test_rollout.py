@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.environments.base import Conversation, Score, Segment, Step
 from actors.environments.calculator import Calculator
-from actors.rollout import Maker, ReplayMismatch, Rollout, State
+from actors.episodes.rollout import Maker, ReplayMismatch, Rollout, State
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan

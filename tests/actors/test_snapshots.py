@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.rollout import Maker, Rollout, State
-from actors.snapshots import MAX_CHUNK_BYTES, Snapshots, portions
+from actors.episodes.held_leases import MAX_CHUNK_BYTES, Snapshots, portions
+from actors.episodes.rollout import Maker, Rollout, State
 from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion

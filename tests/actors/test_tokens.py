@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from actors.tokens import ModelTokenizer
+from actors.engine.tokenizer import ModelTokenizer
 from configs.errors import SettingsError
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]

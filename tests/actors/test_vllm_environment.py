@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.vllm_engine import VllmOptions, _prepare_environment
+from actors.engine.vllm_engine import VllmOptions, _prepare_environment
 
 OPTIONS = VllmOptions("model", max_model_len=64, in_process=False)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from actors.engine import StagedWeights
+from actors.engine.engine import StagedWeights
 from broker.protocol.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
 from buffer.record.episode import PolicyVersion
 

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actors.engine import Delta, Request, StagedWeights
-from actors.episodes import EpisodeMaker
-from actors.gate import SwapGate
+from actors.engine.engine import Delta, Request, StagedWeights
+from actors.episodes.environment_thread import Workbench
+from actors.episodes.maker import EpisodeMaker
+from actors.episodes.swap_gate import SwapGate
 from actors.loop import ActorLoop, Crew
-from actors.workbench import Workbench
 from broker.client.client import BrokerClient
 from broker.protocol.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
 from broker.transport.keys import KeyPair

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from msgspec import structs
 
-from actors.snapshots import Snapshots
+from actors.episodes.held_leases import Snapshots
 from broker.protocol.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
 from broker.server.service import Service
 from tests.simulation.nemesis import Rates

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from msgspec import structs
 
-from actors import weight_group
-from actors.held_weights import HeldWeights
-from actors.receiver import WeightReceiver
+from actors.weights import group as weight_group
+from actors.weights.held import HeldWeights
+from actors.weights.receiver import WeightReceiver
 from broker.protocol.weight_messages import Chunk
 from broker.transport.keys import load_pair
 from configs.errors import NyalaError

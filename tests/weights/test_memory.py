@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from actors import weight_transfer
-from actors.weight_memory import BUCKET_BYTES, PublisherMemory
+from actors.weights import transfer as weight_transfer
+from actors.weights.publisher_memory import BUCKET_BYTES, PublisherMemory
 from broker.protocol.manifest import checksum_of
 from broker.protocol.weight_messages import Announce, Join, Moved
 from buffer.record.episode import PolicyVersion

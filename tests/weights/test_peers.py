@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from actors import weight_pull, weight_sources
-from actors.held_weights import HeldWeights
-from actors.weight_pull import WeightPull
-from actors.weight_sources import PeerSource, WeightSources
+from actors.weights import pull as weight_pull
+from actors.weights import sources as weight_sources
+from actors.weights.held import HeldWeights
+from actors.weights.pull import WeightPull
+from actors.weights.sources import PeerSource, WeightSources
 from broker.protocol.manifest import chunk_digests
 from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
 from buffer.record.episode import PolicyVersion
@@ -157,7 +158,7 @@ def test_a_pull_ends_when_its_last_source_is_silent_too():
 
 def test_who_was_silent_rests_and_who_lied_is_never_asked_again(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("actors.weight_sources.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("actors.weights.sources.time.monotonic", lambda: now[0])
     peers = tuple(Peer(f"tcp://127.0.0.1:{port}", "k") for port in (1, 2, 3))
     offered = Sources(peers, DIGESTS)
     sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)

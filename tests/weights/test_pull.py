@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from actors import weight_pull
-from actors.staging_files import StagingFile, StagingFiles
-from actors.weight_link import Caller
-from actors.weight_pull import WeightPull
-from actors.weight_sources import WeightSources
-from actors.weight_transfer import MAX_MISMATCHES, WeightTransfer
+from actors.weights import pull as weight_pull
+from actors.weights.links import Caller
+from actors.weights.pull import WeightPull
+from actors.weights.sources import WeightSources
+from actors.weights.staging_files import StagingFile, StagingFiles
+from actors.weights.transfer import MAX_MISMATCHES, WeightTransfer
 from broker.protocol.manifest import (
     Probe,
     SparseLink,

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq.asyncio
 
-from actors.held_weights import HeldWeights
-from actors.weight_link import Caller, WeightLink
-from actors.weight_share import REFRESH_S, WeightShare
-from actors.weight_sources import PeerSource
+from actors.weights.held import HeldWeights
+from actors.weights.links import Caller, WeightLink
+from actors.weights.share import REFRESH_S, WeightShare
+from actors.weights.sources import PeerSource
 from broker.protocol.weight_messages import Chunk, Join, Later, Moved, Peer, Pull
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair, make_keys

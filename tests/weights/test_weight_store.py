@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.weight_pull import WeightPull
-from actors.weight_sources import StoreSource, WeightSources
+from actors.weights.pull import WeightPull
+from actors.weights.sources import StoreSource, WeightSources
 from broker.protocol.manifest import (
     Probe,
     TensorSpec,

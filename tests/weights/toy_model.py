@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from actors.engine import StagedWeights
-from actors.staging import named_tensors
+from actors.engine.engine import StagedWeights
+from actors.engine.wire_tensors import named_tensors
 from buffer.record.episode import PolicyVersion
 
 VOCABULARY, WIDTH = 32, 16

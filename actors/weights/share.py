@@ -21,7 +21,7 @@ from broker.transport.sockets import bound_endpoint
 from broker.weights.port import WeightPort, open_router, reachable
 from configs.errors import RecordError, SettingsError
 
-from .held_weights import HeldWeights
+from .held import HeldWeights
 
 MAX_WAITING = 256
 """Pulls that wait for a slice: far more than the publisher sends here; beyond, they ask again."""

@@ -22,13 +22,13 @@ from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Moved
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
-from .held_weights import HeldWeights
+from .counters import TransferCounters
+from .group_member import WeightMember
+from .held import HeldWeights
+from .publisher_memory import PublisherMemory
+from .pull import WeightPull
+from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
-from .weight_counters import TransferCounters
-from .weight_member import WeightMember
-from .weight_memory import PublisherMemory
-from .weight_pull import WeightPull
-from .weight_sources import WeightSources
 from .weight_updates import chain_between, rebuild
 
 log = structlog.get_logger()

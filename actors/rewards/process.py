@@ -24,8 +24,8 @@ import structlog
 from configs.errors import DeadlineError, RewardError, SettingsError
 
 from .frames import LENGTH, MAX_FRAME_BYTES, pack_frame, unpack_body
-from .reward_worker import OUT_OF_MEMORY
-from .rewards import Convention, RewardSample
+from .functions import Convention, RewardSample
+from .worker import OUT_OF_MEMORY
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class RewardProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "actors.reward_worker",
+            "actors.rewards.worker",
             self._reward,
             str(self._memory_mb or 0),
             stdin=PIPE,

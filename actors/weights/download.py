@@ -16,12 +16,12 @@ from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Join,
 from broker.transport.keys import KeyPair
 from configs.errors import DeadlineError
 
+from .file import save_weights
+from .links import Caller
 from .publisher_link import PublisherLink
+from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
-from .weight_file import save_weights
-from .weight_link import Caller
-from .weight_sources import WeightSources
-from .weight_transfer import WeightTransfer
+from .transfer import WeightTransfer
 
 
 async def download(

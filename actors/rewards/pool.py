@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from actors.environments.deadline import call_within
 from actors.environments.registry import check_environment
 from configs.errors import RewardError
 from configs.settings import Settings
 
-from .deadline import call_within
-from .reward_process import Result, RewardProcess
-from .rewards import RewardSample
+from .functions import RewardSample
+from .process import Result, RewardProcess
 
 ENVIRONMENT_TIMEOUT_S = 60.0
 

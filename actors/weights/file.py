@@ -14,11 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from actors.engine.wire_tensors import named_tensors
 from broker.protocol.manifest import WeightManifest, digest_of
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-
-from .staging import named_tensors
 
 
 @dataclass(frozen=True, slots=True)

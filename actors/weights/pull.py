@@ -30,7 +30,7 @@ from broker.protocol.weight_messages import (
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 
-from .weight_sources import Answer, Kind, Post, Source
+from .sources import Answer, Kind, Post, Source
 
 FIRST_PATIENCE_S = 1.0
 """Loopback and a rack answer in milliseconds; a lost request costs this much."""

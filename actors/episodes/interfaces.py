@@ -38,7 +38,7 @@ class Broker(Protocol):
 
 
 class Weights(Protocol):
-    """`actors.receiver.WeightReceiver`."""
+    """`actors.weights.receiver.WeightReceiver`."""
 
     @property
     def is_dirty(self) -> bool:

@@ -14,7 +14,7 @@ import zmq.asyncio
 from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import JOIN_EVERY_S, Join, Peer
 
-from .weight_link import Caller, WeightLink
+from .links import Caller, WeightLink
 
 UNSENT_WAIT_S = 0.05
 """Pause while there is no connection: the first JOIN should follow it at once."""

@@ -31,6 +31,7 @@ from typing import Protocol
 
 import structlog
 
+from actors.engine.engine import StagedWeights
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Join, Moved, Send
@@ -39,14 +40,13 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 from configs.settings import ActorSettings
 
-from .engine import StagedWeights
+from .counters import ReceiverCounters
+from .links import Caller
 from .publisher_link import PublisherLink
+from .share import WeightShare
+from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
-from .weight_counters import ReceiverCounters
-from .weight_link import Caller
-from .weight_share import WeightShare
-from .weight_sources import WeightSources
-from .weight_transfer import NOTHING, WeightTransfer
+from .transfer import NOTHING, WeightTransfer
 
 log = structlog.get_logger()
 

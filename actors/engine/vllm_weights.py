@@ -38,7 +38,7 @@ from broker.protocol.manifest import TensorSpec
 from configs.errors import EngineError
 
 from .engine import StagedWeights
-from .staging import named_tensors
+from .wire_tensors import named_tensors
 
 BACKEND = "nyala"
 

@@ -23,10 +23,10 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, StagedWeights
-from .engine_thread import ThreadedEngine
-from .row_cache import RowCache
-from .staging import named_tensors
+from .kv_cache import RowCache
 from .stepper import Sampled
+from .threaded import ThreadedEngine
+from .wire_tensors import named_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ import time
 
 import structlog
 
+from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Lease, Verdict
 
-from .engine import Delta, Engine
-from .episodes import EpisodeMaker
-from .finishing import Finishing
+from .environment_thread import Workbench
 from .flights import Flight, Flights
+from .held_leases import Snapshots
+from .maker import EpisodeMaker
 from .meter import Meter
 from .outbox import Outbox
 from .rollout import State
-from .snapshots import Snapshots
-from .workbench import Workbench
+from .scoring import Finishing
 
 log = structlog.get_logger()
 

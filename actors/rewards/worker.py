@@ -1,4 +1,4 @@
-"""The process of a user's reward function: `python -m actors.reward_worker path.py:function MiB`.
+"""The process of a user's reward function: `python -m actors.rewards.worker path.py:function MiB`.
 
     READY --samples--> CALLING --an outcome for each sample, in order--> READY
     end of input -> exit
@@ -22,7 +22,7 @@ from typing import BinaryIO
 from configs.errors import RewardError, SettingsError
 
 from .frames import LENGTH, pack_frame, unpack_body
-from .rewards import (
+from .functions import (
     Convention,
     RewardFunction,
     RewardSample,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from broker.protocol.messages import Lease
 
-from .gate import SwapGate
 from .rollout import Rollout
+from .swap_gate import SwapGate
 
 
 @dataclass(eq=False, slots=True)

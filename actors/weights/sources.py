@@ -20,7 +20,7 @@ import zmq.asyncio
 from broker.protocol.weight_messages import Chunk, Gone, Later, Moved, Peer, Pull, Sources
 from broker.weights.object_store import StoredWeights
 
-from .weight_link import Caller, WeightLink
+from .links import Caller, WeightLink
 
 log = structlog.get_logger()
 

@@ -25,8 +25,8 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from configs.errors import WeightsError
 
 from .engine import StagedWeights
-from .staging import named_tensors
 from .vllm_weights import begin_loading, end_loading, missing_in
+from .wire_tensors import named_tensors
 
 KNOWN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """Their parameters and `PACKED` are all that they compute with."""

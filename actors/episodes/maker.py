@@ -9,16 +9,16 @@ from functools import lru_cache
 
 import structlog
 
+from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Environment, Score
+from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import Completion, Episode
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 
-from .rewards import RewardSample
 from .rollout import Maker, ReplayMismatch, Rollout
-from .tokens import Tokenizer
 
 log = structlog.get_logger()
 

@@ -21,12 +21,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from actors.engine.engine import Delta, Request
+from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Conversation, Score
 from broker.protocol.messages import Lease
 from buffer.record.episode import Completion, Int32
 
-from .engine import Delta, Request
-from .tokens import Tokenizer
 from .transcript import Transcript
 
 

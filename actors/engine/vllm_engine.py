@@ -24,9 +24,9 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError
 
 from .engine import INITIAL_VERSION, Request, StagedWeights
-from .engine_thread import ThreadedEngine
-from .staging import named_tensors
 from .stepper import Sampled
+from .threaded import ThreadedEngine
+from .wire_tensors import named_tensors
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -14,17 +14,17 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from actors.environments.base import Score
+from actors.rewards.functions import checked
+from actors.rewards.pool import RewardPool
 from broker.protocol.messages import MAX_REASON, Failure, FailureKind, Submission
 from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
 
-from .episodes import EpisodeMaker
+from .environment_thread import Workbench
 from .flights import Flight, Flights
+from .maker import EpisodeMaker
 from .outbox import Outbox
-from .reward_pool import RewardPool
-from .rewards import checked
 from .rollout import Judgement, Rollout, State
-from .workbench import Workbench
 
 MAX_BATCH = 64  # samples in one call of a reward function
 

@@ -14,8 +14,8 @@ from broker.protocol.messages import Beat, BeatRequest, Lease, Publication
 from buffer.record.episode import PolicyVersion
 from configs.settings import ActorSettings
 
-from .ports import Broker
-from .snapshots import Snapshots, portions
+from .held_leases import Snapshots, portions
+from .interfaces import Broker
 
 PUNCTUALITY = 0.9  # of a pause: ticks are never quite as far apart as they should be
 FINAL_ROUNDS = 2  # the second one closes gaps that the first has found

@@ -20,7 +20,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
 if TYPE_CHECKING:
-    from .weight_group import ReceivingGroup
+    from .group import ReceivingGroup
 
 log = structlog.get_logger()
 EpochMessage = Epoch | Send | Abort
@@ -134,6 +134,6 @@ class WeightMember:
 
 
 def _join(epoch: Epoch) -> ReceivingGroup:
-    from .weight_group import ReceivingGroup  # torch: not before the first group is there
+    from .group import ReceivingGroup  # torch: not before the first group is there
 
     return ReceivingGroup(epoch)

@@ -1,0 +1,1 @@
+"""Inference engines behind one protocol: vLLM, and a small one in torch."""

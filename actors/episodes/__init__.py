@@ -1,0 +1,1 @@
+"""Episodes from lease to submission."""

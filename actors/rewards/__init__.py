@@ -1,0 +1,1 @@
+"""Reward functions, each in a process of its own."""

@@ -1,0 +1,1 @@
+"""Weight versions from announcement to staging memory."""
