@@ -23,7 +23,7 @@ from actors.engine.vllm_engine import VllmStepper, _sampling
 from broker.protocol.messages import Lease
 from configs.loader import load
 from configs.settings import Settings
-from learner.curriculum import training_task
+from learner.data.curriculum import training_task
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine

@@ -23,13 +23,13 @@ from actors.episodes.rollout import Rollout
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.episode import Episode, PolicyVersion, VersionSpan
 from configs.settings import Settings
-from learner.batch import pack, plan_batch
-from learner.critic import make_critic
-from learner.curriculum import eval_task, training_task
-from learner.model import Policy, load_causal_lm
-from learner.optimizer import AdamWithSchedule, Schedule
-from learner.ranks import Ranks
-from learner.step import train_batch
+from learner.data.batch import pack, plan_batch
+from learner.data.curriculum import eval_task, training_task
+from learner.model.policy import Policy, load_causal_lm
+from learner.model.ranks import Ranks
+from learner.training.critic import make_critic
+from learner.training.optimizer import AdamWithSchedule, Schedule
+from learner.training.step import train_batch
 
 LINEAGE = 1
 

@@ -95,7 +95,7 @@ def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def _role(pid: int) -> str:
-    """Name a process after its module: `actors`, `learner.publisher`, `redis-server`."""
+    """Name a process after its module: `actors`, `learner`, `redis-server`."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     except OSError:

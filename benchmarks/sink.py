@@ -16,13 +16,13 @@ from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.secrets import redis_url
 from configs.settings import Settings
-from learner.checkpoint import Checkpoints
-from learner.claims import Claims
-from learner.curriculum import training_task
-from learner.life import load_policy, make_publisher
-from learner.patience import PatientStore
-from learner.ranks import join
-from learner.resume import open_life
+from learner.assembly import load_policy, make_publisher
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.resume import open_life
+from learner.data.claims import Claims
+from learner.data.curriculum import training_task
+from learner.data.retrying_store import PatientStore
+from learner.model.ranks import join
 
 AHEAD = 64  # batches that are created before they are needed: actors never wait for tasks
 

@@ -36,7 +36,7 @@ from benchmarks.staleness_report import NAIVE, Curve, Point, draw, ratios, summa
 from benchmarks.workload import Workload, make_model
 
 if TYPE_CHECKING:
-    from learner.ranks import Ranks
+    from learner.model.ranks import Ranks
 
 WORDS = "{dataset: spell_backward, min_word_len: 4, max_word_len: 4, dense: true}"
 TASK = (
@@ -167,7 +167,7 @@ def train(workload: Workload, model: Path, point: Point, *, ranks: Ranks) -> Cur
 @cache
 def _alone() -> Ranks:
     """Join a process group of one; a process has one in its life."""
-    from learner.ranks import join
+    from learner.model.ranks import join
 
     return join("cpu", threads=1)
 

@@ -28,10 +28,12 @@ from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource
 from console.second_network import enter
-from learner.weight_server import Sent
+from learner.weights.server import Sent
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["actors.weights.group", "actors.weights.receiver", "learner.weights"])
+FORKS.set_forkserver_preload(
+    ["actors.weights.group", "actors.weights.receiver", "learner.weights.publish"]
+)
 NUM_TENSORS = 50
 TIMEOUT_S = 120.0
 
@@ -101,7 +103,7 @@ class WeightRing:
         probe: Callable[..., Any] = lambda _, ids: (0.0,) * (len(ids) - 1),
         **settings: Any,
     ) -> None:
-        from learner.weights import WeightPublisher
+        from learner.weights.publish import WeightPublisher
 
         keys = make_keys(folder / "keys")
         self._publications: list[Publication] = []

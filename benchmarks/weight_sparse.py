@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import REPOSITORY
-from learner.weight_log import read_weight_log
+from learner.weights.log import read_weight_log
 
 SETTINGS = (
     "run.dtype=bfloat16",

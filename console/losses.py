@@ -10,8 +10,8 @@ from dataclasses import asdict
 from difflib import get_close_matches
 
 from configs.errors import SettingsError
-from learner.catalogue import CHOICES, Entry, entries
-from learner.published import PUBLISHED, Published
+from learner.algorithm.catalogue import CHOICES, Entry, entries
+from learner.algorithm.methods import PUBLISHED, Published
 
 WIDTH = 100
 INDENT = "    "

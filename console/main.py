@@ -83,7 +83,7 @@ def up(  # noqa: PLR0917 - typer calls it by name
     """
     from configs.errors import SettingsError
     from console.up import Launch, run_up
-    from learner.published import overrides_of
+    from learner.algorithm.methods import overrides_of
 
     try:
         of_method = overrides_of(method) if method else []

@@ -16,7 +16,7 @@ from console.run_folder import run_folder_of
 
 def listed(run: Path, n: int) -> Facts:
     """The newest `n` versions, oldest first, each with its delivery."""
-    from learner.weight_log import read_weight_log
+    from learner.weights.log import read_weight_log
 
     versions: dict[tuple[int, int], dict[str, Any]] = {}
     for line in read_weight_log(run_folder_of(run).path):
@@ -48,7 +48,7 @@ def verified(run: Path, file: Path | None) -> Facts:
     Raises:
         WeightsError: A version was overwritten, steps go back, or the file is not of this run.
     """
-    from learner.weight_log import read_weight_log
+    from learner.weights.log import read_weight_log
 
     sealed = [
         line for line in read_weight_log(run_folder_of(run).path) if line["event"] == "sealed"

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         # down.
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
         if chosen.command == "warm-start":
-            from .warm_start import warm_start
+            from learner.initial_model.warm_start import warm_start
 
             warm_start(settings, pairs_path=chosen.pairs, out=chosen.out)
             return 0
@@ -61,7 +61,7 @@ def _train(settings: Settings, arguments: list[str]) -> int:
         from .launch import launch
 
         return launch(arguments, ranks=settings.learner.ranks)
-    from .life import live
+    from .assembly import live
 
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

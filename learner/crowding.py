@@ -12,8 +12,7 @@ import structlog
 from buffer import operations
 from configs.settings import BufferSettings
 from configs.validation.store import COMMIT_AT_MEMORY
-
-from .patience import PatientStore
+from learner.data.retrying_store import PatientStore
 
 log = structlog.get_logger()
 

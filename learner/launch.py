@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from .ranks import RENDEZVOUS_FILE
+from learner.model.ranks import RENDEZVOUS_FILE
 
 log = structlog.get_logger()
 

@@ -1,6 +1,6 @@
 """The learner's loop: claim -> train -> guard -> advance -> publish -> write down -> checkpoint.
 
-Publishing goes on beside what follows it, until the model is needed again (`handover.py`).
+Publishing runs beside what follows it until the model is needed again (`background_publish.py`).
 
 Consumes sealed claims. Waits for episodes, and at the very end for the last evaluation; never for
 an actor, a transfer of weights or an evaluation in between. All ranks run the same loop: rank 0
@@ -18,21 +18,21 @@ from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from configs.loader import settings_hash
 from configs.logging import bind_version
+from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.rollback import roll_back
+from learner.data.batch import BatchPlan, Microbatch, pack, plan_batch
+from learner.data.claims import ClaimedBatch
+from learner.data.evaluation import is_due
+from learner.data.records import Records
+from learner.reporting.metrics import StepTimes, Totals
+from learner.reporting.summary import save_model, summarise
+from learner.training.guards import Alert, Guard
+from learner.training.step import TrainedBatch, train_batch
+from learner.weights.background_publish import Handover
 
-from .batch import BatchPlan, Microbatch, pack, plan_batch
-from .checkpoint import LearnerState
-from .claims import ClaimedBatch
+from .components import Parts
 from .crowding import Crowding
-from .evaluation import is_due
-from .finish import save_model, summarise
-from .front import Front
-from .guards import Alert, Guard
-from .handover import Handover
-from .metrics import StepTimes, Totals
-from .parts import Parts
-from .records import Records
-from .rollback import roll_back
-from .step import TrainedBatch, train_batch
+from .rank_zero import Front
 
 log = structlog.get_logger()
 

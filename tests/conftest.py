@@ -19,7 +19,7 @@ import pytest
 import redis
 
 if TYPE_CHECKING:
-    from learner.ranks import Ranks
+    from learner.model.ranks import Ranks
 
 # Cores are shared with other processes: how long one example takes says nothing.
 hypothesis.settings.register_profile(
@@ -103,7 +103,7 @@ def ranks() -> Iterator[Ranks]:
     """The only rank of a process group on the CPU; a process has one such group in its life."""
     from torch import distributed
 
-    from learner.ranks import join
+    from learner.model.ranks import join
 
     alone = join("cpu", threads=1)
     yield alone

@@ -29,7 +29,7 @@ def plays(role: str, words: list[str]) -> bool:
     """Say whether a command line is that of a role's process."""
     if role == "redis":
         return "redis-server" in words[0] or "valkey-server" in words[0]
-    module = {"publisher": "learner.publisher"}.get(role, role)
+    module = {"publisher": "learner.weights.publisher_process"}.get(role, role)
     return "-m" in words and module in words
 
 

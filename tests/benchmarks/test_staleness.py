@@ -12,7 +12,7 @@ from benchmarks.staleness import METHODS, TASK, Arms, train
 from benchmarks.staleness_report import Point, area, draw, ratios, summarise, table
 from benchmarks.workload import Workload
 from buffer.record.episode import Episode
-from learner.model import Scores
+from learner.model.policy import Scores
 from tests.learner.tiny_policy import save_tiny_model
 
 LAG = 2

@@ -13,7 +13,7 @@ from buffer import operations
 from buffer.store import Store
 from configs.settings import Settings
 from console.crew import Crew
-from learner.curriculum import training_tasks
+from learner.data.curriculum import training_tasks
 from tests.console.waiting import wait_until
 from tests.learner.tiny_run import begin_run, tiny_settings
 

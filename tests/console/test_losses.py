@@ -10,8 +10,8 @@ import pytest
 
 from configs.errors import SettingsError
 from console.losses import as_markdown, show_losses
-from learner.catalogue import entries
-from learner.published import PUBLISHED
+from learner.algorithm.catalogue import entries
+from learner.algorithm.methods import PUBLISHED
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 

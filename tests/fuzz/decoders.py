@@ -32,10 +32,10 @@ from buffer.record.fast_check import lengths_of, task_ids_of
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.json_lines import read_rows
-from learner.checkpoint import MANIFEST, LearnerState, verify
-from learner.journal import Journal
-from learner.lineages import LineageFile
-from learner.metrics import Totals
+from learner.checkpointing.checkpoint import MANIFEST, LearnerState, verify
+from learner.checkpointing.lineages import LineageFile
+from learner.reporting.journal import Journal
+from learner.reporting.metrics import Totals
 from tests.buffer.episodes import example_episode
 
 MAX_BYTES = 2**20

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.batch import pack, plan_batch
-from learner.model import Policy
-from learner.optimizer import AdamWithSchedule, StepOutcome
-from learner.ranks import Ranks, join
-from learner.step import train_batch
+from learner.data.batch import pack, plan_batch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks, join
+from learner.training.optimizer import AdamWithSchedule, StepOutcome
+from learner.training.step import train_batch
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import tiny_policy
 

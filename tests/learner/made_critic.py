@@ -11,12 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
-from learner.batch import Microbatch, pack, plan_batch
-from learner.critic import Critic, make_critic
-from learner.model import Policy
-from learner.optimizer import AdamWithSchedule
-from learner.ranks import Ranks
-from learner.step import TrainedBatch, train_batch
+from learner.data.batch import Microbatch, pack, plan_batch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.training.critic import Critic, make_critic
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.step import TrainedBatch, train_batch
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_causal_lm, tiny_policy
 

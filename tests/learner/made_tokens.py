@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.batch import Microbatch
-from learner.preparation import Prepared
+from learner.data.batch import Microbatch
+from learner.training.preparation import Prepared
 
 
 def make_prepared(

@@ -14,15 +14,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.batch import BatchPlan, pack, plan_batch
-from learner.checkpoint import Checkpoints, LearnerState
-from learner.metrics import Totals
-from learner.model import Policy, probe_logprobs
-from learner.optimizer import AdamWithSchedule
-from learner.ranks import Ranks, join
-from learner.reference import freeze
-from learner.rollback import roll_back
-from learner.step import TrainedBatch, train_batch
+from learner.algorithm.reference_kl import freeze
+from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.rollback import roll_back
+from learner.data.batch import BatchPlan, pack, plan_batch
+from learner.model.policy import Policy, probe_logprobs
+from learner.model.ranks import Ranks, join
+from learner.reporting.metrics import Totals
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.step import TrainedBatch, train_batch
 from tests.learner.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_policy

@@ -21,15 +21,15 @@ from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreUnreachable
 from configs.settings import Settings
-from learner.checkpoint import Checkpoints
-from learner.life import load_policy, load_reference, recovers_from, schedule
+from learner.assembly import load_policy, load_reference, recovers_from, schedule
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.resume import open_life
+from learner.components import Parts
+from learner.data.retrying_store import PatientStore
 from learner.loop import Loop
-from learner.model import load_causal_lm
-from learner.optimizer import AdamWithSchedule
-from learner.parts import Parts
-from learner.patience import PatientStore
-from learner.ranks import Ranks
-from learner.resume import open_life
+from learner.model.policy import load_causal_lm
+from learner.model.ranks import Ranks
+from learner.training.optimizer import AdamWithSchedule
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_policy import save_tiny_model
 from tests.learner.tiny_run import answer_leases

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.aggregations import AGGREGATIONS, Counts
-from learner.losses import policy_loss
+from learner.algorithm.aggregations import AGGREGATIONS, Counts
+from learner.algorithm.losses import policy_loss
 from tests.learner.made_tokens import make_prepared
 
 pytestmark = [

@@ -9,7 +9,7 @@ import torch
 from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
-from learner.batch import (
+from learner.data.batch import (
     BatchPlan,
     Microbatch,
     cut_microbatches,
@@ -18,10 +18,10 @@ from learner.batch import (
     pack,
     plan_batch,
 )
-from learner.diagnostics import DivergenceMeter
-from learner.preparation import Prepared
-from learner.ranks import Ranks
-from learner.step import accumulate
+from learner.model.ranks import Ranks
+from learner.training.divergence_meter import DivergenceMeter
+from learner.training.preparation import Prepared
+from learner.training.step import accumulate
 from tests.learner.made_episodes import make_episode, random_group_episodes
 from tests.learner.tiny_policy import tiny_policy
 

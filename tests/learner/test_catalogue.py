@@ -8,8 +8,8 @@ import pytest
 
 from configs.loader import load
 from configs.settings import AlgorithmSettings
-from learner.catalogue import CHOICES, entries
-from learner.published import PUBLISHED
+from learner.algorithm.catalogue import CHOICES, entries
+from learner.algorithm.methods import PUBLISHED
 
 ENTRIES = entries()
 

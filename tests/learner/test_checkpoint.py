@@ -11,14 +11,14 @@ import torch
 
 from configs.errors import CheckpointError
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.batch import pack, plan_batch
-from learner.checkpoint import MANIFEST, Checkpoints, LearnerState, verify
-from learner.guards import GuardState
-from learner.metrics import Totals
-from learner.model import Policy
-from learner.optimizer import AdamWithSchedule
-from learner.ranks import Ranks
-from learner.step import train_batch
+from learner.checkpointing.checkpoint import MANIFEST, Checkpoints, LearnerState, verify
+from learner.data.batch import pack, plan_batch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.reporting.metrics import Totals
+from learner.training.guards import GuardState
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.step import train_batch
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, parameters_of, tiny_policy
 

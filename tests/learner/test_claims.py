@@ -20,10 +20,10 @@ from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import DeadlineError, LostLineage, RecordError, SettingsError, StoreError
 from configs.settings import Settings
-from learner.batch import plan_batch
-from learner.claims import Claims
-from learner.ledger import Ledger
-from learner.patience import PatientStore
+from learner.data.batch import plan_batch
+from learner.data.claims import Claims
+from learner.data.ledger import Ledger
+from learner.data.retrying_store import PatientStore
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 
@@ -580,7 +580,7 @@ def _look_in_slices(claims: Claims, step: int, *, slices: int) -> None:
 def test_a_day_without_a_batch_is_counted_over_many_short_waits(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("learner.claims.DEADLINE_S", 0.1)
+    monkeypatch.setattr("learner.data.claims.DEADLINE_S", 0.1)
 
     with pytest.raises(DeadlineError, match="batch 1 must fill within"):
         _look_in_slices(bench.claims(), 1, slices=50)
@@ -593,7 +593,7 @@ def test_the_wait_for_each_batch_counts_by_itself(
     _look_in_slices(claims, 1, slices=1)
     bench.fill(2)
     assert claims.wait(1, until=lambda: False) is not None
-    monkeypatch.setattr("learner.claims.DEADLINE_S", 0.2)
+    monkeypatch.setattr("learner.data.claims.DEADLINE_S", 0.2)
     time.sleep(0.25)
 
     _look_in_slices(claims, 2, slices=1)
@@ -602,7 +602,7 @@ def test_the_wait_for_each_batch_counts_by_itself(
 def test_a_long_wait_is_reported_however_it_is_cut(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("learner.claims.REPORT_EVERY_S", 0.05)
+    monkeypatch.setattr("learner.data.claims.REPORT_EVERY_S", 0.05)
 
     _look_in_slices(bench.claims(), 1, slices=6)
 

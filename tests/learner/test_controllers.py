@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from learner.controllers import adapt_entropy_bonus, adapt_kl_coefficient
+from learner.training.controllers import adapt_entropy_bonus, adapt_kl_coefficient
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from configs.settings import AlgorithmSettings
-from learner.corrections import CORRECTIONS, Corrected
-from learner.segments import Segments
+from learner.algorithm.corrections import CORRECTIONS, Corrected
+from learner.algorithm.microbatch import Segments
 
 # Three episodes; each mask below drops the second one, or a token of it, and nothing else.
 LOG_RHOS = torch.tensor([0.1, -0.2, 0.0, -3.0, 0.05, 0.2], dtype=torch.float64)

@@ -10,13 +10,13 @@ from torch.distributed.tensor import DTensor
 
 from configs.errors import CheckpointError
 from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
-from learner.batch import empty_microbatch
-from learner.checkpoint import Checkpoints, LearnerState
-from learner.critic import make_critic, value_loss
-from learner.metrics import Totals
-from learner.preparation import prepare
-from learner.ranks import Ranks
-from learner.rollback import roll_back
+from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.rollback import roll_back
+from learner.data.batch import empty_microbatch
+from learner.model.ranks import Ranks
+from learner.reporting.metrics import Totals
+from learner.training.critic import make_critic, value_loss
+from learner.training.preparation import prepare
 from tests.learner.made_critic import (
     HEAD,
     MODEL,

@@ -11,7 +11,7 @@ from buffer import operations
 from buffer.store import Store
 from configs.settings import BufferSettings
 from learner.crowding import Crowding
-from learner.patience import PatientStore
+from learner.data.retrying_store import PatientStore
 from tests.buffer.run_in_store import GROUP_SIZE, RunInStore
 
 RECORD = b"x" * 100_000

@@ -13,8 +13,8 @@ from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import ClaimCounts, EvalCounts, Stats
 from buffer.store import Store
 from configs.settings import BufferSettings, RunSettings
-from learner.curriculum import Feeder, eval_task, eval_task_id, training_task, units_to_create
-from learner.patience import PatientStore
+from learner.data.curriculum import Feeder, eval_task, eval_task_id, training_task, units_to_create
+from learner.data.retrying_store import PatientStore
 from tests.learner.tiny_run import begin_run, new_ledger
 
 RUN = RunSettings(model="m", seed=3, group_size=4, steps=10, eval_episodes=5)

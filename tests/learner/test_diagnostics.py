@@ -11,15 +11,15 @@ import torch
 
 from buffer.record.episode import PolicyVersion
 from configs.settings import AlgorithmSettings
-from learner import histogram
-from learner.batch import Microbatch, empty_microbatch
-from learner.critic import CriticFigures
-from learner.diagnostics import DivergenceMeter
-from learner.divergence import Divergence
-from learner.losses import PolicyLoss
-from learner.metrics import BatchFigures, StepTimes, batch_figures
-from learner.optimizer import StepOutcome
-from learner.ranks import Ranks
+from learner.algorithm.losses import PolicyLoss
+from learner.data.batch import Microbatch, empty_microbatch
+from learner.model.ranks import Ranks
+from learner.reporting.metrics import BatchFigures, StepTimes, batch_figures
+from learner.training import histogram
+from learner.training.critic import CriticFigures
+from learner.training.divergence import Divergence
+from learner.training.divergence_meter import DivergenceMeter
+from learner.training.optimizer import StepOutcome
 from tests.learner.made_episodes import make_episode
 
 # Three episodes of two, one and three tokens, of which no two have the same ratio.

@@ -12,8 +12,8 @@ from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
-from learner.evaluation import Evaluation, Evaluations, exactness, is_due
-from learner.patience import PatientStore
+from learner.data.evaluation import Evaluation, Evaluations, exactness, is_due
+from learner.data.retrying_store import PatientStore
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 

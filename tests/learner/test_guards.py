@@ -10,11 +10,11 @@ import pytest
 
 from configs.errors import DivergedError
 from configs.settings import AlgorithmSettings, Settings
-from learner.controllers import adapt_entropy_bonus, adapt_kl_coefficient
-from learner.diagnostics import DivergenceMeter
-from learner.guards import Guard, GuardState
-from learner.ranks import Ranks
-from learner.step import BatchOutcome, TrainedBatch
+from learner.model.ranks import Ranks
+from learner.training.controllers import adapt_entropy_bonus, adapt_kl_coefficient
+from learner.training.divergence_meter import DivergenceMeter
+from learner.training.guards import Guard, GuardState
+from learner.training.step import BatchOutcome, TrainedBatch
 from tests.learner.tiny_run import tiny_settings
 
 GOOD = BatchOutcome(1.0, 1e-3, optimizer_steps=1, skipped_steps=0, skipped_for_loss=0)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from configs.errors import DeadlineError, LostLineage
-from learner import handover as module
-from learner.handover import Handover
+from learner.weights import background_publish as module
+from learner.weights.background_publish import Handover
 
 CPU = torch.device("cpu")
 

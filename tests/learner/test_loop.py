@@ -20,8 +20,10 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
-from learner import batch, loop, step
-from learner.ranks import Ranks
+from learner import loop
+from learner.data import batch
+from learner.model.ranks import Ranks
+from learner.training import step
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.tiny_run import tiny_settings
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings, Settings
 from configs.validation.algorithm import SEQUENCE_WEIGHTS
-from learner.aggregations import AGGREGATIONS, Counts
-from learner.corrections import CORRECTIONS
-from learner.losses import PolicyLoss, policy_loss
-from learner.preparation import Prepared
-from learner.proximal import PROXIMALS
-from learner.surrogates import SURROGATES
+from learner.algorithm.aggregations import AGGREGATIONS, Counts
+from learner.algorithm.corrections import CORRECTIONS
+from learner.algorithm.losses import PolicyLoss, policy_loss
+from learner.algorithm.proximal import PROXIMALS
+from learner.algorithm.surrogates import SURROGATES
+from learner.training.preparation import Prepared
 from tests.learner import loss_formulas
 from tests.learner.loss_formulas import Tokens
 from tests.learner.made_tokens import make_prepared

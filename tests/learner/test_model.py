@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from configs.errors import SettingsError
-from learner.model import Policy, load_causal_lm, probe_logprobs
-from learner.ranks import Ranks
+from learner.model.policy import Policy, load_causal_lm, probe_logprobs
+from learner.model.ranks import Ranks
 from tests.learner.tiny_policy import VOCABULARY, save_tiny_model, tiny_causal_lm, tiny_policy
 
 LENGTHS = [3, 7, 5]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from configs.settings import LearnerSettings
-from learner.optimizer import AdamWithSchedule, Schedule
-from learner.ranks import Ranks
+from learner.model.ranks import Ranks
+from learner.training.optimizer import AdamWithSchedule, Schedule
 from tests.learner.tiny_policy import constant_rate, parameters_of, tiny_policy
 
 

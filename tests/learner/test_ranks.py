@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from configs.errors import SettingsError
-from learner.checkpoint import Checkpoints
-from learner.model import probe_logprobs
-from learner.ranks import Ranks, join
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.model.policy import probe_logprobs
+from learner.model.ranks import Ranks, join
 from tests.learner.one_of_two_ranks import (
     PROBE,
     new_policy,

@@ -14,8 +14,8 @@ from buffer.record.codec import encode_episode
 from buffer.record.object_store import ObjectStore
 from buffer.store import Store
 from configs.errors import RecordError
-from learner.patience import PatientStore
-from learner.records import Records
+from learner.data.records import Records
+from learner.data.retrying_store import PatientStore
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import LEASE_MS, begin_run, tiny_settings
 

@@ -15,10 +15,10 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
-from learner.curriculum import training_tasks
-from learner.ledger import Ledger, as_ranges, from_ranges
-from learner.lineages import LineageFile
-from learner.recovery import enter, recover
+from learner.checkpointing.lineages import LineageFile
+from learner.checkpointing.recovery import enter, recover
+from learner.data.curriculum import training_tasks
+from learner.data.ledger import Ledger, as_ranges, from_ranges
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import answer_leases, tiny_settings
 

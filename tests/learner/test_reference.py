@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.batch import Microbatch, empty_microbatch, pack, plan_batch
-from learner.optimizer import AdamWithSchedule
-from learner.preparation import prepare
-from learner.ranks import Ranks
-from learner.reference import ESTIMATORS, freeze, kl_penalty, kl_rewards, rewards_to_go
-from learner.step import train_batch
+from learner.algorithm.reference_kl import ESTIMATORS, freeze, kl_penalty, kl_rewards, rewards_to_go
+from learner.data.batch import Microbatch, empty_microbatch, pack, plan_batch
+from learner.model.ranks import Ranks
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.preparation import prepare
+from learner.training.step import train_batch
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_policy
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from learner.returns import discounted_returns, gae
-from learner.vtrace import vtrace
+from learner.algorithm.returns import discounted_returns, gae
+from learner.algorithm.vtrace import vtrace
 from tests.learner.trajectories import LENGTHS, NUM_STEPS, n_step_return, near, random_trajectories
 
 STEPS = [(t, b) for t in range(NUM_STEPS) for b in range(len(LENGTHS))]

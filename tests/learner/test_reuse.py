@@ -16,12 +16,12 @@ from buffer.operations.values import NewTask
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
-from learner import reuse
-from learner.claims import ClaimedBatch, Claims
-from learner.ledger import Ledger
-from learner.metrics import Totals, batch_figures
-from learner.patience import PatientStore
-from learner.recovery import enter, recover
+from learner.checkpointing.recovery import enter, recover
+from learner.data import reuse
+from learner.data.claims import ClaimedBatch, Claims
+from learner.data.ledger import Ledger
+from learner.data.retrying_store import PatientStore
+from learner.reporting.metrics import Totals, batch_figures
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import answer_leases, new_ledger, tiny_settings
 

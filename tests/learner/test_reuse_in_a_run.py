@@ -15,7 +15,7 @@ from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.record.episode import PolicyVersion
 from buffer.store import Store
-from learner.ranks import Ranks
+from learner.model.ranks import Ranks
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.tiny_run import tiny_settings
 

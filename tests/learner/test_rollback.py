@@ -18,9 +18,9 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import DivergedError
 from configs.settings import Settings
-from learner.batch import Microbatch
-from learner.ranks import Ranks
-from learner.step import TrainedBatch, train_batch
+from learner.data.batch import Microbatch
+from learner.model.ranks import Ranks
+from learner.training.step import TrainedBatch, train_batch
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.tiny_run import tiny_settings
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from learner.ranks import Ranks
-from learner.second_moment import second_moment_bound
+from learner.model.ranks import Ranks
+from learner.training.m2po_bound import second_moment_bound
 
 
 def _left(log_rhos: list[float], advantages: list[float], most: float) -> list[float]:

@@ -13,12 +13,12 @@ from buffer.operations.keys import run_prefix
 from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
-from learner.checkpoint import Checkpoints
-from learner.claims import Claims
-from learner.curriculum import Feeder
-from learner.ledger import Ledger
-from learner.patience import PatientStore
-from learner.resume import open_life
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.resume import open_life
+from learner.data.claims import Claims
+from learner.data.curriculum import Feeder
+from learner.data.ledger import Ledger
+from learner.data.retrying_store import PatientStore
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import answer_leases, tiny_settings
 

@@ -12,8 +12,8 @@ from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode
 from configs.errors import SettingsError
 from configs.settings import Settings
-from learner.metrics import batch_figures
-from learner.shaping import check_weights, overlong, shape
+from learner.data.shaping import check_weights, overlong, shape
+from learner.reporting.metrics import batch_figures
 from tests.learner.made_episodes import make_episode
 from tests.learner.tiny_run import tiny_settings
 

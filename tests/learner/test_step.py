@@ -14,13 +14,13 @@ from torch import Tensor
 
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.batch import BatchPlan, Microbatch, pack, plan_batch
-from learner.diagnostics import DivergenceMeter
-from learner.model import Policy
-from learner.optimizer import AdamWithSchedule, Schedule, StepOutcome
-from learner.preparation import prepare
-from learner.ranks import Ranks
-from learner.step import accumulate, train_batch
+from learner.data.batch import BatchPlan, Microbatch, pack, plan_batch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.training.divergence_meter import DivergenceMeter
+from learner.training.optimizer import AdamWithSchedule, Schedule, StepOutcome
+from learner.training.preparation import prepare
+from learner.training.step import accumulate, train_batch
 from tests.learner.exact_training import CASES, Descent, train
 from tests.learner.made_episodes import random_group_episodes
 from tests.learner.tiny_policy import constant_rate, tiny_policy

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.losses import PolicyLoss, policy_loss
+from learner.algorithm.losses import PolicyLoss, policy_loss
 from tests.learner.made_tokens import make_prepared
 
 LENGTHS = (2, 3, 1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from configs.settings import AlgorithmSettings, CriticSettings
-from learner.batch import pack, plan_batch
-from learner.ranks import Ranks
-from learner.token_advantages import token_advantages, whiten
+from learner.algorithm.token_advantages import token_advantages, whiten
+from learner.data.batch import pack, plan_batch
+from learner.model.ranks import Ranks
 from tests.learner.made_episodes import make_episode
 
 SETTINGS = CriticSettings(kind="head", gamma=0.9, lam=0.8, rho_bar=1.5, c_bar=1.1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from learner.vtrace import VTrace, vtrace
+from learner.algorithm.vtrace import VTrace, vtrace
 from tests.learner.trajectories import (
     LENGTHS,
     NUM_STEPS,

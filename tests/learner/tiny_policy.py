@@ -8,9 +8,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from learner.character_model import make_tokenizer
-from learner.model import Policy, shard
-from learner.optimizer import AdamWithSchedule, Schedule
+from learner.initial_model.character_model import make_tokenizer
+from learner.model.policy import Policy, shard
+from learner.training.optimizer import AdamWithSchedule, Schedule
 
 VOCABULARY = 20
 

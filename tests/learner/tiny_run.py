@@ -14,7 +14,7 @@ from buffer.record.episode import Episode
 from buffer.store import Store
 from configs.loader import settings_hash
 from configs.settings import BufferSettings, RunSettings, Settings
-from learner.ledger import Ledger
+from learner.data.ledger import Ledger
 
 LEASE_MS = 60_000
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from learner.ranks import RENDEZVOUS_FILE
+from learner.model.ranks import RENDEZVOUS_FILE
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,15 +19,15 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import LostLineage, StoreUnreachable
 from configs.loader import settings_hash
 from configs.settings import Settings
-from learner.checkpoint import LearnerState
-from learner.claims import ClaimedBatch, Claims
-from learner.curriculum import Feeder
-from learner.ledger import Ledger, as_ranges
-from learner.metrics import Totals
-from learner.patience import PatientStore
-from learner.policy_lag import oldest_lag
-from learner.recovery import point, recover
-from learner.resume import Opening, open_life
+from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.recovery import point, recover
+from learner.checkpointing.resume import Opening, open_life
+from learner.data.claims import ClaimedBatch, Claims
+from learner.data.curriculum import Feeder
+from learner.data.ledger import Ledger, as_ranges
+from learner.data.policy_lag import oldest_lag
+from learner.data.retrying_store import PatientStore
+from learner.reporting.metrics import Totals
 from tests.actors.fake_engine import ALPHABET
 from tests.simulation.history import History
 from tests.simulation.made_up import check_episode

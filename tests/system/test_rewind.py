@@ -23,7 +23,7 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreRestarted
 from configs.settings import Settings
-from learner.ranks import Ranks
+from learner.model.ranks import Ranks
 from tests.learner.rewinding_redis import RewindingRedis, rewinding_redis
 from tests.learner.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.tiny_run import tiny_settings

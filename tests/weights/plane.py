@@ -11,7 +11,7 @@ import torch
 from broker.transport.keys import make_keys
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
-from learner.weights import WeightPublisher
+from learner.weights.publish import WeightPublisher
 from tests.weights import actor_process
 from tests.weights.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 

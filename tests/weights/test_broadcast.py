@@ -12,9 +12,9 @@ import pytest
 
 from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
 from buffer.record.episode import PolicyVersion
-from learner import weight_group
-from learner.broadcast import Broadcast, BroadcastSettings
-from learner.epochs import READY_SHARE, Phase, WeightEpochs
+from learner.weights import group as weight_group
+from learner.weights.broadcast import Broadcast, BroadcastSettings
+from learner.weights.epochs import READY_SHARE, Phase, WeightEpochs
 
 VERSION = PolicyVersion(1, 1)
 DIGEST = "right"

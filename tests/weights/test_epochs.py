@@ -4,7 +4,7 @@ import pytest
 
 from broker.protocol.weight_messages import SILENT_AFTER_S
 from buffer.record.episode import PolicyVersion
-from learner.epochs import MAX_STRIKES, MAX_TRIES, READY_SHARE, Phase, WeightEpochs
+from learner.weights.epochs import MAX_STRIKES, MAX_TRIES, READY_SHARE, Phase, WeightEpochs
 
 V1, V2, V3 = (PolicyVersion(1, step) for step in (1, 2, 3))
 JOIN_S, SEND_S = 10.0, 30.0

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from broker.protocol.manifest import digest_of
-from learner.weights import gather, layout
+from learner.weights.publish import gather, layout
 from tests.weights.plane import FORKS
 from tests.weights.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 

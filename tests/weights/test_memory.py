@@ -18,9 +18,9 @@ from broker.protocol.manifest import checksum_of
 from broker.protocol.weight_messages import Announce, Join, Moved
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-from learner.slots import Slots
-from learner.sparse_chain import SparseChain
-from learner.weight_server import WeightServer
+from learner.weights.server import WeightServer
+from learner.weights.slots import Slots
+from learner.weights.sparse_chain import SparseChain
 from tests.weights.plane import grouped_plane
 from tests.weights.test_pull import ScriptedPublisher, contents, manifest, play
 

@@ -10,9 +10,9 @@ import pytest
 from broker.transport.keys import make_keys
 from broker.weights.port import host_and_port, reachable
 from configs.errors import WeightsError
-from learner import sidecar
-from learner.publisher import PublisherSettings, parse
-from learner.sidecar import Sidecar
+from learner.weights import sidecar
+from learner.weights.publisher_process import PublisherSettings, parse
+from learner.weights.sidecar import Sidecar
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,12 @@ def test_a_publisher_on_all_interfaces_names_one_that_others_can_reach():
 def test_the_publisher_ends_with_its_stdin(tmp_path):
     make_keys(tmp_path / "keys")
     with subprocess.Popen(
-        [sys.executable, "-m", "learner.publisher", *settings(tmp_path).arguments()],
+        [
+            sys.executable,
+            "-m",
+            "learner.weights.publisher_process",
+            *settings(tmp_path).arguments(),
+        ],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -18,7 +18,7 @@ from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair, make_keys
 from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
-from learner.pull_tree import FAN_OUT
+from learner.weights.pull_tree import FAN_OUT
 from tests.weights.listening import addresses
 from tests.weights.plane import Plane
 from tests.weights.test_plane import MAX_PUBLISH_S

@@ -7,8 +7,8 @@ import pytest
 from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
 from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from buffer.record.episode import PolicyVersion
-from learner.shelf import PULL_IDLE_S, Shelf
-from learner.slots import NUM_SLOTS, Slot, Slots
+from learner.weights.slots import NUM_SLOTS, Slot, Slots
+from learner.weights.versions_on_offer import PULL_IDLE_S, Shelf
 
 NUM_BYTES = CHUNK_BYTES + 8
 

@@ -15,9 +15,9 @@ from broker.weights import sparse
 from broker.weights.sparse import apply_changes, elements, encode_changes
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-from learner import sparse_chain
-from learner.slots import Slot
-from learner.sparse_chain import SparseChain
+from learner.weights import sparse_chain
+from learner.weights.slots import Slot
+from learner.weights.sparse_chain import SparseChain
 from tests.weights.plane import Plane
 
 NUM_ELEMENTS = 5000

@@ -7,9 +7,9 @@ import pytest
 
 from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
-from learner.pauses import Pauses
-from learner.weight_log import FILE_NAME, WeightLog, paused_fraction, read_weight_log
-from learner.weight_server import Sent
+from learner.weights.log import FILE_NAME, WeightLog, paused_fraction, read_weight_log
+from learner.weights.pauses import Pauses
+from learner.weights.server import Sent
 from tests.weights.test_pull import manifest
 
 

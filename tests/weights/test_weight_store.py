@@ -24,9 +24,9 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Sources
 from broker.weights.object_store import KEPT, StoredWeights, WeightStore
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, SettingsError
-from learner.keyframes import Keyframes
-from learner.shelf import Shelf
-from learner.slots import Slots
+from learner.weights.object_store_writer import Keyframes
+from learner.weights.slots import Slots
+from learner.weights.versions_on_offer import Shelf
 from tests.weights.plane import Plane
 from tests.weights.test_pull import CALLER
 
@@ -107,7 +107,9 @@ def test_a_version_that_is_overtaken_is_not_named_and_the_newest_is(tmp_path, mo
         def reads(actor, pull: Pull):
             if pull.version.step == 1 and pull.offset and not overtaken:
                 overtaken.append(pull)
-                monkeypatch.setattr("learner.shelf.PULL_IDLE_S", -1.0)  # as if the store were slow
+                monkeypatch.setattr(
+                    "learner.weights.versions_on_offer.PULL_IDLE_S", -1.0
+                )  # as if the store were slow
                 shelved.publish(2)
             return read(actor, pull)
 

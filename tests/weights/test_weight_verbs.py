@@ -11,7 +11,7 @@ from configs.loader import save
 from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.main import app
-from learner.weight_log import FILE_NAME
+from learner.weights.log import FILE_NAME
 from tests.weights.plane import Plane
 
 

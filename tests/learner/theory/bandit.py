@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.losses import policy_loss
+from learner.algorithm.losses import policy_loss
 from tests.learner.made_tokens import make_prepared
 
 LOGITS = torch.tensor([0.9, 0.4, -0.3, -1.0, 0.1], dtype=torch.float64)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.vtrace import vtrace
+from learner.algorithm.vtrace import vtrace
 
 NUM_STATES, NUM_STEPS, DISCOUNT = 3, 4, 0.9
 BACK, FORWARD = 0, 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.losses import policy_loss
+from learner.algorithm.losses import policy_loss
 from tests.learner.made_tokens import make_prepared
 
 NUM_TOKENS = 3

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from learner.returns import gae
-from learner.vtrace import vtrace
+from learner.algorithm.returns import gae
+from learner.algorithm.vtrace import vtrace
 
 FEATURES_T = torch.tensor([1.0, 2.0], dtype=torch.float64)
 REWARDS_TB = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)

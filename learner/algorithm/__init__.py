@@ -1,0 +1,1 @@
+"""The mathematics of a step: advantages, corrections, surrogates, aggregations. Tensors only."""

@@ -1,0 +1,253 @@
+"""From the rewards of a batch to one advantage for each of its episodes.
+
+    advantage = whitening(estimate(rewards, lengths, groups))
+
+Rank 0 decides them when it plans a batch; they are a pure function of its episodes, so a replayed
+batch gets the same bytes. Adding one = a function here and a line in `ADVANTAGES`, and a line in
+`WHITENED_BY` if its paper whitens. Sums run in float64: a batch has at most thousands of rewards.
+Advantages that differ from token to token need the policy or a critic; what is planned for them is
+the plain reward.
+
+Shapes: E episodes of a batch, G episodes of one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import comb
+
+import numpy as np
+
+from configs.settings import AlgorithmSettings
+
+from .group_statistics import Float64, Outcomes
+from .whitening import STD_FLOOR, WHITENINGS
+
+Advantage = Callable[[Outcomes, AlgorithmSettings], Float64]
+
+
+def estimate(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
+    """Compute the advantages of a batch as the settings say. Shape [E]."""
+    advantages_E = ADVANTAGES[settings.advantage](outcomes, settings)
+    scope = settings.whiten or WHITENED_BY.get(settings.advantage, "none")
+    return WHITENINGS[scope](advantages_E, outcomes)
+
+
+def grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group, which whitening by group divides by their deviation.
+
+    Formula:
+        (r - mean r) / std r
+
+    Use:
+        The usual start: several answers to each prompt and no critic.
+
+    Source:
+        Shao et al. 2024, arXiv:2402.03300, section 4.1.2.
+    """
+    return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+
+
+def dr_grpo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group: nearly solved and nearly hopeless prompts do not weigh more.
+
+    Formula:
+        r - mean r
+
+    Use:
+        Prompts differ much in difficulty, or answers grow long; with `aggregation: dr_grpo`.
+
+    Source:
+        Liu et al. 2025, arXiv:2503.20783, section 3.2.
+    """
+    return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+
+
+def rloo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Subtract from each reward the mean of the group's others: a baseline without bias.
+
+    Formula:
+        (r - mean r) n / (n - 1)
+
+    Use:
+        Groups are small, from 2 on, and the size of the gradient shall not depend on theirs.
+
+    Source:
+        Ahmadian et al. 2024, arXiv:2402.14740, section 2.3.
+    """
+    sizes_E = outcomes.sizes_E
+    centred_E = outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+    return np.asarray(centred_E * sizes_E / np.maximum(1, sizes_E - 1))
+
+
+def reinforce_pp(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Take the reward itself; whitening by batch is the only baseline.
+
+    Formula:
+        (r - mean r) / std r, over the tokens of the batch
+
+    Use:
+        One answer for each prompt, or prompts that are alike.
+
+    Source:
+        Hu et al. 2025, arXiv:2501.03262, REINFORCE++ (its KL term is subtracted token by token).
+    """
+    return outcomes.rewards_E
+
+
+def reinforce_pp_baseline(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group; whitening by batch scales all groups alike.
+
+    Formula:
+        (r - mean r) / std, over the tokens of the batch
+
+    Use:
+        Groups are small, so that their own deviations are mostly noise.
+
+    Source:
+        Hu et al. 2025, arXiv:2501.03262, REINFORCE++-baseline.
+    """
+    return outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+
+
+def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Centre the rewards of a group and make up for groups that teach nothing.
+
+    M of the batch's E episodes are in groups of equal rewards: their zeros would make the average
+    gradient of the batch the smaller, the more there are.
+
+    Formula:
+        (r - mean r) E / (E - M)
+
+    Use:
+        Many groups are all right or all wrong, and `filter_zero_variance` would sample too much.
+
+    Source:
+        Chu et al. 2025, arXiv:2504.02546 (F_norm = 1, alpha = B / (B - M)).
+    """
+    centred_E = outcomes.rewards_E - outcomes.group_mean(outcomes.rewards_E)
+    rewards_by_group = (outcomes.rewards_E[rows] for rows in outcomes.rows_by_group())
+    num_idle = sum(len(rewards_G) for rewards_G in rewards_by_group if np.ptp(rewards_G) == 0)
+    return centred_E * len(centred_E) / max(1, len(centred_E) - num_idle)
+
+
+def opo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Subtract the group's mean reward, weighted by length.
+
+    That is the baseline of least variance where the squared gradient of an episode grows with its
+    length.
+
+    Formula:
+        r - sum(l r) / sum l
+
+    Use:
+        Lengths differ much within a group, training is near on-policy.
+
+    Source:
+        Hao et al. 2025, arXiv:2505.23585 (practical optimal baseline).
+    """
+    weights_E = outcomes.lengths_E
+    untrained_E = outcomes.group_sum(weights_E) == 0  # any baseline does: nothing is trained
+    weights_E = np.where(untrained_E, 1.0, weights_E)
+    weighted_E = outcomes.group_sum(weights_E * outcomes.rewards_E)
+    return outcomes.rewards_E - weighted_E / outcomes.group_sum(weights_E)
+
+
+def pass_at_k(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
+    """Reward what an episode adds to the best of k = `pass_k`, S being all sets of k members.
+
+    For rewards 0 and 1 that is the paper's closed form: with c of n right, p = 1 - C(n-c, k) /
+    C(n, k) is pass@k, a right answer gets (1 - p) / sqrt(p (1 - p)) and a wrong one
+    (1 - p - C(n-c-1, k-1) / C(n-1, k-1)) / sqrt(p (1 - p)). At k = 1 it is GRPO.
+
+    Formula:
+        (E[max S given i in S] - E[max S]) / std[max S]
+
+    Use:
+        Answers will be tried k at a time, or exploration has died: it pays for rare successes.
+
+    Source:
+        Chen et al. 2025, arXiv:2508.10751 (analytical derivation); other rewards by
+        the order statistics of Walder & Karkhanis 2025, arXiv:2505.15201.
+    """
+    advantages_E = np.zeros_like(outcomes.rewards_E)
+    for rows in outcomes.rows_by_group():
+        k = min(settings.pass_k, len(rows))  # a group may have lost members
+        advantages_E[rows] = _best_of_k(outcomes.rewards_E[rows], k)
+    return advantages_E
+
+
+def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Weigh the temporal differences that follow a token, with the values of a critic.
+
+    delta_t = r_t + gamma V(x_(t+1)) - V(x_t). What is planned here is the plain reward;
+    `token_advantages.py` makes advantages of it. Reads `critic.gamma` and `critic.lam`.
+
+    Formula:
+        sum over l of (gamma lambda)^l delta_(t+l)
+
+    Use:
+        There is one answer for each prompt, or long answers whose tokens deserve credit of their
+        own, and a critic can be paid for. It leaves pi/mu to the correction.
+
+    Source:
+        Schulman et al. 2016, arXiv:1506.02438, equation 16.
+    """
+    return outcomes.rewards_E
+
+
+def vtrace(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
+    """Weigh what a token leads to by pi/mu, v being the V-trace targets of a critic.
+
+    What is planned here is the plain reward; `token_advantages.py` makes advantages of it. Reads
+    `critic.gamma`, `critic.rho_bar` and `critic.c_bar`.
+
+    Formula:
+        min(critic.rho_bar, pi/mu) (r_t + gamma v_(t+1) - V(x_t))
+
+    Use:
+        As `gae`, and the data is older than a batch or two: it corrects the critic's targets too.
+        With `critic.kind: model`, as truncated ratios do not cancel what a head gets wrong.
+
+    Source:
+        Espeholt et al. 2018, arXiv:1802.01561, section 4.2.
+    """
+    return outcomes.rewards_E
+
+
+ADVANTAGES: Mapping[str, Advantage] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce_pp": reinforce_pp,
+    "reinforce_pp_baseline": reinforce_pp_baseline,
+    "gpg": gpg,
+    "opo": opo,
+    "pass_at_k": pass_at_k,
+    "gae": gae,
+    "vtrace": vtrace,
+}
+WHITENED_BY: Mapping[str, str] = {
+    "grpo": "group",
+    "reinforce_pp": "batch",
+    "reinforce_pp_baseline": "batch",
+}
+"""What the paper of an advantage whitens by; the others do not."""
+
+
+def _best_of_k(rewards_G: Float64, k: int) -> Float64:
+    """Compare the best of k with and without each member in it, from the k-subsets' maxima."""
+    n = len(rewards_G)
+    order_G = np.argsort(rewards_G, kind="stable")
+    sorted_G = rewards_G[order_G]
+    # Of all sets, those whose best is the j-th lowest: its fellows are among the j lower ones.
+    is_best_G = np.array([comb(j, k - 1) / comb(n, k) for j in range(n)])
+    mean = is_best_G @ sorted_G
+    std = np.sqrt(is_best_G @ (sorted_G - mean) ** 2)
+    # Of the sets with a given member, those whose best is the j-th lowest, above that member.
+    with_G = [comb(j - 1, k - 2) / comb(n - 1, k - 1) if j and k > 1 else 0.0 for j in range(n)]
+    above_G = np.append(np.cumsum((with_G * sorted_G)[::-1])[::-1][1:], 0.0)
+    own_G = np.array([comb(j, k - 1) / comb(n - 1, k - 1) for j in range(n)]) * sorted_G
+    advantages_G = np.empty_like(rewards_G)
+    advantages_G[order_G] = (own_G + above_G - mean) / (std + STD_FLOOR)
+    return advantages_G

@@ -1,0 +1,107 @@
+"""What can be chosen by name, as the registries themselves say it.
+
+    registries -> Entry (name, formula, use, paper, defaults) -> `nyala losses`, docs
+
+Every function in a registry has the sections `Formula`, `Use` and `Source` in its docstring; the
+settings it reads are those that its code, summary or formula name. So a new line in a registry is a
+new line here, and nothing else has to be told. `methods.py` says which choices
+together are a method of the field.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from configs.settings import AlgorithmSettings, CriticSettings
+
+from .advantages import ADVANTAGES
+from .aggregations import AGGREGATIONS
+from .corrections import CORRECTIONS
+from .proximal import PROXIMALS
+from .surrogates import SURROGATES
+
+SECTION = re.compile(r"^(Formula|Kind|Use|Source):$", re.MULTILINE)
+WORD = re.compile(r"\w+(?:\.\w+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the settings that take a name."""
+
+    setting: str
+    """As in `algorithm.correction`."""
+    registry: Mapping[str, Callable[..., Any]]
+
+    @property
+    def meaning(self) -> str:
+        """What the setting's own documentation says."""
+        field = AlgorithmSettings.model_fields[self.setting.removeprefix("algorithm.")]
+        return " ".join((field.description or "").split())
+
+
+CHOICES = (
+    Choice("algorithm.advantage", ADVANTAGES),
+    Choice("algorithm.correction", CORRECTIONS),
+    Choice("algorithm.surrogate", SURROGATES),
+    Choice("algorithm.proximal", PROXIMALS),
+    Choice("algorithm.aggregation", AGGREGATIONS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name."""
+
+    setting: str
+    name: str
+    summary: str
+    """What it does, in a sentence or a few."""
+    formula: str
+    kind: str
+    """What it works on, such as tokens or sequences, where a choice has both."""
+    use: str
+    """When to take it."""
+    source: str
+    """Paper and section."""
+    defaults: Mapping[str, object]
+    """Settings that it reads, with their defaults."""
+
+
+def entries() -> list[Entry]:
+    """Describe every name of every choice, in the order of the registries."""
+    return [
+        describe(choice.setting, name, function)
+        for choice in CHOICES
+        for name, function in choice.registry.items()
+    ]
+
+
+def describe(setting: str, name: str, function: Callable[..., Any]) -> Entry:
+    """Read the docstring of a registered function."""
+    head, *rest = SECTION.split(inspect.getdoc(function) or "")
+    titles, texts = rest[::2], [" ".join(text.split()) for text in rest[1::2]]
+    sections = dict(zip(titles, texts, strict=True))
+    summary, formula = " ".join(head.split()), sections.get("Formula", "")
+    words = {*function.__code__.co_names, *WORD.findall(formula), *WORD.findall(summary)}
+    # Some names have bounds of their own, which stand where none are given.
+    chosen = AlgorithmSettings.model_validate({setting.removeprefix("algorithm."): name})
+    tables = {"algorithm": chosen, "critic": CriticSettings()}
+    return Entry(
+        setting=setting,
+        name=name,
+        summary=summary,
+        formula=formula,
+        kind=sections.get("Kind", ""),
+        use=sections.get("Use", ""),
+        source=sections.get("Source", ""),
+        defaults={
+            f"{table}.{key}": value
+            for table, values in tables.items()
+            for key, value in values
+            if f"{table}.{key}" in words or (table == "algorithm" and key in words)
+        },
+    )

@@ -1,0 +1,110 @@
+"""The policy-gradient loss: advantage x correction x surrogate x aggregation, chosen by name.
+
+The names are in `advantages.py`, `corrections.py`, `surrogates.py` and `aggregations.py`, each a
+function and a line of its module's table, and the anchors in `proximal.py`. What a function's
+docstring says under `Formula:`, `Kind:`, `Use:` and `Source:` is what `nyala losses` shows; default
+bounds are those of `configs/tables/algorithm.py`. With w the aggregation's weight of a token:
+
+    proximal: behaviour     loss = - sum_n w keep(pi/mu) S(u(pi/mu), A)
+    proximal: otherwise     loss = - sum_n w keep(prox/mu) u(prox/mu) S(pi/prox, A)
+
+pi/mu enters either once: as the ratio that the surrogate sees, or as prox/mu times pi/prox. What
+would drop it, or measure from the wrong policy, is refused by `configs/validation/algorithm.py`.
+V-trace has prox/mu in its advantages, so no correction weighs it again.
+At pi = prox = mu all have the on-policy gradient A dlog(pi).
+
+Published methods (advantages as in their papers):
+
+    method                 correction     surrogate          proximal       aggregation
+    PPO                    none           clip               behaviour      token
+    DAPO                   none           clip, high > low   behaviour      token
+    GSPO                   none           gspo               behaviour      sequence
+    GMPO                   none           gmpo               behaviour      sequence
+    CISPO                  none           cispo              behaviour      token
+    M2PO                   none           m2po               behaviour      token
+    DPPO                   none           dppo_tv, dppo_kl   behaviour      token
+    TOPR                   none           topr               behaviour      sequence_sum
+    IMPALA (vtrace)        none           reinforce          recomputed     token
+    decoupled PPO, AReaL   tis            clip               recomputed     token
+    A-3PO                  tis            clip               interpolated   token
+    TIS                    tis, seq_tis   clip               recomputed     token
+    IcePop, MIS            mis, seq_mis   clip               recomputed     token
+    verl's rejection       geo_mask, ...  clip               recomputed     token
+    ours, by default       tis            clip, high > low   behaviour      token
+
+Shapes: N scored tokens, flat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from configs.settings import AlgorithmSettings
+from learner.training.preparation import Prepared
+
+from .corrections import CORRECTIONS
+from .microbatch import Segments
+from .proximal import PROXIMALS
+from .surrogates import SURROGATES, Terms
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyLoss:
+    """The loss of a microbatch, and what became of its tokens."""
+
+    loss: Tensor
+    """This microbatch's share, with gradient; those of all microbatches and ranks add up to the
+    loss of an optimizer step."""
+    kept_N: Tensor
+    """Tokens that the correction did not mask. Shape [N], bool."""
+    low_N: Tensor
+    """Kept tokens that the surrogate's lower bound acts on. Shape [N], bool."""
+    high_N: Tensor
+    """Kept tokens that the surrogate's upper bound acts on. Shape [N], bool."""
+
+
+def policy_loss(
+    log_pi_N: Tensor, entropies_N: Tensor, prepared: Prepared, settings: AlgorithmSettings
+) -> PolicyLoss:
+    """Compute the loss of one microbatch.
+
+    Args:
+        log_pi_N: Log-probs under the target policy, nats, with gradient. Shape [N].
+        entropies_N: Entropy of pi at each token, nats. Shape [N].
+        prepared: The microbatch, and what is known of its tokens since the batch's beginning.
+        settings: Names and bounds.
+    """
+    microbatch = prepared.microbatch
+    assert log_pi_N.shape == entropies_N.shape == microbatch.advantages_N.shape
+    segments = Segments(microbatch.episodes_N, len(microbatch.rewards_B))
+    is_about_mu = settings.proximal == "behaviour"
+    log_anchor_N = PROXIMALS[settings.proximal](log_pi_N, prepared)
+    gap_N = (log_pi_N if is_about_mu else log_anchor_N) - microbatch.behaviour_logprobs_N
+    corrected = CORRECTIONS[settings.correction](gap_N, segments, settings)
+    # The ratio of a masked token may be infinite: it must not meet the zero.
+    log_u_N = torch.where(corrected.keep_N, corrected.log_ratios_N, 0.0)
+
+    terms = Terms(
+        log_ratios_N=log_u_N if is_about_mu else log_pi_N - log_anchor_N,
+        advantages_N=microbatch.advantages_N,
+        log_pi_N=log_pi_N.detach(),
+        log_anchor_N=log_anchor_N,
+        segments=segments,
+        log_ratio_bound=prepared.log_ratio_bound,
+    )
+    objective = SURROGATES[settings.surrogate](terms, settings)
+    values_N = objective.values_N
+    if not is_about_mu and settings.correction != "none":
+        values_N = log_u_N.exp() * values_N
+    values_N = torch.where(corrected.keep_N, values_N, 0.0)
+    if settings.entropy_bonus > 0:
+        values_N = values_N + settings.entropy_bonus * entropies_N
+    return PolicyLoss(
+        loss=-(microbatch.weights_N * values_N).sum(),
+        kept_N=corrected.keep_N,
+        low_N=objective.low_N & corrected.keep_N,
+        high_N=objective.high_N & corrected.keep_N,
+    )

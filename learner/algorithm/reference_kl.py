@@ -1,0 +1,109 @@
+r"""The frozen reference policy, and what pi pays for leaving it.
+
+    delta = log pi - log ref for each sampled token,  u = min(pi/mu, rho_bar)
+
+    k1 = delta,  k2 = delta^2 / 2,  k3 = exp(-delta) - 1 + delta   estimates of KL(pi || ref)
+
+Tokens come from mu, not from pi, so each weighs u: E_mu[(pi/mu) k] is E_pi[k]. `kl_in: loss` adds
+coefficient * u * k to the loss. Its gradient, u differentiated with it, is that of KL(pi || ref)
+itself (but for tokens that rho_bar truncates):
+
+    k1   u (delta + 1) dlog(pi)   the 1 vanishes in expectation and adds variance
+    k2   u  delta      dlog(pi)   with u held constant
+    k3   u  delta      dlog(pi)   the value is unbiased too, and never negative
+
+Without u, or with u held constant, the gradient of k3 is that of the reversed KL and that of k1
+zero in expectation. `kl_in: reward` takes coefficient * k1 from each token's reward instead; the
+policy gradient of k1 is that of KL(pi || ref), that of k2 and k3 is not, so they are refused.
+
+Shapes: N scored tokens, flat; B episodes.
+
+Source:
+    Schulman 2020, "Approximating KL divergence" (k1, k2, k3); Tang and Munos 2025,
+    arXiv:2506.09477 (which gradient each has); DeepSeek-AI 2025 (DeepSeek-V3.2),
+    arXiv:2512.02556, section 3.1 (k3 weighed with the ratio).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from configs.settings import AlgorithmSettings
+from learner.data.batch import Microbatch
+from learner.model.policy import Policy
+
+ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda deltas_N: deltas_N,
+    "k2": lambda deltas_N: deltas_N.square() / 2,
+    "k3": lambda deltas_N: torch.expm1(-deltas_N) + deltas_N,
+}
+
+
+def freeze(policy: Policy) -> Policy:
+    """Make a policy the reference: nothing of it is trained."""
+    return policy.eval().requires_grad_(requires_grad=False)
+
+
+def kl_penalty(
+    log_pi_N: Tensor, log_ref_N: Tensor, log_rhos_N: Tensor, settings: AlgorithmSettings
+) -> Tensor:
+    """Estimate KL(pi || ref) at each token, with the gradient of the KL.
+
+    Args:
+        log_pi_N: Of the sampled tokens, nats, with gradient. Shape [N].
+        log_ref_N: The same under the reference. Shape [N].
+        log_rhos_N: log(pi/mu), nats. Shape [N].
+        settings: Name the estimator and `rho_bar`.
+
+    Returns:
+        u k at each token, nats. Shape [N].
+    """
+    assert log_pi_N.shape == log_ref_N.shape == log_rhos_N.shape
+    deltas_N = log_pi_N.detach() - log_ref_N
+    ratios_N = log_rhos_N.detach().exp().clamp(max=settings.rho_bar)
+    values_N = ratios_N * ESTIMATORS[settings.kl_estimator](deltas_N)
+    # Written out, because what cancels in k3's gradient does so badly in float32 at large -delta.
+    slopes_N = ratios_N * (deltas_N + 1 if settings.kl_estimator == "k1" else deltas_N)
+    return values_N + slopes_N * (log_pi_N - log_pi_N.detach())
+
+
+def kl_rewards(log_pi_N: Tensor, log_ref_N: Tensor, settings: AlgorithmSettings) -> Tensor:
+    """Say what each token's reward loses for its distance to the reference.
+
+    Args:
+        log_pi_N: Under the policy at the beginning of the batch, nats. Shape [N].
+        log_ref_N: Under the reference. Shape [N].
+        settings: Name the coefficient.
+
+    Returns:
+        -coefficient (log pi - log ref), nats. Shape [N].
+
+    Source:
+        Ouyang et al. 2022 (InstructGPT), arXiv:2203.02155, equation 2.
+    """
+    return -settings.kl_coefficient * (log_pi_N - log_ref_N)
+
+
+def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
+    """Add to an episode's reward what its tokens earn from each one on.
+
+    Args:
+        microbatch: Whose episodes have a reward each.
+        rewards_N: What each token earns besides. Shape [N].
+
+    Returns:
+        r + sum over t' >= t of rewards_t', for each token t. Shape [N], float32.
+
+    Source:
+        Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, token-level KL penalty in the reward.
+    """
+    episodes_N, wide_N = microbatch.episodes_N, rewards_N.double()
+    totals_B = wide_N.new_zeros(len(microbatch.rewards_B)).index_add(0, episodes_N, wide_N)
+    # Tokens of an episode are neighbours: what was before it is the same for all of them.
+    before_B = totals_B.cumsum(0) - totals_B
+    earlier_N = wide_N.cumsum(0) - wide_N - before_B[episodes_N]
+    to_go_N = microbatch.rewards_B[episodes_N] + totals_B[episodes_N] - earlier_N
+    return to_go_N.float()

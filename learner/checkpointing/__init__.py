@@ -1,0 +1,1 @@
+"""Checkpoints, resumption, recovery of a rewound store, rollback."""

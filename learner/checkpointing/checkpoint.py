@@ -1,0 +1,291 @@
+"""Checkpoints: written whole, verified whole, never changed.
+
+    checkpoints/.unfinished-step-000050/   -> written, hashed, synced
+    checkpoints/step-000050/               -> renamed: it exists only if it is complete
+    checkpoints/refused-step-000050/       -> found damaged and passed over; a person may look at it
+
+    __<rank>_*.distcp, .metadata   model and optimizer, and a critic with its own, one file for each
+                                   rank (torch's distributed format)
+    random-<rank>.bin              state of torch's random number generator
+    state.json                     step, lineage, curriculum cursor, totals
+    manifest.json                  SHA-256 of all others, written last
+
+A checkpoint is loaded only after every byte has been compared with its manifest. Callers COMMIT to
+the store only after `save` has returned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from configs.errors import CheckpointError
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.reporting.metrics import Totals
+from learner.training.critic import Critic
+from learner.training.guards import GuardState
+from learner.training.optimizer import AdamWithSchedule
+
+log = structlog.get_logger()
+
+SCHEMA = 2
+MANIFEST, STATE = "manifest.json", "state.json"
+UNFINISHED, REFUSED = ".unfinished-", "refused-"
+HASH_CHUNK_BYTES = 2**20
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What JSON of another shape raises when it is taken apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """What the learner knows besides tensors."""
+
+    run: str
+    settings_hash: str
+    step: int
+    """Batches trained."""
+    lineage: int
+    """Of the learner that wrote it."""
+    cursor: int
+    """The curriculum's next group."""
+    trained: tuple[tuple[int, int], ...]
+    """Groups of all batches, as ranges [start, end): what a store that lost writes is told."""
+    totals: Totals
+    guards: GuardState = field(default_factory=GuardState)
+
+    def encode(self) -> str:
+        """Turn the state into JSON."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @classmethod
+    def decode(cls, text: str) -> LearnerState:
+        """Read what `encode` wrote.
+
+        Raises:
+            CheckpointError: It is not such a state.
+        """
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            if fields.pop("schema") != SCHEMA:
+                raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
+            totals = Totals.from_json(fields.pop("totals"))
+            trained = tuple((int(start), int(end)) for start, end in fields.pop("trained"))
+            guards = GuardState.from_json(fields.pop("guards", {}))
+            return cls(**fields, trained=trained, totals=totals, guards=guards)
+        except MALFORMED as error:
+            raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
+
+
+class Checkpoints:
+    """The checkpoints of one run; every rank calls the same methods in the same order."""
+
+    def __init__(
+        self, folder: Path, *, keep: int, ranks: Ranks, critic: Critic | None = None
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        self._ranks = ranks
+        self._critic = critic
+
+    def save(self, state: LearnerState, policy: Policy, optimizer: AdamWithSchedule) -> Path:
+        """Write a checkpoint; it is durable when this returns."""
+        final = self._folder / f"step-{state.step:06d}"
+        unfinished = self._folder / f"{UNFINISHED}{final.name}"
+        if self._ranks.is_first:
+            for leftover in self._folder.glob(f"{UNFINISHED}*"):
+                shutil.rmtree(leftover)
+            unfinished.mkdir(parents=True)
+        self._ranks.barrier()
+
+        save_tensors(
+            self._tensors(policy, optimizer),
+            checkpoint_id=unfinished,
+            process_group=self._ranks.control,
+        )
+        (unfinished / f"random-{self._ranks.rank}.bin").write_bytes(_random_state())
+        self._ranks.barrier()
+        if self._ranks.is_first:
+            (unfinished / STATE).write_text(state.encode(), encoding="utf-8")
+            _seal(unfinished)
+            # A life that trained the same step before a crash left its own; ours is of this
+            # lineage.
+            shutil.rmtree(final, ignore_errors=True)
+            unfinished.rename(final)
+            _sync(self._folder)
+            self._remove_old(final)
+        self._ranks.barrier()
+        return final
+
+    def newest(self, before: int | None = None) -> tuple[Path, LearnerState] | None:
+        """Find the newest checkpoint that can be trusted; None if there is none at all.
+
+        With `before`, only checkpoints of earlier batches count. Rank 0 only. Damaged ones that are
+        newer are put aside, so that they count no longer; where all are damaged they stay, because
+        a folder without any would begin the run anew.
+
+        Raises:
+            CheckpointError: There are checkpoints, and none of them can be trusted.
+        """
+        found = [path for path in self.all() if before is None or _step_of(path) < before]
+        refused: list[Path] = []
+        for path in reversed(found):
+            try:
+                state = verify(path)
+            except CheckpointError as error:
+                log.error(
+                    "CHECKPOINT REFUSED, trying the one before", path=str(path), reason=str(error)
+                )
+                refused.append(path)
+                continue
+            for damaged in refused:
+                _put_aside(damaged)
+            return path, state
+        if found:
+            raise CheckpointError(
+                f"one of the {len(found)} checkpoints in {self._folder} must be intact, got none; "
+                "restore one from a copy, or begin again with --fresh"
+            )
+        return None
+
+    def all(self) -> list[Path]:
+        """List the complete checkpoints, oldest first."""
+        folders = (path for path in self._folder.glob("step-*") if path.is_dir())
+        return sorted(
+            (path for path in folders if path.name.removeprefix("step-").isdecimal()), key=_step_of
+        )
+
+    def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
+        """Load a verified checkpoint into policy, critic, optimizers and random number generator.
+
+        Raises:
+            CheckpointError: It does not hold the critic that the settings ask for.
+        """
+        tensors = self._tensors(policy, optimizer)
+        self._check_critic(path, tensors)
+        load_tensors(
+            tensors,
+            checkpoint_id=path,
+            process_group=self._ranks.control,
+        )
+        set_state_dict(
+            policy,
+            optimizer.adam,
+            model_state_dict=tensors["model"],
+            optim_state_dict=tensors["optimizer"],
+        )
+        if self._critic is not None:
+            set_state_dict(
+                self._critic.model,
+                self._critic.optimizer.adam,
+                model_state_dict=tensors["critic"],
+                optim_state_dict=tensors["critic_optimizer"],
+            )
+        random = path / f"random-{self._ranks.rank}.bin"
+        if random.exists():  # a run may resume with more ranks than it had
+            torch.set_rng_state(torch.frombuffer(bytearray(random.read_bytes()), dtype=torch.uint8))
+
+    def _tensors(self, policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Any]:
+        model, adam = get_state_dict(policy, optimizer.adam)
+        tensors = {"model": model, "optimizer": adam}
+        if self._critic is not None:
+            model, adam = get_state_dict(self._critic.model, self._critic.optimizer.adam)
+            tensors |= {"critic": model, "critic_optimizer": adam}
+        return tensors
+
+    def _check_critic(self, path: Path, tensors: dict[str, Any]) -> None:
+        """Refuse a checkpoint of a run that had no critic, or one of the other kind."""
+        if self._critic is None:
+            return
+        found = FileSystemReader(path).read_metadata().state_dict_metadata
+        if not all(f"critic.{name}" in found for name in tensors["critic"]):
+            raise CheckpointError(
+                f"{path} must hold a critic of critic.kind = {self._critic.settings.kind}, got "
+                "none; restore the setting, or begin again with --fresh"
+            )
+
+    def _remove_old(self, saved: Path) -> None:
+        """Remove all but the newest; the one just saved counts as such, whatever its number."""
+        others = [path for path in self.all() if path != saved]
+        for path in others[: max(0, len(others) + 1 - self._keep)]:
+            shutil.rmtree(path)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))  # as text, step 1000000 is before step 999999
+
+
+def _put_aside(path: Path) -> None:
+    aside = path.with_name(f"{REFUSED}{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)  # the same step was refused once before
+    path.rename(aside)
+
+
+def verify(path: Path) -> LearnerState:
+    """Compare every byte of a checkpoint with its manifest and return its state.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or changed.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        expected = {str(name): str(digest) for name, digest in manifest["sha256"].items()}
+    except (OSError, *MALFORMED) as error:
+        raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
+    for name, digest in expected.items():
+        try:
+            found = _sha256(path / name)
+        except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+            raise CheckpointError(f"{path / name} must be readable, got: {error}") from error
+        if found != digest:
+            raise CheckpointError(
+                f"{path / name} must have the SHA-256 {digest[:12]}..., got {found[:12]}...; "
+                "it was changed or cut short"
+            )
+    if STATE not in expected:
+        raise CheckpointError(f"{path / MANIFEST} must list {STATE}")
+    return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
+
+
+def _random_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _seal(folder: Path) -> None:
+    """Hash and sync all files, then write and sync the manifest."""
+    digests = {}
+    for file in sorted(folder.iterdir()):
+        digests[file.name] = _sha256(file)
+        _sync(file)
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"sha256": digests}, indent=1), encoding="utf-8")
+    _sync(manifest)
+    _sync(folder)
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while chunk := stream.read(HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""From curriculum to claimed batch."""

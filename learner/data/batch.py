@@ -1,0 +1,281 @@
+"""From the episodes of a sealed claim to the microbatches of each rank.
+
+Owns the plan of a batch (which rank trains which episode, with which advantage), its wire form
+between ranks, and padding. Rank 0 plans, all ranks pack; both are pure functions, so a replayed
+claim gives the same bytes. Knows nothing of Redis.
+
+Shapes: B episodes, T tokens of a microbatch, N scored tokens (flat).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+from torch import Tensor
+
+from buffer.record.episode import Episode
+from configs.errors import RecordError
+from configs.settings import AlgorithmSettings
+from learner.algorithm.advantages import estimate
+from learner.algorithm.aggregations import AGGREGATIONS, Counts
+from learner.algorithm.group_statistics import Outcomes
+
+from .policy_lag import token_lags
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRow:
+    """One episode of a batch."""
+
+    task_id: int
+    rank: int
+    """Who trains it."""
+    advantage: float
+    minibatch: int
+    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Batch k, decided once. Producer: rank 0. Consumer: all ranks."""
+
+    step: int
+    rows: tuple[PlanRow, ...]
+    counts: tuple[Counts, ...]
+    """Of each minibatch."""
+
+    def encode(self) -> bytes:
+        """Turn the plan into msgpack bytes."""
+        rows = [astuple(row) for row in self.rows]
+        counts = [astuple(count) for count in self.counts]
+        return bytes(msgpack.packb((self.step, rows, counts)) or b"")
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> BatchPlan:
+        """Read what `encode` wrote."""
+        step, rows, counts = msgpack.unpackb(encoded)
+        return cls(
+            step, tuple(PlanRow(*row) for row in rows), tuple(Counts(*count) for count in counts)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Microbatch:
+    """What one forward pass trains on. Flat arrays hold trained tokens only."""
+
+    token_ids_BT: Tensor
+    """Right-padded prompts with completions. Shape [B, T], int64."""
+    positions_N: Tensor
+    """Trained tokens: b * T + t. Shape [N], int64."""
+    behaviour_logprobs_N: Tensor
+    """log mu, nats. Shape [N], float32."""
+    advantages_N: Tensor
+    """Shape [N], float32."""
+    weights_N: Tensor
+    """What each token weighs in the loss of the batch. Shape [N], float32."""
+    lags_N: Tensor
+    """Policy lag of each token, batches. Shape [N], int64."""
+    episodes_N: Tensor
+    """Row of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
+    rewards_B: Tensor
+    """Reward of each episode. Shape [B], float32."""
+    minibatch: int
+    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
+
+    def to(self, device: torch.device) -> Microbatch:
+        """Copy to a device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+
+def plan_batch(
+    step: int,
+    episodes: Sequence[Episode],
+    *,
+    ranks: int,
+    settings: AlgorithmSettings,
+    max_completion_tokens: int,
+    num_minibatches: int = 1,
+) -> BatchPlan:
+    """Give each episode its advantage, a minibatch, and a rank.
+
+    A minibatch gets whole groups, as many as the others give or take one.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row, episode in enumerate(episodes):
+        groups[episode.group_id].append(row)
+    minibatches: list[list[int]] = [[] for _ in range(num_minibatches)]
+    for number, rows in enumerate(groups.values()):
+        minibatches[number * num_minibatches // len(groups)] += rows
+
+    advantages = estimate(_outcomes(episodes), settings)
+    planned: dict[int, PlanRow] = {}
+    for minibatch, rows in enumerate(minibatches):
+        for row, rank in _deal(episodes, rows, ranks).items():
+            planned[row] = PlanRow(episodes[row].task_id, rank, float(advantages[row]), minibatch)
+    return BatchPlan(
+        step=step,
+        rows=tuple(planned[row] for row in range(len(episodes))),
+        counts=tuple(
+            _count([episodes[row] for row in rows], max_completion_tokens) for rows in minibatches
+        ),
+    )
+
+
+def _deal(episodes: Sequence[Episode], rows: Sequence[int], ranks: int) -> dict[int, int]:
+    """Give each of `rows` a rank: longest first, each to the rank with the fewest tokens so far.
+
+    Ranks end within one episode of each other.
+    """
+    load, rank_of = [0] * ranks, {}
+    for row in sorted(rows, key=lambda row: -num_tokens(episodes[row])):
+        rank_of[row] = min(range(ranks), key=load.__getitem__)
+        load[rank_of[row]] += num_tokens(episodes[row])
+    return rank_of
+
+
+def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> Counts:
+    trained = [int(episode.completion.loss_mask.sum()) for episode in episodes]
+    return Counts(
+        tokens=sum(trained),
+        episodes=sum(1 for tokens in trained if tokens),
+        max_completion_tokens=max_completion_tokens,
+    )
+
+
+def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
+    group_ids = [episode.group_id for episode in episodes]
+    return Outcomes(
+        rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
+        lengths_E=np.array([e.completion.loss_mask.sum() for e in episodes], dtype=np.float64),
+        groups_E=np.unique(group_ids, return_inverse=True)[1],
+    )
+
+
+def num_tokens(episode: Episode) -> int:
+    """Prompt and completion tokens of an episode."""
+    return len(episode.prompt_ids) + len(episode.completion.token_ids)
+
+
+def cut_microbatches(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
+    """Cut rows, those of like length together, so that no microbatch is larger than the budget.
+
+    The budget counts padded tokens. A row longer than the budget gets a microbatch of its own.
+    """
+    cuts: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
+        # Rows come in ascending length, so the newest one decides the padded width.
+        if cuts and (len(cuts[-1]) + 1) * lengths[row] <= microbatch_tokens:
+            cuts[-1].append(row)
+        else:
+            cuts.append([row])
+    return cuts
+
+
+def pack(
+    plan: BatchPlan,
+    episodes: Sequence[Episode],
+    *,
+    settings: AlgorithmSettings,
+    microbatch_tokens: int,
+    lineages: dict[int, int],
+    lineage: int,
+) -> list[Microbatch]:
+    """Pack one rank's episodes of a planned batch into microbatches.
+
+    Args:
+        plan: The whole batch.
+        episodes: This rank's share, any order.
+        settings: Names the aggregation.
+        microbatch_tokens: Most tokens of one forward pass, padding included.
+        lineages: lineage -> step it forked at.
+        lineage: The learner's own.
+
+    Raises:
+        RecordError: An episode is not in the plan, or has no prompt to predict its first token.
+    """
+    planned = {row.task_id: row for row in plan.rows}
+    for episode in episodes:
+        if episode.task_id not in planned or not len(episode.prompt_ids):
+            raise RecordError(
+                f"episode {episode.task_id} must be in the plan of batch {plan.step} and have a "
+                f"prompt, got {len(episode.prompt_ids)} prompt tokens"
+            )
+    microbatches = []
+    for minibatch, counts in enumerate(plan.counts):
+        own = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
+        own.sort(key=lambda episode: episode.task_id)
+        lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in own], dtype=np.int64)
+        weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
+        microbatches += [
+            _pad(
+                [own[row] for row in rows],
+                [planned[own[row].task_id] for row in rows],
+                [float(weights_E[row]) for row in rows],
+                [token_lags(own[row], plan.step, lineage, lineages) for row in rows],
+            )
+            for rows in cut_microbatches([num_tokens(e) for e in own], microbatch_tokens)
+        ]
+    return microbatches
+
+
+def empty_microbatch(minibatch: int = 0) -> Microbatch:
+    """Make a microbatch without a trained token.
+
+    A rank that has fewer microbatches than another still takes part in every collective of FSDP2.
+    """
+    nothing = torch.zeros(0)
+    return Microbatch(
+        token_ids_BT=torch.zeros(1, 1, dtype=torch.int64),
+        positions_N=nothing.long(),
+        behaviour_logprobs_N=nothing,
+        advantages_N=nothing,
+        weights_N=nothing,
+        lags_N=nothing.long(),
+        episodes_N=nothing.long(),
+        rewards_B=torch.zeros(1),
+        minibatch=minibatch,
+    )
+
+
+def _pad(
+    episodes: Sequence[Episode],
+    plan_rows: Sequence[PlanRow],
+    weights: Sequence[float],
+    lags: Sequence[np.ndarray],
+) -> Microbatch:
+    width = max(num_tokens(episode) for episode in episodes)
+    token_ids_BT = np.zeros((len(episodes), width), dtype=np.int64)
+    trained_BT = np.zeros((len(episodes), width), dtype=bool)
+    for b, episode in enumerate(episodes):
+        start, end = len(episode.prompt_ids), num_tokens(episode)
+        token_ids_BT[b, :start] = episode.prompt_ids
+        token_ids_BT[b, start:end] = episode.completion.token_ids
+        trained_BT[b, start:end] = episode.completion.loss_mask
+    masks = [episode.completion.loss_mask.astype(bool) for episode in episodes]
+    repeats = [int(mask.sum()) for mask in masks]
+    behaviour_logprobs_N = np.concatenate(
+        [e.completion.behaviour_logprobs[mask] for e, mask in zip(episodes, masks, strict=True)]
+    )
+    advantages_B = np.array([row.advantage for row in plan_rows], dtype=np.float32)
+    lags_N = np.concatenate([lag[mask] for lag, mask in zip(lags, masks, strict=True)])
+    return Microbatch(
+        token_ids_BT=torch.from_numpy(token_ids_BT),
+        positions_N=torch.from_numpy(np.flatnonzero(trained_BT)),
+        behaviour_logprobs_N=torch.from_numpy(behaviour_logprobs_N.astype(np.float32)),
+        advantages_N=torch.from_numpy(np.repeat(advantages_B, repeats)),
+        weights_N=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), repeats)),
+        lags_N=torch.from_numpy(lags_N.astype(np.int64)),
+        episodes_N=torch.from_numpy(np.repeat(np.arange(len(episodes)), repeats)),
+        rewards_B=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
+        minibatch=plan_rows[0].minibatch,
+    )

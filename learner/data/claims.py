@@ -1,0 +1,293 @@
+"""Batch k: filled from the store, cleared of what must not be trained, sealed, replayed.
+
+    filling -> (drop, top up)* -> sealed -> trained -> committed
+                                    ^-- a crash returns here: the same episodes, not judged again
+
+Invariant: only a sealed claim is trained. Rank 0 alone talks to the store about claims. Units are
+judged as they arrive, so that decoding is done by the time the last one is in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import structlog
+
+from buffer import operations
+from buffer.operations.values import Claim, ClaimedUnit
+from buffer.record.episode import Episode, PolicyVersion
+from configs.errors import DeadlineError, RecordError
+from configs.settings import Settings
+
+from .dropped import Dropped
+from .ledger import Ledger
+from .policy_lag import oldest_lag
+from .records import Records
+from .retrying_store import PatientStore
+from .reuse import Reuse, ReusedGroup
+from .shaping import check_weights
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 0.02  # a claim by which nothing came costs the store a fraction of a millisecond
+REPORT_EVERY_S = 30.0
+# Spot capacity may be gone for an afternoon; a learner that waits a whole day waits for nobody.
+DEADLINE_S = 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedBatch:
+    """A sealed claim with its episodes."""
+
+    step: int
+    episodes: tuple[Episode, ...]
+    """In the order of the claim: oldest unit first, members by id; then those of groups that are
+    trained again. Rewards are shaped."""
+    is_replay: bool
+    """It was sealed by an earlier life of the learner."""
+    filtered_groups: int = 0
+    """Groups of equal rewards that made way for others."""
+    uses: Mapping[int, int] = field(default_factory=dict)
+    """Group that is trained again -> how often, this batch included."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """For a batch; callers cut it into short ones, to do other things in between."""
+
+    step: int
+    began: float
+    reported: float
+
+
+class Claims:
+    """Fills and seals one batch after the other."""
+
+    def __init__(
+        self,
+        store: PatientStore,
+        settings: Settings,
+        *,
+        ledger: Ledger,
+        vocabulary: int,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._ledger = ledger
+        self._lineage = ledger.lineage
+        self._lineages = ledger.lineages
+        self._vocabulary = vocabulary
+        self._episodes: dict[int, list[Episode]] = {}
+        """Judged units of the batch being filled, by group; in the store it has all of them."""
+        self._num_filtered = 0
+        """Groups of equal rewards that the batch being filled has done without."""
+        self._records = Records(store, settings)
+        self._reuse = Reuse(store, settings, ledger=ledger, records=self._records)
+        self._recoveries = store.recoveries
+        self._started: int | None = None
+        self._replays = True
+        """Until the first batch that no earlier life of the learner has sealed."""
+        self._wait = _Wait(step=0, began=0.0, reported=0.0)
+        self.dropped = Dropped()
+
+    def wait(self, step: int, *, until: Callable[[], bool]) -> ClaimedBatch | None:
+        """Wait for batch `step`, or for `until` to say that there is something better to do.
+
+        Raises:
+            DeadlineError: No batch came for a whole day, over however many calls.
+        """
+        if self._wait.step != step:
+            now = time.monotonic()
+            self._wait = _Wait(step, began=now, reported=now)
+        while not until():
+            batch = self.look(step)
+            if batch is not None:
+                return batch
+            self._check_patience()
+            time.sleep(LOOK_EVERY_S)
+        return None
+
+    def look(self, step: int) -> ClaimedBatch | None:
+        """Claim, judge and drop once; the batch if it is complete."""
+        if self._recoveries != self._store.recoveries:
+            self._recoveries = self._store.recoveries
+            self._episodes.clear()  # other records may have taken their place
+        self._reuse.keep_within_bounds(step)
+        claim = self._claim(step)
+        if claim.sealed:
+            return self._replay(step, claim)
+        bad = self._judge(step, claim.units)
+        for reason, groups in bad.items():
+            log.info("dropping groups", step=step, reason=reason, groups=len(groups))
+            if reason == "stale" and self._settings.buffer.recreate_dropped:
+                # Before they are gone: a life that ends here judges them again, and finds this.
+                again = self._ledger.ask_again(groups)
+                self._store.run(operations.ask_again(self._lineage, dict.fromkeys(again)))
+            self._store.run(operations.drop(self._lineage, step, groups, reason))
+            self.dropped.add_units(reason, len(groups))
+        if bad or not claim.complete:
+            return None
+        check_weights(chain.from_iterable(self._episodes.values()), self._settings.rewards)
+        reused = self._reuse.draw(step)
+        if not self._hold(step, claim, reused):
+            return None
+        ratings = self._reuse.rate(step, self._episodes)
+        self._store.run(operations.seal(self._lineage, step, ratings))
+        return self._hand_over(step, claim.units, reused, is_replay=False)
+
+    def _hold(self, step: int, claim: Claim, reused: Iterable[int]) -> bool:
+        """From here on the batch is what this process has read; False if the store forgot it."""
+        with self._store.calm():
+            if self._recoveries != self._store.recoveries:
+                return False
+            self._ledger.hold(step, (unit.group_id for unit in claim.units), reused)
+            return True
+
+    def _check_patience(self) -> None:
+        """Say now and then that the batch is not full; after a day give up."""
+        wait, now = self._wait, time.monotonic()
+        groups, of = len(self._episodes), self._settings.run.groups_per_batch
+        if now - wait.began > DEADLINE_S:
+            raise DeadlineError(
+                f"batch {wait.step} must fill within {DEADLINE_S / 3600:.0f} h, got "
+                f"{groups} of {of} groups; start actors"
+            )
+        if now - wait.reported > REPORT_EVERY_S:
+            wait.reported = now
+            waited_s = round(now - wait.began)
+            log.info(
+                "waiting for episodes", step=wait.step, groups=groups, of=of, waited_s=waited_s
+            )
+
+    def _claim(self, step: int) -> Claim:
+        starts_now = self._started != step
+        if starts_now:
+            self._episodes.clear()
+            self._num_filtered = 0
+        units = self._settings.run.groups_per_batch
+        known = len(self._episodes)
+        claim = self._store.run(
+            operations.claim(self._lineage, step, units, start=starts_now, known=known)
+        )
+        self._started = step
+        most = self._settings.learner.max_claim_attempts
+        if claim.sealed and claim.starts > most:
+            # Training it has killed a learner that often: better to lose a batch than the run.
+            self._give_up(step, claim, "poison")
+            claim = self._store.run(operations.claim(self._lineage, step, units, start=True))
+        if self._replays and not claim.sealed:
+            self._replays = False
+            self._dissolve_later(step)
+        return claim
+
+    def _give_up(self, step: int, claim: Claim, reason: str) -> None:
+        groups = [unit.group_id for unit in claim.units]
+        log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
+        self._episodes.clear()
+        self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
+        self.dropped.add_units(reason, len(groups))
+        self._dissolve_later(step)
+
+    def _dissolve_later(self, step: int) -> None:
+        """Let units that an earlier life sealed for later batches be claimed for this one.
+
+        They may be all that admission allows in flight: then nothing new would ever fill it.
+        """
+        for later in self._store.run(operations.stats()).claims:
+            if later.k > step:
+                log.info("dissolving a later batch", step=step, later=later.k)
+                self._store.run(operations.reconcile(self._lineage, later.k, ()))
+
+    def _judge(self, step: int, units: Iterable[ClaimedUnit]) -> dict[str, list[int]]:
+        """Read the units that came since the last look; returns those to drop, by reason."""
+        new = [unit for unit in units if unit.group_id not in self._episodes]
+        bad: dict[str, list[int]] = {}
+        for unit, episodes in self._records.units(new):
+            if episodes is None or self._is_impossible(step, episodes):
+                bad.setdefault("unreadable", []).append(unit.group_id)
+            elif reason := self._fault(step, episodes):
+                bad.setdefault(reason, []).append(unit.group_id)
+                self.dropped.add_episodes(episodes)
+            else:
+                self._episodes[unit.group_id] = episodes
+        return bad
+
+    def _fault(self, step: int, episodes: Sequence[Episode]) -> str | None:
+        """Why a readable group is not trained; None if it is."""
+        if self._is_stale(step, episodes):
+            return "stale"
+        algorithm = self._settings.algorithm
+        if not algorithm.filter_zero_variance or len({e.reward for e in episodes}) > 1:
+            return None
+        most = (algorithm.max_gen_batches - 1) * self._settings.run.groups_per_batch
+        if self._num_filtered < most:
+            self._num_filtered += 1
+            return "zero_variance"
+        log.warning("a group of equal rewards is trained", step=step, filtered=self._num_filtered)
+        return None
+
+    def _is_impossible(self, step: int, episodes: Iterable[Episode]) -> bool:
+        """Whether no policy of this run can have made them; such tokens would end the life."""
+        newest = PolicyVersion(self._lineage, step - 1)
+        for episode in episodes:
+            completion = episode.completion
+            token = int(max(episode.prompt_ids.max(), completion.token_ids.max()))
+            version = max(span.version for span in completion.versions)
+            if token >= self._vocabulary or version > newest:
+                log.error(
+                    "impossible record",
+                    task_id=episode.task_id,
+                    largest_token=token,
+                    vocabulary=self._vocabulary,
+                    newest_version=f"{version.lineage}.{version.step}",
+                )
+                return True
+        return False
+
+    def _is_stale(self, step: int, episodes: Iterable[Episode]) -> bool:
+        if self._settings.buffer.on_stale == "train":
+            return False
+        most = self._settings.run.max_policy_lag
+        return any(
+            oldest_lag(episode, step, self._lineage, self._lineages) > most for episode in episodes
+        )
+
+    def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
+        """Take a sealed batch as it is; an unreadable record in it ends this life.
+
+        None if the store has lost records of it: an earlier life trained them, was reconciled after
+        a rewind, and ended before its next checkpoint. No weights contain them any more.
+        """
+        ids = [task_id for unit in claim.units for task_id in unit.task_ids]
+        if None in self._store.run(operations.records(ids)):
+            self._give_up(step, claim, "forgotten")
+            return None
+        for unit, episodes in self._records.units(claim.units):
+            if episodes is None:
+                raise RecordError(
+                    f"sealed batch {step} must be readable, got a bad record in group "
+                    f"{unit.group_id}; after {self._settings.learner.max_claim_attempts} starts "
+                    "it is given up"
+                )
+            self._episodes[unit.group_id] = episodes
+        reused = self._reuse.replay(step)
+        if not self._hold(step, claim, reused):
+            return None
+        return self._hand_over(step, claim.units, reused, is_replay=True)
+
+    def _hand_over(
+        self,
+        step: int,
+        units: Iterable[ClaimedUnit],
+        reused: Mapping[int, ReusedGroup],
+        *,
+        is_replay: bool,
+    ) -> ClaimedBatch:
+        episodes = [episode for unit in units for episode in self._episodes[unit.group_id]]
+        self._episodes.clear()
+        episodes += [episode for group in reused.values() for episode in group.episodes]
+        uses = {group_id: group.uses for group_id, group in reused.items()}
+        return ClaimedBatch(step, tuple(episodes), is_replay, self._num_filtered, uses)

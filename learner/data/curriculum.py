@@ -1,0 +1,192 @@
+"""Which tasks exist: a pure function of (run seed, id), and the thread that creates them.
+
+The feeder keeps new units in the store so that actors never wait for the step loop, and counts what
+is alive so that it creates no more than the run still needs: a unit that was dropped or died is
+replaced by the next id. CREATE is idempotent by id, so a resumed feeder simply starts from its
+checkpointed cursor.
+
+Consumes: the store's counts. Waits for: nothing but its own short pause. Ends when `stop` is called
+or a newer learner owns the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Mapping
+
+import structlog
+from msgspec.structs import replace
+
+from broker.protocol.codec import encode_spec
+from broker.protocol.messages import TaskSpec
+from buffer import operations
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import NewTask, Stats
+from configs.errors import NyalaError
+from configs.settings import BufferSettings, RunSettings
+
+from .ledger import Ledger
+from .retrying_store import PatientStore
+
+log = structlog.get_logger()
+
+PAUSE_S = 0.1  # between two looks; a batch takes longer to make
+SEED_BITS = 31  # what every library takes as a seed
+
+
+def training_task(run: RunSettings, task_id: int) -> TaskSpec:
+    """Say what training task `task_id` is; the same for ever, on every machine.
+
+    All members of a group get the same seed: a group is the episodes of one prompt.
+    """
+    group_id = task_id // run.group_size
+    return TaskSpec(
+        group_id=group_id,
+        index=group_id,
+        seed=_seed(run.seed, "train", group_id),
+        purpose="train",
+        temperature=run.temperature,
+    )
+
+
+def training_tasks(
+    run: RunSettings, group_ids: Iterable[int], second_tries: Mapping[int, int]
+) -> list[NewTask]:
+    """Write down all tasks of these groups, as CREATE takes them.
+
+    Args:
+        run: Says what a task is.
+        group_ids: Which groups.
+        second_tries: Group -> the one that was dropped as too old, whose prompt it asks again.
+    """
+    size = run.group_size
+    tasks = []
+    for group_id in group_ids:
+        asked = training_task(run, second_tries.get(group_id, group_id) * size)
+        spec = encode_spec(replace(asked, group_id=group_id))
+        ids = range(group_id * size, (group_id + 1) * size)
+        tasks += [NewTask(task_id, group_id, spec) for task_id in ids]
+    return tasks
+
+
+def eval_task(run: RunSettings, index: int, task_id: int) -> TaskSpec:
+    """Say what held-out item `index` is, as task `task_id`; every round asks the same questions."""
+    return TaskSpec(
+        group_id=task_id,
+        index=index,
+        seed=_seed(run.seed, "eval", index),
+        purpose="eval",
+        temperature=0.0,
+    )
+
+
+def eval_task_id(run: RunSettings, lineage: int, step: int, index: int) -> int:
+    """Number an evaluation task: no two rounds of any two lineages share one."""
+    round_number = lineage * (run.steps + 1) + step
+    return EVAL_BASE + round_number * run.eval_episodes + index
+
+
+def units_to_create(stats: Stats, *, steps: int, units_per_batch: int, ahead: int) -> int:
+    """Decide how many units to create now.
+
+    Args:
+        stats: Of the store.
+        steps: Batches of the whole run.
+        units_per_batch: Units that one batch trains on.
+        ahead: New units that should be waiting for actors.
+
+    Returns:
+        Enough to have `ahead` waiting, but no more than the batches still to be trained can use.
+    """
+    in_claims = sum(claim.units for claim in stats.claims if claim.k > stats.version)
+    alive = stats.new_units + stats.open_units + stats.buffered_units + in_claims
+    needed = (steps - stats.version) * units_per_batch - alive
+    return max(0, min(ahead - stats.new_units, needed))
+
+
+class Feeder:
+    """Creates training tasks in a thread of its own, on rank 0."""
+
+    def __init__(
+        self,
+        store: PatientStore,
+        run: RunSettings,
+        buffer: BufferSettings,
+        *,
+        ledger: Ledger,
+        cursor: int,
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._ledger = ledger
+        # Twice the admission cap, so that an actor finds work even just after a batch was admitted
+        # at once.
+        self._ahead = 2 * int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin) + 1
+        self._cursor = cursor
+        self._stopping = threading.Event()
+        self._error: NyalaError | None = None
+        self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
+
+    @property
+    def cursor(self) -> int:
+        """The next group to create; everything below it is in the store."""
+        return self._cursor
+
+    def start(self) -> None:
+        """Begin to create tasks."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Create no more; returns when the thread has ended."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if anything did.
+
+        Raises:
+            NyalaError: The store refused it or was away for too long.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                created = self.feed()
+            except NyalaError as error:
+                log.error("the feeder stopped", reason=str(error))
+                self._error = error
+                return
+            if not created:
+                self._stopping.wait(PAUSE_S)
+
+    def feed(self) -> int:
+        """Look once and create what is missing; returns how many groups were asked for."""
+        run = self._run
+        wanted = units_to_create(
+            self._store.run(operations.stats()),
+            steps=run.steps,
+            units_per_batch=run.groups_per_batch,
+            ahead=self._ahead,
+        )
+        if wanted:
+            groups = range(self._cursor, self._cursor + wanted)
+            # Before they are created: a store that forgets them at once is told again.
+            ledger = self._ledger
+            assigned = ledger.assign_second_tries(groups)
+            ledger.reach = max(ledger.reach, groups.stop)
+            self._store.run(operations.ask_again(ledger.lineage, assigned))
+            tasks = training_tasks(run, groups, ledger.second_tries)
+            self._store.run(operations.create(ledger.lineage, tasks))
+            # Known ids count as created: they were, by the learner that this one resumes.
+            self._cursor += wanted
+        return wanted
+
+
+def _seed(*parts: int | str) -> int:
+    text = ":".join(str(part) for part in parts)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % (1 << SEED_BITS)

@@ -1,0 +1,159 @@
+"""Evaluation rounds: held-out questions, answered greedily by one policy version, beside training.
+
+A round is created, collected while training goes on, and closed when it is complete or its time is
+up. Consumes the store's evaluation results; waits only at the end of the run, up to
+`learner.eval_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from broker.protocol.codec import encode_spec
+from buffer import operations
+from buffer.operations.values import EvalRound, NewTask
+from buffer.record.codec import decode_episode
+from buffer.record.episode import Episode, PolicyVersion
+from configs.errors import RecordError
+from configs.settings import RunSettings, Settings
+
+from .curriculum import eval_task, eval_task_id
+from .ledger import Ledger
+from .retrying_store import PatientStore
+
+log = structlog.get_logger()
+
+LOOK_EVERY_S = 0.5  # a look reads all results so far
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The result of one round: a line of `eval.jsonl`."""
+
+    step: int
+    """Batches trained by the policy that answered."""
+    accuracy: float
+    """Mean of the reward's part `exact` (of the reward itself where it has no such part)."""
+    reward: float
+    episodes: int
+    """Answers that arrived in time."""
+    expected: int
+    """Answers that were asked for."""
+    versions: list[list[int]]
+    """(lineage, step) of every policy that wrote a token of them."""
+    off_version: int
+    """Answers with a token of another policy than the one evaluated; a newer one may take over."""
+    wall_s: float
+    """From creation to close."""
+
+
+def is_due(run: RunSettings, step: int) -> bool:
+    """Whether the policy after `step` batches is evaluated."""
+    if not run.eval_episodes:
+        return False
+    return step in (0, run.steps) or bool(run.eval_every and step % run.eval_every == 0)
+
+
+def round_tasks(run: RunSettings, lineage: int, step: int) -> list[NewTask]:
+    """Write down the tasks of a round; only actors at version (lineage, step) or newer get them."""
+    tasks = []
+    for index in range(run.eval_episodes):
+        task_id = eval_task_id(run, lineage, step, index)
+        spec = encode_spec(eval_task(run, index, task_id))
+        tasks.append(NewTask(task_id, task_id, spec, eval_step=step))
+    return tasks
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    step: int
+    began: float
+
+
+class Evaluations:
+    """Begins, collects and closes rounds, on rank 0."""
+
+    def __init__(
+        self,
+        store: PatientStore,
+        settings: Settings,
+        *,
+        ledger: Ledger,
+        report: Callable[[Evaluation], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._run = settings.run
+        self._timeout_s = settings.learner.eval_timeout_s
+        self._lineage = ledger.lineage
+        self._ledger = ledger
+        self._report = report
+        self._clock = clock
+        self._open: list[_Open] = []
+        self._looked = -LOOK_EVERY_S
+
+    def begin(self, step: int) -> None:
+        """Create the tasks of a round."""
+        self._ledger.open_rounds.add(step)
+        tasks = round_tasks(self._run, self._lineage, step)
+        self._store.run(operations.create(self._lineage, tasks))
+        self._open.append(_Open(step, self._clock()))
+
+    def collect(self) -> None:
+        """Close the rounds that are complete or out of time; returns at once."""
+        now = self._clock()
+        if not self._open or now - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = now
+        for round_ in list(self._open):
+            result = self._store.run(operations.eval_round(self._lineage, round_.step))
+            if result.unfinished and now - round_.began < self._timeout_s:
+                continue
+            self._open.remove(round_)
+            self._ledger.open_rounds.discard(round_.step)
+            self._store.run(operations.close_eval(self._lineage, round_.step))
+            self._close(round_, result, now)
+
+    def finish(self, *, until: Callable[[], bool]) -> None:
+        """Wait until every open round has closed, by its own deadline, or `until` says so."""
+        while self._open and not until():
+            self.collect()
+            time.sleep(0.05)
+
+    def _close(self, round_: _Open, result: EvalRound, now: float) -> None:
+        episodes = [episode for record in result.records.values() if (episode := _read(record))]
+        if not episodes:
+            log.warning("an evaluation had no answer", step=round_.step)
+            return
+        writers = [{span.version for span in e.completion.versions} for e in episodes]
+        evaluated = PolicyVersion(self._lineage, round_.step)
+        self._report(
+            Evaluation(
+                step=round_.step,
+                accuracy=float(np.mean([exactness(episode) for episode in episodes])),
+                reward=float(np.mean([episode.reward for episode in episodes])),
+                episodes=len(episodes),
+                expected=self._run.eval_episodes,
+                versions=[list(version) for version in sorted(set().union(*writers))],
+                off_version=sum(versions != {evaluated} for versions in writers),
+                wall_s=round(now - round_.began, 3),
+            )
+        )
+
+
+def exactness(episode: Episode) -> float:
+    """Whether an answer was right, 0 to 1."""
+    return episode.reward_parts.get("exact", episode.reward)
+
+
+def _read(record: bytes) -> Episode | None:
+    try:
+        return decode_episode(record)
+    except RecordError as error:
+        log.error("unreadable evaluation record", reason=str(error))
+        return None

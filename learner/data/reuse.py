@@ -1,0 +1,147 @@
+"""Groups that are trained again: how they are rated, drawn, judged and forgotten. Rank 0 only.
+
+    batch sealed, groups rated -> trained -> committed, kept -> drawn for a later batch -> ...
+
+Owns what `replay` of the settings means; the sets are the store's (`buffer/operations/replay.py`).
+A reused group keeps its record, and with it the log-probs under which it was sampled: the learner's
+correction is as exact as for a new one, only the policies lie further apart.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from buffer import operations
+from buffer.operations.values import ClaimedUnit, Rating
+from buffer.record.episode import Episode
+from configs.settings import Settings
+from configs.validation.store import KEEP_AT_MEMORY
+
+from .ledger import Ledger
+from .policy_lag import oldest_lag
+from .records import Records
+from .retrying_store import PatientStore
+
+log = structlog.get_logger()
+
+TRIM_EVERY_S = 1.0  # kept groups must make way while a batch fills, or a full Redis stops actors
+
+
+@dataclass(frozen=True, slots=True)
+class ReusedGroup:
+    """A group that a batch trains again."""
+
+    uses: int
+    """How often it has been trained again when this batch is done."""
+    episodes: list[Episode]
+
+
+class Reuse:
+    """Gives batches groups that were trained before."""
+
+    def __init__(
+        self, store: PatientStore, settings: Settings, *, ledger: Ledger, records: Records
+    ) -> None:
+        self._store = store
+        self._records = records
+        self._run = settings.run
+        self._replay = settings.replay
+        self._ledger = ledger
+        self._trimmed_at: float | None = None
+        share = self._replay.fraction / (1 - self._replay.fraction)
+        groups = max(1, round(share * self._run.groups_per_batch))
+        self._groups = groups if self._replay.capacity else 0
+
+    def keep_within_bounds(self, step: int) -> None:
+        """Forget groups too old for batch `step` and those too many; once a second at most."""
+        now = time.monotonic()
+        if self._trimmed_at is not None and now - self._trimmed_at < TRIM_EVERY_S:
+            return
+        self._trimmed_at = now
+        forgotten = self._store.run(
+            operations.trim_replay(
+                self._ledger.lineage,
+                units=self._replay.capacity // self._run.group_size,
+                num_bytes=self._replay.max_bytes,
+                born=step - 1 - self._replay.max_lag,
+                memory_share=KEEP_AT_MEMORY,
+            )
+        )
+        if forgotten:
+            log.debug("forgot kept groups", step=step, groups=forgotten)
+
+    def draw(self, step: int) -> dict[int, ReusedGroup]:
+        """Take kept groups into batch `step`, which is about to be sealed; by group."""
+        if not self._groups:
+            return {}
+        drawn = self._take(step, self._groups)
+        fit = {group: found for group, found in drawn.items() if self._is_fit(step, found)}
+        if unfit := sorted(drawn.keys() - fit.keys()):
+            log.info("forgetting kept groups", step=step, groups=len(unfit))
+            self._store.run(operations.forget_reused(self._ledger.lineage, step, unfit))
+        return {group: found for group, found in fit.items() if found is not None}
+
+    def replay(self, step: int) -> dict[int, ReusedGroup]:
+        """Read what a sealed batch reuses; not judged again."""
+        found = self._take(step, 0)
+        if None in found.values():
+            log.error("the store has lost records that a sealed batch reuses", step=step)
+        return {group: reused for group, reused in found.items() if reused is not None}
+
+    def rate(self, step: int, groups: Mapping[int, Sequence[Episode]]) -> list[Rating]:
+        """Say how the new groups of batch `step` are to be kept."""
+        if not self._replay.capacity:
+            return []
+        return [
+            self._rating(group, episodes, step - 1 - self._lag(step, episodes))
+            for group, episodes in groups.items()
+        ]
+
+    def _rating(self, group: int, episodes: Sequence[Episode], born: int) -> Rating:
+        rank = 0.0
+        if self._replay.sampling == "prioritised" and self._replay.priority == "advantage":
+            rank = -spread(np.array([episode.reward for episode in episodes], dtype=np.float64))
+        elif self._replay.sampling != "uniform":
+            rank = -float(born)
+        return Rating(group, self._replay.max_reuse, born, rank)
+
+    def _take(self, step: int, groups: int) -> dict[int, ReusedGroup | None]:
+        numbers = random.Random(f"{self._run.seed} replay {step}")
+        units = self._store.run(
+            operations.reuse(
+                self._ledger.lineage,
+                step,
+                groups,
+                sampling=self._replay.sampling,
+                numbers=[numbers.random() for _ in range(groups)],
+            )
+        )
+        uses = {unit.group_id: unit.uses + 1 for unit in units}
+        claimed = [ClaimedUnit(unit.group_id, list(unit.task_ids)) for unit in units]
+        return {
+            unit.group_id: None if episodes is None else ReusedGroup(uses[unit.group_id], episodes)
+            for unit, episodes in self._records.units(claimed)
+        }
+
+    def _is_fit(self, step: int, group: ReusedGroup | None) -> bool:
+        """Judge the lag exactly: the store's own bound knows nothing of abandoned branches."""
+        return group is not None and self._lag(step, group.episodes) <= self._replay.max_lag
+
+    def _lag(self, step: int, episodes: Sequence[Episode]) -> int:
+        ledger = self._ledger
+        return max(oldest_lag(e, step, ledger.lineage, ledger.lineages) for e in episodes)
+
+
+def spread(rewards_G: np.ndarray) -> float:
+    """Mean distance of a group's rewards from their mean.
+
+    It is the mean size of its advantages before any division by their deviation, after which all
+    groups would be about alike.
+    """
+    return float(np.abs(rewards_G - rewards_G.mean()).mean())

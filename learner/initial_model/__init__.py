@@ -1,0 +1,1 @@
+"""Small initial models, made and trained here."""

@@ -1,0 +1,182 @@
+"""`python -m learner warm-start`: a character model, started on prompt/answer pairs.
+
+Consumes a file of JSON lines `{"prompt": str, "segments": [[text, trained], ...]}` and leaves a
+Hugging Face directory with model and tokenizer. An end-of-text token follows every trained segment
+and is trained too. Prints one JSON line for each step, for a progress bar.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from configs.errors import SettingsError
+from configs.settings import Settings
+from learner.data.batch import cut_microbatches
+from learner.model.policy import Policy
+from learner.training.optimizer import AdamWithSchedule, Schedule
+
+from .character_model import EOS, make_model, make_tokenizer, token_id
+
+REPORT_EVERY_S = 0.2  # a progress bar redraws no faster
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt and what should follow it: (text, trained) segments."""
+
+    prompt: str
+    segments: tuple[tuple[str, bool], ...]
+
+    @property
+    def text(self) -> str:
+        """All characters of the pair."""
+        return self.prompt + "".join(text for text, _ in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPair:
+    """A pair in tokens; `trained[t]` says whether token t is a target."""
+
+    token_ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+def read_pairs(path: Path) -> list[Pair]:
+    """Read a file of pairs.
+
+    Raises:
+        SettingsError: The file cannot be read, is empty, or a line is not a pair; names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SettingsError(
+            f"--pairs must be a readable file, got {path}; {error.strerror}"
+        ) from error
+    pairs = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            fields = json.loads(line)
+            segments = tuple((str(text), bool(trained)) for text, trained in fields["segments"])
+            pairs.append(Pair(prompt=str(fields["prompt"]), segments=segments))
+        except (ValueError, KeyError, TypeError) as error:
+            raise SettingsError(
+                f'line {number} of {path} must be {{"prompt": ..., "segments": '
+                f"[[text, trained], ...]}}, got {line[:80]!r}; {error}"
+            ) from error
+    if not pairs:
+        raise SettingsError(f"--pairs must hold at least one pair, got an empty file {path}")
+    return pairs
+
+
+def echo(pair: Pair) -> Pair:
+    """Return the example that repeats the question, less the mark at its end.
+
+    Raises:
+        SettingsError: The pair has several turns; there is no one place for the question.
+    """
+    if len(pair.segments) != 1:
+        raise SettingsError(
+            "learner.warm_start_echo must be 0 for an environment of several turns, got more; "
+            "only a single answer can be replaced by the question"
+        )
+    return Pair(pair.prompt, ((pair.prompt[:-1], True),))
+
+
+def tokenize(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
+    """Turn a pair into tokens, with the end token after each trained segment."""
+    token_ids = list(tokenizer.encode(pair.prompt, add_special_tokens=False))
+    trained = [False] * len(token_ids)
+    for text, is_trained in pair.segments:
+        segment = list(tokenizer.encode(text, add_special_tokens=False))
+        if is_trained:
+            segment.append(token_id(tokenizer, EOS))
+        token_ids += segment
+        trained += [is_trained] * len(segment)
+    return TokenPair(tuple(token_ids), tuple(trained))
+
+
+def warm_start(settings: Settings, *, pairs_path: Path, out: Path) -> None:
+    """Make the character model, train it on the pairs and save it to `out`."""
+    learner, started = settings.learner, time.monotonic()
+    torch.set_num_threads(learner.threads)
+    pairs = read_pairs(pairs_path)
+    tokenizer = make_tokenizer(pair.text for pair in pairs)
+    model = make_model(
+        tokenizer,
+        layers=learner.init_layers,
+        width=learner.init_width,
+        tied=learner.init_tied,
+        seed=settings.run.seed,
+    )
+    policy = Policy(model, temperature=1.0)
+    optimizer = AdamWithSchedule(
+        policy,
+        Schedule(
+            peak=learner.warm_start_lr,
+            warmup_steps=learner.warm_start_steps // 20,
+            decay="cosine",
+            min_ratio=0.1,
+            steps=learner.warm_start_steps,
+        ),
+        learner,
+    )
+    answers = [tokenize(pair, tokenizer) for pair in pairs]
+    echoes = [tokenize(echo(p), tokenizer) for p in pairs] if learner.warm_start_echo else answers
+    random = np.random.default_rng(settings.run.seed)
+    reported = -REPORT_EVERY_S
+    for step in range(1, learner.warm_start_steps + 1):
+        chosen = random.integers(len(pairs), size=learner.warm_start_batch)
+        echoed = random.random(learner.warm_start_batch) < learner.warm_start_echo
+        examples = [(echoes if e else answers)[i] for i, e in zip(chosen, echoed, strict=True)]
+        loss = supervised_step(policy, optimizer, examples, learner.microbatch_tokens)
+        elapsed = time.monotonic() - started
+        if elapsed - reported >= REPORT_EVERY_S or step == learner.warm_start_steps:
+            reported = elapsed
+            _report(
+                step=step,
+                steps=learner.warm_start_steps,
+                loss=round(loss, 4),
+                elapsed_s=round(elapsed, 2),
+            )
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def supervised_step(
+    policy: Policy,
+    optimizer: AdamWithSchedule,
+    pairs: list[TokenPair],
+    microbatch_tokens: int,
+) -> float:
+    """Take one cross-entropy step on `pairs` and return the mean loss of a trained token, nats."""
+    num_trained = sum(sum(pair.trained) for pair in pairs)
+    total = 0.0
+    for rows in cut_microbatches([len(pair.token_ids) for pair in pairs], microbatch_tokens):
+        width = max(len(pairs[row].token_ids) for row in rows)
+        token_ids_BT = np.zeros((len(rows), width), dtype=np.int64)
+        trained_BT = np.zeros((len(rows), width), dtype=bool)
+        for b, row in enumerate(rows):
+            token_ids_BT[b, : len(pairs[row].token_ids)] = pairs[row].token_ids
+            trained_BT[b, : len(pairs[row].trained)] = pairs[row].trained
+        trained_BT[:, 0] = False  # nothing predicts the first token
+        positions_N = torch.from_numpy(np.flatnonzero(trained_BT))
+        scores = policy(torch.from_numpy(token_ids_BT), positions_N)
+        loss = -scores.logprobs_N.sum() / max(1, num_trained)
+        loss.backward()
+        total += loss.item()
+    optimizer.step()
+    return total
+
+
+def _report(**fields: float) -> None:
+    sys.stdout.write(json.dumps({"stage": "warm-start", **fields}) + "\n")
+    sys.stdout.flush()

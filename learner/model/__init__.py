@@ -1,0 +1,1 @@
+"""The policy: a causal language model, sharded over ranks."""

@@ -1,0 +1,1 @@
+"""Metrics and the files that people read."""

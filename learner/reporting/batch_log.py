@@ -1,0 +1,117 @@
+"""What a life of the learner writes down of its batches: lines of the journal, and the totals.
+
+Owns the figures' way into `batches.jsonl` and `metrics.jsonl`, the totals of the run, and which
+alerts have been told. On rank 0 alone: the others neither count nor write.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import structlog
+
+from learner.checkpointing.resume import Opening
+from learner.data.claims import ClaimedBatch
+from learner.data.dropped import Dropped
+from learner.training.guards import Alert
+from learner.training.step import TrainedBatch
+
+from .journal import Journal
+from .metrics import BatchFigures, StepTimes, batch_figures
+
+log = structlog.get_logger()
+
+
+class Account:
+    """Counts and writes down the batches of one life."""
+
+    def __init__(self, journal: Journal, dropped: Dropped, opening: Opening) -> None:
+        self._journal = journal
+        self._dropped = dropped
+        self._lineage = opening.lineage
+        self._lineages = opening.lineages
+        self.totals = replace(opening.state.totals)
+        self._counted_from: float | None = None
+        self._began = time.monotonic()
+        self._alerts: set[str] = set()
+
+    def write_down(
+        self,
+        batch: ClaimedBatch,
+        trained: TrainedBatch,
+        times: StepTimes,
+        alerts: Sequence[Alert],
+        *,
+        claimed_at: float,
+    ) -> None:
+        """Count a batch and append its lines to the journal."""
+        figures = batch_figures(
+            batch.episodes,
+            step=batch.step,
+            lineage=self._lineage,
+            lineages=self._lineages,
+            uses=batch.uses,
+        )
+        self._count(figures, trained, times, claimed_at=claimed_at)
+        self._tell(batch.step, alerts)
+        version = {"step": batch.step, "lineage": self._lineage}
+        groups = sorted({episode.group_id for episode in batch.episodes} - batch.uses.keys())
+        reused = sorted(batch.uses)
+        self._journal.append(
+            "batches", {**version, "group_ids": groups, "reused_group_ids": reused}
+        )
+        self._journal.append(
+            "metrics",
+            {
+                **version,
+                "time": time.time(),
+                "is_replay": batch.is_replay,
+                **asdict(figures),
+                **asdict(trained.divergence),
+                **asdict(trained.outcome),
+                **({} if trained.critic is None else asdict(trained.critic)),
+                "loss": trained.loss,
+                "kl_coefficient": trained.kl_coefficient,
+                "entropy_bonus": trained.entropy_bonus,
+                "alerts": [alert.name for alert in alerts],
+                **asdict(times),
+                "idle_fraction": self.totals.idle_fraction,
+                "wall_s": round(self.totals.wall_s, 3),
+                "filtered_groups": batch.filtered_groups,
+                "dropped_groups": dict(self._dropped.units),
+                "dropped_by_length": dict(self._dropped.episodes_by_length),
+            },
+        )
+
+    def end(self) -> None:
+        """Count the time since the last batch: the run has finished."""
+        self.totals.wall_s += time.monotonic() - self._began
+
+    def _count(
+        self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
+    ) -> None:
+        """Add to the totals; the wait for a life's first batch is start-up, not idleness."""
+        totals, now = self.totals, time.monotonic()
+        totals.add(
+            figures,
+            skipped=trained.outcome.skipped_steps,
+            skipped_for_loss=trained.outcome.skipped_for_loss,
+        )
+        if self._counted_from is None:
+            self._counted_from = claimed_at
+        else:
+            totals.idle_s += times.wait_s
+            totals.weights_s += times.weights_s
+        totals.busy_span_s += now - self._counted_from
+        self._counted_from = now
+        totals.wall_s += now - self._began
+        self._began = now
+
+    def _tell(self, step: int, alerts: Sequence[Alert]) -> None:
+        """Warn of an alert in the first of several batches in a row, and of each rollback."""
+        for alert in alerts:
+            if alert.name not in self._alerts or alert.name == "rollback":
+                log.warning("ALERT", alert=alert.name, step=step, why=alert.text)
+        self._alerts = {alert.name for alert in alerts}

@@ -1,0 +1,89 @@
+"""How a run ends: the trained model as a Hugging Face directory, and `summary.json`.
+
+Owns the names of the summary's figures. Called once, after the last batch.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from buffer.operations.values import Stats
+from configs.settings import RunSettings
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.training.guards import GuardState
+from learner.weights.log import paused_fraction
+
+from .metrics import Figure, Totals
+
+
+def save_model(policy: Policy, run: RunSettings, folder: Path, ranks: Ranks) -> None:
+    """Write model and tokenizer as `transformers` and `vllm` load them; every rank must call it."""
+    whole = get_model_state_dict(
+        policy.causal_lm, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    if not ranks.is_first:
+        return
+    # A plain copy: saving reads parameters in ways that sharded ones do not allow.
+    causal_lm = AutoModelForCausalLM.from_config(policy.causal_lm.config)
+    causal_lm.load_state_dict(whole)
+    causal_lm.generation_config = policy.causal_lm.generation_config
+    unfinished = folder.with_name(f".unfinished-{folder.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    causal_lm.to(getattr(torch, run.dtype)).save_pretrained(unfinished)
+    AutoTokenizer.from_pretrained(run.model_path).save_pretrained(unfinished)
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)
+
+
+def summarise(
+    run: RunSettings,
+    totals: Totals,
+    guards: GuardState,
+    stats: Stats,
+    evaluations: Sequence[dict[str, Figure]],
+) -> dict[str, object]:
+    """Say in one table what the run did.
+
+    `generated_tokens` counts the sampled and environment tokens of all trained and dropped
+    episodes. `learner_idle_fraction` is the time spent waiting for batches over wall time; both
+    run, in each life of the learner, from the moment its first batch was complete until its last
+    optimizer step. `learner_idle_for_weights_fraction` is the time that a packed batch waited
+    for the weights of the last one to be handed over, over the same span;
+    `generation_paused_fraction` is that of all actors' swaps over the time they served.
+    """
+    paused = paused_fraction(run.folder)
+    span_s = totals.busy_span_s
+    accuracy = {line["step"]: line["accuracy"] for line in evaluations}
+    return {
+        "held_out_accuracy_before": accuracy.get(0),
+        "held_out_accuracy_after": accuracy.get(run.steps),
+        "steps": run.steps,
+        "episodes": totals.episodes,
+        "reused_episodes": totals.reused_episodes,
+        "resumed_episodes": totals.resumed_episodes,
+        "generated_tokens": totals.completion_tokens + totals.dropped_tokens,
+        "trained_tokens": totals.trained_tokens,
+        "wall_s": round(totals.wall_s, 2),
+        "learner_idle_fraction": round(totals.idle_fraction, 4),
+        "learner_idle_for_weights_fraction": round(totals.weights_s / span_s, 4) if span_s else 0.0,
+        "generation_paused_fraction": round(paused, 4) if paused is not None else None,
+        "policy_lag_mean": round(totals.policy_lag_mean, 4),
+        "policy_lag_max": totals.policy_lag_max,
+        "skipped_steps": totals.skipped_steps,
+        "skipped_for_loss": totals.skipped_for_loss,
+        "rollbacks": guards.rollbacks,
+        "learner_lives": stats.lineage,
+        "tasks_created": stats.created,
+        "tasks_committed": stats.committed,
+        "tasks_dropped": sum(stats.dropped.values()),
+        "tasks_dropped_by_reason": stats.dropped,
+        "tasks_dead": stats.dead,
+        "tasks_cancelled": stats.cancelled,
+    }

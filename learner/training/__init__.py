@@ -1,0 +1,1 @@
+"""One batch: preparation, optimizer steps, measurements, guards."""

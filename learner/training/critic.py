@@ -1,0 +1,240 @@
+"""The critic: a value for the state in which each token was drawn, and how it learns.
+
+    kind: head     states of the policy -> linear layer; `trunk_gradient` decides whether the value
+                   loss trains the policy's layers too
+    kind: model    tokens -> a second model, at first equal to the policy -> linear layer
+
+Owns its own optimizer. It is checkpointed with the policy, and is in nothing that leaves the
+learner: neither the published weights nor the saved model.
+
+Shapes: B episodes, T tokens (prompt, completion, pads), N scored tokens (flat), D model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+from configs.settings import CriticSettings, LearnerSettings
+from learner.data.batch import Microbatch
+from learner.model.policy import (
+    Policy,
+    layers_of,
+    load_causal_lm,
+    release,
+    shard_units,
+    states_before,
+)
+from learner.model.ranks import Ranks
+
+from .optimizer import AdamWithSchedule, Schedule, StepOutcome
+
+
+class ValueModel(nn.Module):
+    """Values of the states before tokens, from states or from a trunk of its own."""
+
+    def __init__(self, width: int, trunk: nn.Module | None, *, trunk_gradient: bool) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.trunk_gradient = trunk_gradient
+        self.head = nn.Linear(width, 1)
+        # Nothing is known at first: every value is 0, on every rank.
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, token_ids_BT: Tensor, positions_N: Tensor, states_ND: Tensor) -> Tensor:
+        """Value the states before the tokens at `positions_N`.
+
+        Args:
+            token_ids_BT: Right-padded sequences. Shape [B, T], int64.
+            positions_N: b * T + t with t >= 1. Shape [N], int64.
+            states_ND: The policy's hidden states there; unused by a model with a trunk.
+
+        Returns:
+            Shape [N, 1], float32: a view of it would drop what FSDP2 hangs onto its outputs.
+        """
+        if self.trunk is not None:
+            states_ND = states_before(self.trunk, token_ids_BT, positions_N)
+        elif not self.trunk_gradient:
+            states_ND = states_ND.detach()
+        values_N1: Tensor = self.head(states_ND.float())
+        return values_N1
+
+
+class Critic:
+    """A value model with its optimizer, over one batch after the other."""
+
+    def __init__(
+        self, model: ValueModel, optimizer: AdamWithSchedule, settings: CriticSettings
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.settings = settings
+        self._meter = ValueMeter()
+
+    def is_warming_up(self, step: int) -> bool:
+        """Whether batch `step` trains the critic alone."""
+        return step <= self.settings.warmup_batches
+
+    @torch.no_grad()
+    def evaluate(self, microbatch: Microbatch, states_ND: Tensor) -> Tensor:
+        """Value the tokens' states at the beginning of a batch; every rank must call it."""
+        values_N = self._values(microbatch, states_ND)
+        release(self.model)
+        return values_N
+
+    def loss(
+        self, microbatch: Microbatch, states_ND: Tensor, old_values_N: Tensor, targets_N: Tensor
+    ) -> Tensor:
+        """Compute a microbatch's share of the value loss, times its coefficient."""
+        values_N = self._values(microbatch, states_ND)
+        loss = value_loss(
+            values_N, old_values_N, targets_N, microbatch.weights_N, clip=self.settings.clip
+        )
+        self._meter.add(old_values_N, targets_N, loss)
+        return self.settings.coefficient * loss
+
+    def step(self, step: int) -> None:
+        """Take one optimizer step of batch `step`; every rank must call it."""
+        self._meter.outcomes.append(self.optimizer.step(step))
+
+    def begin_anew(self, model_path: str) -> None:
+        """Know nothing again, as `make_critic` made it; every rank must call it.
+
+        Args:
+            model_path: Where a second model starts from.
+        """
+        width = self.model.head.in_features
+        whole = _new_model(width, self.settings, model_path).state_dict()
+        set_model_state_dict(self.model, whole, options=StateDictOptions(full_state_dict=True))
+        self.optimizer.adam.state.clear()
+
+    def figures(self, ranks: Ranks) -> CriticFigures:
+        """Say what the batch showed, and begin to count the next; every rank must call it."""
+        meter, self._meter = self._meter, ValueMeter()
+        return meter.merge(ranks)
+
+    def _values(self, microbatch: Microbatch, states_ND: Tensor) -> Tensor:
+        values_N1: Tensor = self.model(microbatch.token_ids_BT, microbatch.positions_N, states_ND)
+        return values_N1.squeeze(-1)
+
+
+def make_critic(
+    policy: Policy,
+    settings: CriticSettings,
+    learner: LearnerSettings,
+    *,
+    model_path: str,
+    ranks: Ranks,
+    dtype: torch.dtype,
+) -> Critic | None:
+    """Make and shard the critic that the settings ask for; None for `kind: none`.
+
+    Args:
+        policy: Whose states a head reads.
+        settings: Kind and learning rate.
+        learner: AdamW's betas and the bound of the gradient norm, as for the policy.
+        model_path: Where a second model starts from.
+        ranks: Who shares it.
+        dtype: Of a second model's forward and backward passes; the head stays in float32.
+    """
+    if settings.kind == "none":
+        return None
+    model = _new_model(int(policy.causal_lm.config.hidden_size), settings, model_path)
+    layers = [] if model.trunk is None else layers_of(model.trunk)
+    shard_units(model.head, [], ranks.mesh, dtype=torch.float32)
+    shard_units(model, layers, ranks.mesh, dtype=dtype)
+    constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
+    return Critic(model.train(), AdamWithSchedule(model, constant, learner), settings)
+
+
+def _new_model(width: int, settings: CriticSettings, model_path: str) -> ValueModel:
+    trunk = load_causal_lm(model_path).base_model if settings.kind == "model" else None
+    return ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
+
+
+def value_loss(
+    values_N: Tensor,
+    old_values_N: Tensor,
+    targets_N: Tensor,
+    weights_N: Tensor,
+    *,
+    clip: float | None,
+) -> Tensor:
+    """Half the squared distance to the targets, each token weighing as in the policy's loss.
+
+    With V_c = V_old + clamp(V - V_old, -clip, clip) the larger of (V - y)^2 and (V_c - y)^2 counts:
+    a value that has moved by more than `clip` towards its target has no gradient left.
+
+    Args:
+        values_N: V, with gradient. Shape [N].
+        old_values_N: V at the beginning of the batch. Shape [N].
+        targets_N: y. Shape [N].
+        weights_N: Over counts of the whole batch, so shares of microbatches and ranks add up.
+        clip: None = the plain squared distance.
+
+    Source:
+        Schulman et al. 2017, arXiv:1707.06347; the clipping is that of its published code, as
+        Engstrom et al. 2020, arXiv:2005.12729 (value function clipping), describe it.
+    """
+    assert values_N.shape == old_values_N.shape == targets_N.shape == weights_N.shape
+    squares_N = (values_N - targets_N).square()
+    if clip is not None:
+        clipped_N = old_values_N + (values_N - old_values_N).clamp(-clip, clip)
+        squares_N = torch.maximum(squares_N, (clipped_N - targets_N).square())
+    return 0.5 * (weights_N * squares_N).sum()
+
+
+@dataclass(frozen=True, slots=True)
+class CriticFigures:
+    """What one batch showed of the critic, merged over ranks."""
+
+    value_loss: float
+    """Mean over the optimizer steps, without its coefficient."""
+    value_mean: float
+    """Over the trained tokens, at the beginning of the batch."""
+    explained_variance: float
+    """1 - Var(target - value) / Var(target) at the beginning of the batch: 1 = the critic knows,
+    0 = no better than a constant. 0 where all targets are equal."""
+    critic_grad_norm: float
+    """Largest of the optimizer steps', before clipping."""
+
+
+class ValueMeter:
+    """Sums what `CriticFigures` says, without waiting for the device.
+
+    A batch of several epochs counts its tokens as often, which changes none of its means.
+    """
+
+    def __init__(self) -> None:
+        self.outcomes: list[StepOutcome] = []
+        """Of each optimizer step."""
+        self._sums: Tensor | float = 0.0
+
+    @torch.no_grad()
+    def add(self, values_N: Tensor, targets_N: Tensor, loss: Tensor) -> None:
+        """Count a microbatch: its values at the beginning of the batch, its share of the loss."""
+        values_N, targets_N = values_N.double(), targets_N.double()
+        errors_N = targets_N - values_N
+        terms = [torch.ones_like(values_N), values_N, targets_N, errors_N]
+        terms += [targets_N.square(), errors_N.square()]
+        self._sums = self._sums + torch.stack([*(term.sum() for term in terms), loss.double()])
+
+    def merge(self, ranks: Ranks) -> CriticFigures:
+        """Merge all ranks; every rank must call it."""
+        assert isinstance(self._sums, Tensor)  # padding counts too: no rank is without a microbatch
+        num, value, target, error, target_squared, error_squared, loss = ranks.sum(
+            self._sums
+        ).tolist()
+        num = max(1.0, num)
+        target_variance = target_squared / num - (target / num) ** 2
+        error_variance = error_squared / num - (error / num) ** 2
+        return CriticFigures(
+            value_loss=loss / len(self.outcomes),
+            value_mean=value / num,
+            explained_variance=1 - error_variance / target_variance if target_variance > 0 else 0.0,
+            critic_grad_norm=max(outcome.grad_norm for outcome in self.outcomes),
+        )

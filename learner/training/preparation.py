@@ -1,0 +1,129 @@
+"""What is known of a batch's tokens before its first optimizer step, and stays so for all of them.
+
+Owns the passes without a gradient. A batch is one policy version, whatever the number of optimizer
+steps in it: what the steps are measured from (the proximal policy, the values) is that of the
+batch's beginning. Nothing is computed that no setting asks for.
+
+Shapes: N scored tokens of a microbatch (flat).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from configs.settings import AlgorithmSettings
+from learner.algorithm.reference_kl import kl_rewards, rewards_to_go
+from learner.algorithm.token_advantages import token_advantages, whiten
+from learner.data.batch import Microbatch
+from learner.model.policy import Policy, Scores, release
+from learner.model.ranks import Ranks
+
+from .critic import Critic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A microbatch on the learner's device, with what was computed for its tokens."""
+
+    microbatch: Microbatch
+    log_prox_N: Tensor | None = None
+    """Log-probs under the policy at the beginning of the batch, nats. Shape [N]."""
+    log_ref_N: Tensor | None = None
+    """Log-probs under the frozen reference policy, nats. Shape [N]."""
+    values_N: Tensor | None = None
+    """The critic's values. Shape [N]."""
+    targets_N: Tensor | None = None
+    """What the critic shall say. Shape [N]."""
+    log_ratio_bound: float = math.inf
+    """M2PO: largest |log(pi/mu)| that stays in an optimizer step, which sets it anew; nats."""
+
+
+def prepare(
+    policy: Policy,
+    microbatches: Sequence[Microbatch],
+    *,
+    settings: AlgorithmSettings,
+    ranks: Ranks,
+    reference: Policy | None = None,
+    critic: Critic | None = None,
+) -> list[Prepared]:
+    """Compute what the optimizer steps of a batch need; every rank must call it.
+
+    Args:
+        policy: As it is at the beginning of the batch.
+        microbatches: This rank's share; all ranks have the same number.
+        settings: Say what is needed.
+        ranks: Whose device is used.
+        reference: The frozen policy that a KL is taken to, if there is one.
+        critic: Whose values make the advantages, if there is one.
+    """
+    pays_in_reward = reference is not None and settings.kl_in == "reward"
+    is_scored = pays_in_reward or critic is not None or settings.proximal == "recomputed"
+    prepared = []
+    for microbatch in microbatches:
+        own = microbatch.to(ranks.device)
+        scores = score(policy, own) if is_scored else None
+        each = Prepared(
+            own,
+            log_prox_N=None if scores is None else scores.logprobs_N,
+            log_ref_N=None if reference is None else score(reference, own).logprobs_N,
+        )
+        if scores is not None and (pays_in_reward or critic is not None):
+            each = _evaluate(each, scores, critic, settings, pays_in_reward=pays_in_reward)
+        prepared.append(each)
+    if (critic is not None and settings.whiten == "batch") or (
+        critic is None and pays_in_reward and settings.whiten != "none"
+    ):
+        whitened = whiten([each.microbatch.advantages_N for each in prepared], ranks)
+        prepared = [
+            replace(each, microbatch=replace(each.microbatch, advantages_N=advantages_N))
+            for each, advantages_N in zip(prepared, whitened, strict=True)
+        ]
+    return prepared
+
+
+@torch.no_grad()
+def score(policy: Policy, microbatch: Microbatch) -> Scores:
+    """Score a microbatch's tokens under a frozen policy; every rank must call it."""
+    scores: Scores = policy(microbatch.token_ids_BT, microbatch.positions_N)
+    release(policy)
+    return scores
+
+
+def _evaluate(
+    prepared: Prepared,
+    scores: Scores,
+    critic: Critic | None,
+    settings: AlgorithmSettings,
+    *,
+    pays_in_reward: bool,
+) -> Prepared:
+    """Turn the rewards of a microbatch into advantages that differ from token to token."""
+    microbatch, rewards_N = prepared.microbatch, None
+    if pays_in_reward:
+        assert prepared.log_ref_N is not None
+        rewards_N = kl_rewards(scores.logprobs_N, prepared.log_ref_N, settings)
+    if critic is None:
+        assert rewards_N is not None
+        advantages_N = rewards_to_go(microbatch, rewards_N)
+        return replace(prepared, microbatch=replace(microbatch, advantages_N=advantages_N))
+    values_N = critic.evaluate(microbatch, scores.states_ND)
+    found = token_advantages(
+        microbatch,
+        scores.logprobs_N - microbatch.behaviour_logprobs_N,
+        values_N,
+        name=settings.advantage,
+        settings=critic.settings,
+        rewards_N=rewards_N,
+    )
+    return replace(
+        prepared,
+        microbatch=replace(microbatch, advantages_N=found.advantages_N),
+        values_N=values_N,
+        targets_N=found.targets_N,
+    )

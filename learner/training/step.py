@@ -1,0 +1,163 @@
+"""The optimizer steps of one batch: preparation, then forward, loss and backward, then AdamW.
+
+    prepare                       once: what the whole batch is measured from, without a gradient
+    for each epoch                `algorithm.num_epochs`
+        for each minibatch        `algorithm.num_minibatches`: a share of the batch's groups
+            bound                 M2PO's, from a pass over the minibatch as the policy is now
+            for each microbatch   what fits into one forward pass
+                accumulate
+            optimizer step
+
+However many optimizer steps, the batch is one policy version, with one learning rate. A rank that
+has fewer microbatches than another pads with empty ones, so that all take part in every collective.
+
+Owns the arithmetic of a batch on all ranks. Knows nothing of the store, of files or of other
+batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from configs.settings import AlgorithmSettings
+from learner.algorithm.losses import policy_loss
+from learner.algorithm.reference_kl import kl_penalty
+from learner.data.batch import Microbatch, empty_microbatch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+
+from .critic import Critic, CriticFigures
+from .divergence import Divergence
+from .divergence_meter import DivergenceMeter
+from .m2po_bound import bound_ratios
+from .optimizer import AdamWithSchedule, StepOutcome
+from .preparation import Prepared, prepare
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOutcome:
+    """What the optimizer steps of one batch did."""
+
+    grad_norm: float
+    """Largest of the steps', before clipping; not finite where one was skipped."""
+    learning_rate: float
+    optimizer_steps: int
+    """Skipped ones included."""
+    skipped_steps: int
+    """Steps left out because loss or gradient were not finite."""
+    skipped_for_loss: int
+    """Those of them whose loss was not finite already."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """What training one batch showed, merged over ranks."""
+
+    loss: float
+    """Mean over the optimizer steps; with the KL to the reference, where the loss pays for it."""
+    outcome: BatchOutcome
+    divergence: Divergence
+    kl_coefficient: float
+    """Weight of the KL to the reference in this batch."""
+    entropy_bonus: float
+    """Weight of the entropy in this batch."""
+    critic: CriticFigures | None = None
+
+
+def train_batch(
+    policy: Policy,
+    optimizer: AdamWithSchedule,
+    step: int,
+    microbatches: Sequence[Microbatch],
+    *,
+    settings: AlgorithmSettings,
+    ranks: Ranks,
+    reference: Policy | None = None,
+    critic: Critic | None = None,
+) -> TrainedBatch:
+    """Train batch `step` on this rank's microbatches; every rank must call it."""
+    padded = pad(microbatches, settings.num_minibatches, ranks)
+    prepared = prepare(
+        policy, padded, settings=settings, ranks=ranks, reference=reference, critic=critic
+    )
+    meter = DivergenceMeter(settings, ranks.device)
+    losses: list[float] = []
+    steps: list[StepOutcome] = []
+    for _epoch in range(settings.num_epochs):
+        for minibatch in range(settings.num_minibatches):
+            share = [each for each in prepared if each.microbatch.minibatch == minibatch]
+            if settings.surrogate == "m2po":
+                share = bound_ratios(policy, share, settings.second_moment, ranks)
+            shares = [accumulate(policy, each, meter, settings, critic) for each in share]
+            losses.append(float(ranks.sum(torch.stack(shares).double().sum())))
+            if critic is not None:
+                critic.step(step)
+            is_held = critic is not None and critic.is_warming_up(step)
+            steps.append(optimizer.hold(step) if is_held else optimizer.step(step, loss=losses[-1]))
+            meter.policy_moved()
+    return TrainedBatch(
+        loss=sum(losses) / len(losses),
+        outcome=merge(steps),
+        divergence=meter.merge(ranks),
+        kl_coefficient=settings.kl_coefficient,
+        entropy_bonus=settings.entropy_bonus,
+        critic=None if critic is None else critic.figures(ranks),
+    )
+
+
+def pad(microbatches: Sequence[Microbatch], num_minibatches: int, ranks: Ranks) -> list[Microbatch]:
+    """Add empty microbatches until every rank has as many in each minibatch as any other."""
+    minibatches = [microbatch.minibatch for microbatch in microbatches]
+    counts = torch.tensor([minibatches.count(number) for number in range(num_minibatches)])
+    lacking = (ranks.maximum(counts) - counts).tolist()
+    empty = [empty_microbatch(number) for number, lack in enumerate(lacking) for _ in range(lack)]
+    return [*microbatches, *empty]
+
+
+def merge(steps: Sequence[StepOutcome]) -> BatchOutcome:
+    """Say in one line what several optimizer steps did."""
+    norms = [step.grad_norm for step in steps]
+    return BatchOutcome(
+        grad_norm=max(norms) if all(map(math.isfinite, norms)) else math.nan,
+        learning_rate=steps[-1].learning_rate,
+        optimizer_steps=len(steps),
+        skipped_steps=sum(step.skipped for step in steps),
+        skipped_for_loss=sum(not step.is_loss_finite for step in steps),
+    )
+
+
+def accumulate(
+    policy: Policy,
+    prepared: Prepared,
+    meter: DivergenceMeter,
+    settings: AlgorithmSettings,
+    critic: Critic | None = None,
+) -> torch.Tensor:
+    """Add one microbatch's gradient to the parameters' and return its share of the policy loss."""
+    microbatch = prepared.microbatch
+    scores = policy(
+        microbatch.token_ids_BT,
+        microbatch.positions_N,
+        entropy_gradient=settings.entropy_bonus > 0,
+    )
+    found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
+    log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
+    loss, deltas_N = found.loss, None
+    if prepared.log_ref_N is not None:
+        deltas_N = scores.logprobs_N.detach() - prepared.log_ref_N
+        if settings.kl_in == "loss":
+            kl_N = kl_penalty(scores.logprobs_N, prepared.log_ref_N, log_rhos_N, settings)
+            loss = loss + settings.kl_coefficient * (microbatch.weights_N * kl_N).sum()
+    total = loss
+    if critic is not None:
+        assert prepared.values_N is not None and prepared.targets_N is not None
+        total = total + critic.loss(
+            microbatch, scores.states_ND, prepared.values_N, prepared.targets_N
+        )
+    total.backward()
+    meter.add(log_rhos_N, scores.entropies_N, microbatch, found, deltas_N)
+    return loss.detach()

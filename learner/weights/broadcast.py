@@ -1,0 +1,232 @@
+"""One version to the members of a weight group, with a deadline for everything.
+
+Consumes READY, ACK and FAULT; waits for members until the deadlines of `epochs.py`; what unblocks
+it is the last answer, a failure of the group, or the deadline. Who has not got the version then
+pulls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.weights.group_thread import GroupThread
+from buffer.record.episode import PolicyVersion
+
+from .epochs import Membership, Phase, WeightEpochs
+from .slots import Slot
+
+if TYPE_CHECKING:
+    from .group import SendingGroup
+
+MIN_BUCKET_BYTES = 2**20
+"""Below this, the agreement on each bucket takes longer than its bytes."""
+MAX_BUCKET_BYTES = 16 * 2**20
+"""Full speed; and what is under way stays small beside the model."""
+BUCKETS = 16
+"""The receiver digests a bucket while the next ones travel; that of the last comes on top."""
+STUCK_AFTER_S = 1.0
+"""A collective that outlives its own timeout by this much will not return."""
+STUCK_EXIT_CODE = 75
+"""EX_TEMPFAIL: the learner starts a new publisher."""
+
+log = structlog.get_logger()
+Post = Callable[[str, object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastSettings:
+    """What the publisher needs of `learner`."""
+
+    host: str
+    """Address on which the stores of groups listen."""
+    join_s: float
+    send_s: float
+    use_cuda: bool
+
+
+class Broadcast:
+    """Runs the epochs of `WeightEpochs` with real groups.
+
+    Args:
+        settings: Deadlines and address.
+        epochs: Who is a member, and the state of the current epoch.
+        post: Sends a message to an actor; never blocks, may lose.
+        device_of: `cpu` or `cuda`, as the actor said in its JOIN.
+    """
+
+    def __init__(
+        self,
+        settings: BroadcastSettings,
+        epochs: WeightEpochs,
+        *,
+        post: Post,
+        device_of: Callable[[str], str],
+    ) -> None:
+        self._settings = settings
+        self._epochs = epochs
+        self._post = post
+        self._device_of = device_of
+        self._changed = asyncio.Event()
+        self._group: GroupThread[SendingGroup] | None = None
+        self._digest = ""
+        self._use_nccl = settings.use_cuda
+        self._is_warm = self._is_warming = False
+
+    def begin(self, version: PolicyVersion) -> Membership | None:
+        """Freeze the members for a version; None = everybody pulls it."""
+        if self._is_warm:
+            return self._epochs.begin(version)
+        if not self._is_warming and self._epochs.candidates():  # else it is never needed
+            self._is_warming = True
+            threading.Thread(target=self._warm, name="import-torch", daemon=True).start()
+        return None
+
+    async def run(self, slot: Slot, membership: Membership) -> bool:
+        """Carry the slot to these members. False: not all of them have it, and those pull."""
+        self._digest = slot.manifest.digest
+        if await self._form(membership, bucket_bytes_of(slot)):
+            return await self._send(slot, membership)
+        self._leave()
+        survivors = self._epochs.retry()
+        left_out = set(membership.members) - set(survivors.members if survivors else ())
+        self._abort(membership, left_out, "not all members were ready")
+        if survivors is None or not await self.run(slot, survivors):
+            return False
+        return not left_out
+
+    def heard(self, actor: str, answer: Ready | Ack | Fault) -> None:
+        """Take a member's answer."""
+        membership = self._epochs.membership
+        if membership is None or answer.version != membership.version:
+            return
+        match answer:
+            case Ready():
+                self._epochs.ready(actor, answer.epoch)
+            case Ack() if answer.digest == self._digest:
+                self._epochs.acked(actor, answer.epoch)
+            case Ack() | Fault():
+                reason = answer.reason if isinstance(answer, Fault) else "wrong digest"
+                log.warning("weight epoch failed", epoch=answer.epoch, actor=actor, reason=reason)
+                self._epochs.broke(answer.epoch)
+        self._changed.set()
+
+    async def _form(self, membership: Membership, bucket_bytes: int) -> bool:
+        """Invite the members and wait until all are ready."""
+        backend, port = self._backend(membership), 0
+        if membership.fresh:
+            port = self._open(membership, backend)
+        for rank, actor in enumerate(membership.members, start=1):
+            invitation = Epoch(
+                number=membership.number,
+                version=membership.version,
+                fresh=membership.fresh,
+                backend=backend,
+                host=self._settings.host,
+                port=port,
+                rank=rank,
+                size=len(membership.members) + 1,
+                bucket_bytes=bucket_bytes,
+                join_s=self._settings.join_s,
+                send_s=self._settings.send_s,
+            )
+            self._post(actor, invitation)
+        await self._while(Phase.FORMING)
+        return self._epochs.phase is Phase.SENDING
+
+    async def _send(self, slot: Slot, membership: Membership) -> bool:
+        assert self._group is not None
+        number = membership.number
+        for actor in membership.members:
+            self._post(actor, Send(number, membership.version))
+        send_s, memory = self._settings.send_s, slot.memory
+        bucket_bytes = bucket_bytes_of(slot)
+        sending = self._group.call(
+            lambda group: group.send(memory, bucket_bytes=bucket_bytes, send_s=send_s)
+        )
+        sending.add_done_callback(lambda done: self._returned(number, done))
+        limit_s = self._settings.join_s + send_s + STUCK_AFTER_S
+        stuck = asyncio.get_running_loop().call_later(limit_s, _give_up)
+        sending.add_done_callback(lambda _: stuck.cancel())
+        await self._while(Phase.SENDING)
+        if self._epochs.phase is Phase.DONE:
+            return True
+        if self._backend(membership) == "nccl":
+            log.warning("NCCL failed for weights; using gloo from now on", epoch=number)
+            self._use_nccl = False
+        self._leave()
+        self._abort(membership, membership.members, "not all members confirmed")
+        return False
+
+    def _returned(self, number: int, sending: asyncio.Future[None]) -> None:
+        """Note a failure of the collective. Its success is no proof of receipt: acks are."""
+        error = None if sending.cancelled() else sending.exception()
+        if error is not None:
+            log.warning("weight broadcast failed", epoch=number, reason=str(error))
+            self._epochs.broke(number)
+            self._changed.set()
+
+    async def _while(self, phase: Phase) -> None:
+        """Wait until the phase has changed, by an answer or by its deadline."""
+        loop = asyncio.get_running_loop()
+        while self._epochs.phase is phase:
+            self._changed.clear()
+            left_s = self._epochs.deadline - loop.time()
+            try:
+                async with asyncio.timeout(max(left_s, 0)):
+                    await self._changed.wait()
+            except TimeoutError:
+                silent = self._epochs.expire()
+                if silent:
+                    log.warning("members are silent", phase=phase.value, actors=silent)
+
+    def _open(self, membership: Membership, backend: str) -> int:
+        from .group import GroupPlan, SendingGroup, listen  # torch: loaded by `_warm`
+
+        self._leave()
+        size = len(membership.members) + 1
+        plan = GroupPlan(backend, self._settings.host, size, self._settings.join_s)
+        listener = listen(self._settings.host)
+        self._group = GroupThread(
+            lambda: SendingGroup(plan, listener),
+            name=f"weights-{membership.number}",
+            unused=listener.close,
+        )
+        return int(listener.getsockname()[1])
+
+    def _abort(self, membership: Membership, actors: Iterable[str], reason: str) -> None:
+        for actor in actors:
+            self._post(actor, Abort(membership.number, membership.version, reason))
+
+    def _leave(self) -> None:
+        if self._group is not None:
+            self._group.leave()
+            self._group = None
+
+    def _backend(self, membership: Membership) -> str:
+        on_gpu = self._use_nccl and all(self._device_of(a) == "cuda" for a in membership.members)
+        return "nccl" if on_gpu else "gloo"
+
+    def _warm(self) -> None:
+        """Import torch beside the first pulls: it takes seconds that nobody should wait for."""
+        from . import group as weight_group
+
+        self._use_nccl = self._use_nccl and weight_group.can_nccl()
+        self._is_warm = True
+
+
+def bucket_bytes_of(slot: Slot) -> int:
+    """Return the size of the buckets in which a version travels."""
+    return min(max(slot.manifest.num_bytes // BUCKETS, MIN_BUCKET_BYTES), MAX_BUCKET_BYTES)
+
+
+def _give_up() -> None:
+    log.error("a broadcast outlived its deadline; the publisher ends and is started again")
+    os._exit(STUCK_EXIT_CODE)  # a stuck collective cannot be unwound
