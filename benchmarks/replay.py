@@ -1,6 +1,6 @@
 """How long drawing kept groups for a batch takes, by how many are kept; prints JSON.
 
-    python benchmarks/replay.py [--most 1000000]
+    python -m benchmarks.replay [--most 1000000]
 
 A Redis of its own gets kept groups of one episode with a record of 16 bytes each: the index is
 measured, not the records. One measurement is one call that draws 64 groups and the call that gives
@@ -13,15 +13,12 @@ import argparse
 import json
 import random
 import statistics
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.delivery_arms import running_redis
-from benchmarks.machine import describe_machine
+from benchmarks.delivery.arms import running_redis
+from benchmarks.support.machine import describe_machine
 from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.store import Store

@@ -12,9 +12,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from console.buffer_verbs import app as buffer_verbs
-from console.keys import app as keys_app
-from console.weight_verbs import app as weight_verbs
+from console.verbs.buffer import app as buffer_verbs
+from console.verbs.keys import app as keys_app
+from console.verbs.weights import app as weight_verbs
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -82,7 +82,7 @@ def up(  # noqa: PLR0917 - typer calls it by name
     Example: `nyala up configs/demo.yaml --method GSPO --set actors.count=3`
     """
     from configs.errors import SettingsError
-    from console.up import Launch, run_up
+    from console.verbs.up import Launch, run_up
     from learner.algorithm.methods import overrides_of
 
     try:
@@ -154,7 +154,7 @@ def status(
     from rich.console import Console
 
     from configs.errors import NyalaError
-    from console.status import print_status
+    from console.verbs.status import print_status
 
     try:
         print_status(run, Console())
@@ -178,9 +178,9 @@ def init_model(
     from rich.console import Console
 
     from configs.errors import NyalaError
-    from console.init_model import make_if_needed
-    from console.plan import resolve
-    from console.run_folder import settings_of
+    from console.run.init_model import make_if_needed
+    from console.run.plan import resolve
+    from console.run.run_folder import settings_of
 
     try:
         settings = resolve(settings_of(_one_of(config, config_option), overrides or []))
@@ -248,7 +248,7 @@ def losses(
     Example: `nyala losses tis`
     """
     from configs.errors import NyalaError
-    from console.losses import show_losses  # imports torch
+    from console.verbs.losses import show_losses  # imports torch
 
     try:
         show_losses(name, as_json=as_json, markdown=markdown)
@@ -278,8 +278,8 @@ def _one_of(argument: Path | None, option: Path | None) -> Path:
 def _become(role: str, package: str, path: Path, overrides: list[str] | None) -> NoReturn:
     """Turn this process into a role's: signals and exit code are then the role's own."""
     from configs.errors import NyalaError
-    from console.plan import role_command
-    from console.run_folder import settings_of
+    from console.run.plan import role_command
+    from console.run.run_folder import settings_of
 
     try:
         settings = settings_of(path, overrides or [])

@@ -25,10 +25,11 @@ from buffer import operations
 from buffer.operations.values import TaskSeen
 from configs.errors import StoreError
 from console.chaos.cpu_time import CpuTime, cpu_s
-from console.chaos.ring import Ring
-from console.chaos.trail import Observer, Trail
-from console.json_lines import number, read_rows
-from console.run_folder import RunState
+from console.display.json_lines import number, read_rows
+from console.run.run_folder import RunState
+
+from .live_run import Ring
+from .task_trace import Observer, Trail
 
 LOOK_S = 0.02
 ACTORS_S = 0.5

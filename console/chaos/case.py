@@ -16,9 +16,10 @@ from pathlib import Path
 from buffer import operations
 from buffer.operations.values import TaskSeen
 from configs.errors import StoreError
-from console.chaos.fleet import Actor
-from console.chaos.ring import POLL_S, Ring
-from console.chaos.trail import Observer, Trail
+
+from .actor_fleet import Actor
+from .live_run import POLL_S, Ring
+from .task_trace import Observer, Trail
 
 OBSERVE_S = 0.6  # of how tasks grow, before a victim is chosen
 VICTIM_TASKS = 6  # a victim holds at least so many unfinished episodes with stored tokens

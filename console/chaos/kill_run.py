@@ -26,8 +26,9 @@ import numpy as np
 import configs
 from console.chaos.arms import Arm, Harm, Watcher
 from console.chaos.matrix import GUARD_S
-from console.chaos.ring import Ring
-from console.guard import Guard
+from console.run.process_guard import Guard
+
+from .live_run import Ring
 
 NEEDED = (
     "buffer.url=null",

@@ -16,13 +16,14 @@ from pathlib import Path
 import configs
 from configs.errors import NyalaError
 from console.chaos.case import Case
-from console.chaos.checks import Batches, trained_batches, violations
 from console.chaos.disk import small_disk
 from console.chaos.fault import Fault, Row, as_json, markdown
-from console.chaos.ring import NEEDED, SMALL, Ring
-from console.guard import Guard
+from console.run.process_guard import Guard
 
-from . import clock, network, partition, processes, stores
+from . import clock_jumps as clock
+from . import network, partition, processes, stores
+from .invariants import Batches, trained_batches, violations
+from .live_run import NEEDED, SMALL, Ring
 
 FAULTS: tuple[Fault, ...] = (
     *processes.FAULTS,

@@ -8,8 +8,9 @@ from urllib.parse import urlsplit
 
 from console.chaos.case import Case
 from console.chaos.fault import Fault
-from console.chaos.fleet import Actor
 from console.chaos.proxy import Proxy
+
+from .actor_fleet import Actor
 
 DELAY_S = 0.2
 DELAYED_S = 5.0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from console.chaos.case import Case
 from console.chaos.fault import Fault
-from console.second_network import SecondNetwork, obstacle
+
+from .network_namespace import SecondNetwork, obstacle
 
 NETWORK = SecondNetwork(0)
 SERVE_S = 90.0

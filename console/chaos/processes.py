@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from console.chaos.case import Case
 from console.chaos.fault import Fault
-from console.chaos.fleet import Actor
+
+from .actor_fleet import Actor
 
 COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
 

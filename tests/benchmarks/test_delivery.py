@@ -1,4 +1,4 @@
-"""`benchmarks/delivery.py`: what its arms carry, what it counts, and which way a ratio points."""
+"""`benchmarks.delivery`: what its arms carry, what it counts, and which way a ratio points."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from itertools import islice, repeat
 
 import pytest
 
-from benchmarks import delivery_arms
-from benchmarks.delivery import ratios, reverb
-from benchmarks.delivery_arms import ARMS, _receive, measure
-from benchmarks.delivery_fleet import Times
-from benchmarks.delivery_records import BATCH, FIRST_TASK, GROUP_SIZE, RECORD_BYTES, Records
-from benchmarks.delivery_soak import Memory, resident_bytes, slope
-from benchmarks.machine import REPOSITORY
+from benchmarks.delivery import arms as delivery_arms
+from benchmarks.delivery.__main__ import ratios, reverb
+from benchmarks.delivery.arms import ARMS, _receive, measure
+from benchmarks.delivery.fleet import Times
+from benchmarks.delivery.records import BATCH, FIRST_TASK, GROUP_SIZE, RECORD_BYTES, Records
+from benchmarks.delivery.soak import Memory, resident_bytes, slope
+from benchmarks.support.machine import REPOSITORY
 from buffer.record.codec import decode_episode
 
 

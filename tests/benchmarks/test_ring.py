@@ -1,4 +1,4 @@
-"""The arithmetic of `benchmarks/ring.py`: what is counted, and which way a ratio points."""
+"""The arithmetic of `python -m benchmarks.ring`: what is counted, and which way a ratio points."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from benchmarks.actor_arm import tokens_within
-from benchmarks.machine import REPOSITORY, ProcessTree, pinned
-from benchmarks.ring import ratios
-from benchmarks.watched_run import Trace, time_to_accuracy
+from benchmarks.ring.__main__ import ratios
+from benchmarks.ring.actor_arm import tokens_within
+from benchmarks.ring.watched_run import Trace, time_to_accuracy
+from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
 from buffer.record.episode import Completion, Episode
 
 

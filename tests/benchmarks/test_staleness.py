@@ -1,4 +1,4 @@
-"""`benchmarks/staleness.py`: whose episodes are trained on, and the arithmetic of its figures."""
+"""`benchmarks.staleness`: whose episodes are trained on, and the arithmetic of its figures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from benchmarks.lagged_run import LaggedRun
-from benchmarks.staleness import METHODS, TASK, Arms, train
-from benchmarks.staleness_report import Point, area, draw, ratios, summarise, table
-from benchmarks.workload import Workload
+from benchmarks.staleness.__main__ import METHODS, TASK, Arms, train
+from benchmarks.staleness.lagged_run import LaggedRun
+from benchmarks.staleness.report import Point, area, draw, ratios, summarise, table
+from benchmarks.support.workload import Workload
 from buffer.record.episode import Episode
 from learner.model.policy import Scores
 from tests.learner.tiny_policy import save_tiny_model

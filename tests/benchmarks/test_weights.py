@@ -1,11 +1,11 @@
-"""The arithmetic of `benchmarks/weights.py`, and one small transfer by each side."""
+"""The arithmetic of `python -m benchmarks.weights`, and one small transfer by each side."""
 
 import pytest
 
-from benchmarks.weight_ring import WeightRing, parameters_of
-from benchmarks.weight_transport import raw_broadcast
-from benchmarks.weights import MIB, ratios
-from console.second_network import SecondNetwork, obstacle
+from benchmarks.weights.__main__ import MIB, ratios
+from benchmarks.weights.ring import WeightRing, parameters_of
+from benchmarks.weights.transport import raw_broadcast
+from console.chaos.network_namespace import SecondNetwork, obstacle
 
 LINK_S = 0.5
 BEYOND_BURST = 0.7

@@ -8,8 +8,8 @@ import redis
 
 from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
-from console import checks
-from console.redis_server import free_port
+from console.run import preflight as checks
+from console.run.redis_server import free_port
 
 GOOD_REWARD = "def score(completion, answer):\n    return float(completion == answer)\n"
 

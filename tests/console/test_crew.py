@@ -12,7 +12,7 @@ import pytest
 from buffer import operations
 from buffer.store import Store
 from configs.settings import Settings
-from console.crew import Crew
+from console.run.actor_watch import Crew
 from learner.data.curriculum import training_tasks
 from tests.console.waiting import wait_until
 from tests.learner.tiny_run import begin_run, tiny_settings

@@ -6,9 +6,9 @@ import pytest
 
 from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
-from console import init_model
-from console.init_model import is_made, make_model, reuse, stamp
-from console.run_folder import RunFolder
+from console.run import init_model
+from console.run.init_model import is_made, make_model, reuse, stamp
+from console.run.run_folder import RunFolder
 
 EXPORT = "import sys; open(sys.argv[1], 'w').write('pair')"
 TRAIN = """

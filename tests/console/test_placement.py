@@ -3,7 +3,7 @@
 import pytest
 
 from configs.settings import RunSettings, Settings
-from console.placement import actor_gpus, environment_of, learner_gpus, visible_gpus
+from console.run.placement import actor_gpus, environment_of, learner_gpus, visible_gpus
 
 
 def settings(*, ranks=1, size=1, device="auto"):

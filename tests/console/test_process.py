@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from console.guard import follow
-from console.process import Command, Process
+from console.run.process import Command, Process
+from console.run.process_guard import follow
 from tests.console.waiting import is_alive, read_pid, wait_until
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -119,8 +119,8 @@ def test_nothing_survives_a_killed_parent_not_even_what_ignores_sigterm(tmp_path
     program = textwrap.dedent(
         f"""
         import os, pathlib, sys, time
-        from console.guard import Guard
-        from console.process import Command, Process
+        from console.run.process_guard import Guard
+        from console.run.process import Command, Process
         guard = Guard(grace_s=1.0)
         folder = pathlib.Path(sys.argv[1])
         stubborn = {STUBBORN!r} + {WITH_CHILD!r} + "time.sleep(600)"

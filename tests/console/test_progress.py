@@ -6,12 +6,12 @@ import json
 import pytest
 from rich.console import Console
 
-from console.display import LiveDisplay, PlainDisplay, View, duration, figures, make_display
-from console.json_lines import JsonLines
-from console.plot import draw_reward, smooth
-from console.progress import Progress, RunProgress, summarise
-from console.run_folder import RunFolder
-from console.stages import Stages
+from console.display.display import LiveDisplay, PlainDisplay, View, duration, figures, make_display
+from console.display.json_lines import JsonLines
+from console.display.progress import Progress, RunProgress, summarise
+from console.display.reward_plot import draw_reward, smooth
+from console.display.stages import Stages
+from console.run.run_folder import RunFolder
 
 
 def row(step, **fields):

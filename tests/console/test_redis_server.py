@@ -10,8 +10,8 @@ import pytest
 import redis
 
 from configs.errors import SettingsError, StoreError
-from console.process import Command, Process
-from console.redis_server import configure, find_binary, free_port, is_free, wait_until_ready
+from console.run.process import Command, Process
+from console.run.redis_server import configure, find_binary, free_port, is_free, wait_until_ready
 from tests.console.test_process import Groups
 from tests.console.waiting import wait_until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from console.restart import Action, RestartPolicy
+from console.run.restart_policy import Action, RestartPolicy
 
 
 class FakeClock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from console.result import rows_of
+from console.display.result import rows_of
 
 
 def test_what_did_not_happen_is_left_out_and_what_is_not_known_is_a_dash():

@@ -9,8 +9,8 @@ import pytest
 from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.settings import RunSettings, Settings
-from console.plan import given_redis, prepare, resolve, role_command
-from console.run_folder import RunFolder, RunState, refuse_changes, run_folder_of, settings_of
+from console.run.plan import given_redis, prepare, resolve, role_command
+from console.run.run_folder import RunFolder, RunState, refuse_changes, run_folder_of, settings_of
 
 
 def settings_in(folder, **run):
@@ -60,7 +60,7 @@ def test_archives_never_meet(folder):
 def test_a_second_up_of_the_same_run_is_refused(folder):
     program = (
         "import sys, pathlib\n"
-        "from console.run_folder import RunFolder\n"
+        "from console.run.run_folder import RunFolder\n"
         "with RunFolder(pathlib.Path(sys.argv[1])).locked(): print('in')"
     )
     command = [sys.executable, "-c", program, str(folder.path)]

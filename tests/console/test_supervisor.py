@@ -2,8 +2,8 @@
 
 import pytest
 
-from console.restart import RestartPolicy
-from console.supervisor import Supervisor
+from console.run.restart_policy import RestartPolicy
+from console.run.supervisor import Supervisor
 
 
 class FakeProcess:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from console.json_lines import read_rows
+from console.display.json_lines import read_rows
 from tests.console.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import json
 import os
 import sys
 
-from console import life
 from console.main import app
-from console.process import Command
+from console.run.process import Command
+from console.verbs import session as life
 
 
 def stand_ins(settings, folder):

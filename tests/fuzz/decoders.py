@@ -31,7 +31,7 @@ from buffer.record.episode import PolicyVersion
 from buffer.record.fast_check import lengths_of, task_ids_of
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
-from console.json_lines import read_rows
+from console.display.json_lines import read_rows
 from learner.checkpointing.checkpoint import MANIFEST, LearnerState, verify
 from learner.checkpointing.lineages import LineageFile
 from learner.reporting.journal import Journal

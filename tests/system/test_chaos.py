@@ -12,12 +12,12 @@ import pytest
 
 from buffer.operations.values import TaskSeen
 from configs.errors import SettingsError
-from console.chaos.checks import history_violations, oldest_lag
 from console.chaos.command import chosen
 from console.chaos.fault import Row, markdown
+from console.chaos.invariants import history_violations, oldest_lag
 from console.chaos.matrix import FAULTS, Plan, run_matrix
 from console.chaos.proxy import Proxy
-from console.chaos.trail import Observer, Trail
+from console.chaos.task_trace import Observer, Trail
 
 SHORT = ("actor-kill", "broker-kill", "redis-rewind")
 WAIT_S = 5.0

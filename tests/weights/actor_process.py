@@ -22,7 +22,7 @@ from broker.transport.keys import load_pair
 from configs.errors import NyalaError
 from configs.logging import configure_logging
 from configs.settings import ActorSettings
-from console.second_network import enter
+from console.chaos.network_namespace import enter
 from tests.weights.toy_model import ToyEngine
 
 

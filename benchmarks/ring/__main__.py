@@ -1,0 +1,125 @@
+"""How much the ring costs, and what it gains: `python -m benchmarks.ring [--full] [--only ARM]`.
+
+Arms, each with both sides in this one run:
+
+    actor  a real actor with real broker and Redis, and a sink for a learner, over the bare engine;
+           completions of up to 128 tokens
+    short  the same with completions of at most 32 tokens: more records for as many tokens
+    async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
+    trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward;
+           with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model
+
+Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
+default runs `actor` in short windows, in less than two minutes; numbers to quote come from
+`--full`, with nothing else running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
+from benchmarks.support.machine import describe_machine
+from benchmarks.support.progress import say_since
+from benchmarks.support.workload import LONGER
+
+ARMS = ("actor", "short", "async", "trl")
+DEFAULT = ("actor",)
+RINGS = {"ring": "vllm", "ring_torch": "torch"}
+"""Arm beside TRL -> engine of its actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How long the arms measure."""
+
+    passes: int
+    window_s: float
+    race: Race
+    batches: int
+    trl_steps: int
+    trl_threads: tuple[int, ...]
+
+
+SHORT = Size(2, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
+FULL = Size(10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2))
+
+
+def main() -> None:
+    """Run the chosen arms and print what they gave."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="numbers to quote; a quarter of an hour"
+    )
+    parser.add_argument("--only", action="append", choices=ARMS, help="may be given again")
+    parser.add_argument("--folder", type=Path, help="keep runs and logs here")
+    chosen = parser.parse_args()
+    names = chosen.only or (ARMS if chosen.full else DEFAULT)
+    machine = describe_machine()
+    with tempfile.TemporaryDirectory(prefix="nyala-ring-") as scratch:
+        folder = (chosen.folder or Path(scratch)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        arms = measure(folder, FULL if chosen.full else SHORT, names)
+    machine["load_after"] = describe_machine()["load"]
+    print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
+
+
+def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dict[str, Any]:
+    """Run arms one after the other."""
+    say = say_since(time.monotonic())
+    arms: dict[str, Any] = {}
+    for name, suffix, overrides in (("actor", "", LONGER), ("short", "_short", ())):
+        if name in names:
+            from benchmarks.ring.actor_arm import compare  # imports torch
+
+            arms |= compare(
+                folder,
+                passes=size.passes,
+                window_s=size.window_s,
+                say=say,
+                suffix=suffix,
+                overrides=overrides,
+            )
+    if "async" in names:
+        arms |= race(folder, size.race, say=say)
+    if "trl" in names:
+        for arm, engine in RINGS.items():
+            arms[arm] = ring_of_trl_size(folder, arm, engine, batches=size.batches, say=say)
+        arms["trl"] = trl(folder, steps=size.trl_steps, threads=size.trl_threads, say=say)
+    return arms
+
+
+def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
+    """Divide; None where a side is missing or did not get there."""
+
+    def ratio(top: str, bottom: str, figure: str) -> float | None:
+        above, below = (arms.get(name, {}).get(figure) for name in (top, bottom))
+        return round(above / below, 3) if above and below else None
+
+    return {
+        "actor_over_bare_engine": ratio("actor", "bare_engine", "tokens_per_s"),
+        "actor_over_bare_engine_per_cpu_s": ratio("actor", "bare_engine", "tokens_per_cpu_s"),
+        "actor_over_bare_engine_short": ratio("actor_short", "bare_engine_short", "tokens_per_s"),
+        "actor_over_bare_engine_short_per_cpu_s": ratio(
+            "actor_short", "bare_engine_short", "tokens_per_cpu_s"
+        ),
+        # The time of the other arm on top: how many times sooner the asynchronous one is there.
+        "async_over_sync_time": ratio("sync", "async", "time_s"),
+        "async_over_sync_tokens_per_cpu_s": ratio("async", "sync", "tokens_per_cpu_s"),
+        "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
+        "over_trl_tokens_per_cpu_s_torch": ratio("ring_torch", "trl", "tokens_per_cpu_s"),
+        "over_trl_tokens_per_s": ratio("ring", "trl", "tokens_per_s"),
+        "over_trl_tokens_per_s_torch": ratio("ring_torch", "trl", "tokens_per_s"),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""What the arms work on: presets with overrides, the model they share, and its prompts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.support.machine import REPOSITORY
+from configs.loader import load
+from configs.settings import Settings
+from console.run.init_model import make_if_needed, stamp
+from console.run.plan import resolve
+
+LONG_WORDS = "{dataset: spell_backward, min_word_len: 10, max_word_len: 14, dense: true}"
+THROUGHPUT = (
+    f"run.environment_settings={LONG_WORDS}",
+    "run.max_completion_tokens=32",
+    "run.group_size=8",
+    "run.groups_per_batch=8",
+    "run.steps=100000",  # we stop it
+    "run.eval_episodes=0",
+    "actors.count=1",
+    "learner.init_layers=4",
+    "learner.warm_start_steps=0",
+    "learner.lr=1e-9",  # as good as none: completions keep their length
+    "learner.lr_warmup_steps=0",
+    "algorithm.entropy_bonus=0.0",
+    "learner.checkpoint_every=50",
+)
+"""Over the demo's preset: 64 completions of at most 32 tokens per batch, a random 4x128 model."""
+
+LONGER = ("run.max_completion_tokens=128",)
+"""Over `THROUGHPUT`: the same model may then write four times as much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Settings of one arm's run."""
+
+    name: str
+    preset: str
+    folder: Path
+    """Where runs and the shared model are kept."""
+    overrides: tuple[str, ...] = ()
+    model: Path | None = field(default=None)
+
+    @property
+    def config(self) -> Path:
+        """The preset's file."""
+        return REPOSITORY / "configs" / self.preset
+
+    @property
+    def flags(self) -> list[str]:
+        """All overrides, as `nyala up` takes them."""
+        own = [f"run.name={self.name}", f"run.directory={self.folder}"]
+        model = [f"run.model={self.model}"] if self.model else []
+        return [*self.overrides, *own, *model]
+
+    def settings(self) -> Settings:
+        """Load them."""
+        return resolve(load(self.config, self.flags))
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of our processes: this checkout's code, one thread each."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def make_model(workload: Workload) -> Path:
+    """Make the model of a workload beside its runs, unless it is there: runs share it."""
+    from rich.console import Console
+
+    settings = workload.settings()
+    target = workload.folder / "models" / stamp(settings)[:12]
+    make_if_needed(settings, target, Console(stderr=True, quiet=True), plain=True)
+    return target
+
+
+def write_prompts(workload: Workload, count: int) -> Path:
+    """Write the first prompts of the training curriculum with their answers, for other trainers."""
+    from actors.export import export
+
+    path = workload.folder / f"{workload.name}-prompts.jsonl"
+    export(workload.settings().run, path, count=count, seed=0)
+    return path

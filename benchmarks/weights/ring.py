@@ -1,0 +1,222 @@
+"""The weight plane of a benchmark: the learner's side here, receivers in processes of their own.
+
+All between the learner's parameters and a receiver's staged bytes is real: gather, digest, slots,
+sidecar, CURVE, shared memory, gloo, staging. Without an engine nothing is applied, and no figure
+has its time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+from msgspec import structs
+from torch import nn
+
+from broker.protocol.messages import Publication
+from broker.transport.keys import load_pair, make_keys
+from buffer.record.episode import PolicyVersion
+from configs.logging import configure_logging
+from configs.settings import ActorSettings, LearnerSettings, RunSettings
+from configs.tables.actors import WeightSource
+from console.chaos.network_namespace import enter
+from learner.weights.server import Sent
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    ["actors.weights.group", "actors.weights.receiver", "learner.weights.publish"]
+)
+NUM_TENSORS = 50
+TIMEOUT_S = 120.0
+
+
+def parameters_of(num_bytes: int) -> nn.Module:
+    """Make as many bytes as a model has, in as many tensors as a small one has."""
+    count = num_bytes // 4 // NUM_TENSORS
+    return nn.ParameterList(torch.zeros(count) for _ in range(NUM_TENSORS))
+
+
+class NoEngine:
+    """Takes every version and agrees with every probe."""
+
+    async def generate(self) -> None:
+        """Nothing runs."""
+
+    async def apply(self, _: Any) -> float:
+        return 0.0
+
+    async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
+        return (0.0,) * (len(token_ids) - 1)
+
+
+async def no_engine() -> NoEngine:
+    return NoEngine()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Who a receiver is, and where."""
+
+    name: str
+    folder: Path
+    publication: Publication
+    shares: bool
+    pull_from: tuple[WeightSource, ...]
+    network: str | None
+
+
+class WeightRing:
+    """One publisher and its receivers.
+
+    Args:
+        folder: For keys and files.
+        model: What is published.
+        receivers: How many.
+        engine: Makes a receiver's engine.
+        shares: Whether receivers pull from each other.
+        pull_from: As in the settings. With `memory` no receiver is in a group.
+        route: Gives the address at which receivers reach the publisher's.
+        network: Receivers are in this network (`console.chaos.network_namespace`); None = in ours.
+        probe: Computes the learner's side of the probe.
+        settings: Of the learner.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: nn.Module,
+        *,
+        receivers: int = 1,
+        engine: Callable[[], Any] = no_engine,
+        shares: bool = False,
+        pull_from: tuple[WeightSource, ...] = ("peers", "publisher"),
+        route: Callable[[str], str] = str,
+        network: str | None = None,
+        probe: Callable[..., Any] = lambda _, ids: (0.0,) * (len(ids) - 1),
+        **settings: Any,
+    ) -> None:
+        from learner.weights.publish import WeightPublisher
+
+        keys = make_keys(folder / "keys")
+        self._publications: list[Publication] = []
+        self._pointed = 0.0
+        self._model = model
+        self._step = 0
+        self._publisher = WeightPublisher(
+            model,
+            RunSettings(name="weights", model="none", directory=folder),
+            LearnerSettings(device="cpu", **settings),
+            rank=0,
+            keys=keys,
+            probe_ids=(1, 2),
+            point=self._point,
+            probe=probe,
+        )
+        self._receivers = []
+        self.publish()
+        publication = self._publications[-1]
+        publication = structs.replace(publication, endpoint=route(publication.endpoint))
+        for number in range(receivers):
+            ours, theirs = FORKS.Pipe()
+            place = Place(f"actor-{number}", folder, publication, shares, pull_from, network)
+            process = FORKS.Process(target=_receive, args=(place, theirs, engine), daemon=True)
+            process.start()
+            theirs.close()
+            self._receivers.append((process, ours))
+        for _, pipe in self._receivers:
+            assert pipe.poll(TIMEOUT_S) and pipe.recv() == "synced", "a receiver did not come up"
+        has_groups = settings.get("broadcast", True) and "memory" not in pull_from
+        while has_groups and self.deliver().epoch == 0:
+            time.sleep(0.2)  # the sidecar imports torch beside the first pulls
+
+    def publish(self) -> None:
+        """Train and publish a version."""
+        self._step += 1
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.mul_(1.0 + 1e-4)
+        self._publisher.publish(self._model, PolicyVersion(1, self._step))
+
+    def _point(self, publication: Publication) -> None:
+        self._pointed = time.perf_counter()  # the sidecar has just been woken
+        self._publications.append(publication)
+
+    def deliver(self) -> Sent:
+        """Publish, and wait until all receivers have confirmed."""
+        self.publish()
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (found := self._publisher.deliveries()) or found[-1].version.step != self._step:
+            assert time.monotonic() < deadline, "no report of a delivery"
+            time.sleep(0.002)
+        return found[-1]
+
+    def pull(self) -> float:
+        """Publish, and wait until every receiver has it; returns seconds from the seal."""
+        self.publish()
+        waiting = {pipe for _, pipe in self._receivers}
+        while waiting:
+            for pipe in wait(waiting, TIMEOUT_S):
+                assert isinstance(pipe, Connection)
+                if pipe.recv()["step"] == self._step:
+                    waiting.discard(pipe)
+        return time.perf_counter() - self._pointed
+
+    def pause(self) -> float:
+        """Publish; returns how long generation of the first actor stood still, seconds."""
+        self.publish()
+        _, pipe = self._receivers[0]
+        while True:
+            assert pipe.poll(TIMEOUT_S), "a version was not applied"
+            applied = pipe.recv()
+            if applied["step"] == self._step:
+                return float(applied["pause_s"])
+
+    def close(self) -> None:
+        for process, _ in self._receivers:
+            process.kill()
+            process.join()
+        self._publisher.close()
+
+
+def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> None:
+    from actors.weights.receiver import WeightReceiver
+
+    async def live() -> None:
+        engine = await make_engine()
+        receiver = WeightReceiver(
+            engine,
+            ActorSettings(
+                weight_timeout_s=TIMEOUT_S,
+                share_endpoint="tcp://127.0.0.1:0" if place.shares else None,
+                pull_from=place.pull_from,
+            ),
+            keys=load_pair(place.folder / "keys", "actor"),
+            run="weights",
+            incarnation=place.name,
+            staging=place.folder / "staging",
+            keys_folder=place.folder / "keys",
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(receiver.run())
+            version = await receiver.first_sync(place.publication)
+            tasks.create_task(engine.generate())
+            pipe.send("synced")
+            while True:
+                paused_s = receiver.counters.pause_s
+                await receiver.newer_than(version)
+                version = receiver.version
+                pipe.send({"step": version.step, "pause_s": receiver.counters.pause_s - paused_s})
+
+    if place.network is not None:
+        enter(place.network)
+    configure_logging("actor", run="weights", incarnation=place.name)
+    torch.set_num_threads(1)
+    uvloop.run(live())

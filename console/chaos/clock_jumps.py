@@ -1,0 +1,76 @@
+"""Jumps of the wall clock, as every process of one run sees it: the machine's own is not touched.
+
+A small library, compiled on the spot, is loaded into the processes and adds an offset that is in a
+file; see `clock.c`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from .case import Case
+from .fault import Fault
+
+JUMP_S = 3600
+COMPILE_S = 60.0
+FILE, LIBRARY = "clock", "clock.so"
+
+
+@contextmanager
+def shiftable(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Return the variables under which a run's clock can be shifted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library, file = folder / LIBRARY, folder / FILE
+    compiler = shutil.which("cc")
+    assert compiler is not None, "the fault's obstacle was asked first"
+    source = Path(__file__).with_name("clock.c")
+    command = (compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source))
+    subprocess.run(command, check=True, timeout=COMPILE_S)
+    shift(file, 0)
+    yield {"LD_PRELOAD": str(library), "NYALA_CLOCK": str(file)}
+
+
+def shift(file: Path, seconds: int) -> None:
+    """Make the clocks that read this file jump to the machine's plus so much."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        # In place and at once: the file is mapped into every process.
+        os.pwrite(descriptor, struct.pack("=q", seconds), 0)
+    finally:
+        os.close(descriptor)
+
+
+def jump_forwards(case: Case) -> None:
+    """Every lease expires at once by Redis' clock, though its holder lives."""
+    _jump(case, JUMP_S)
+
+
+def jump_backwards(case: Case) -> None:
+    """Leases would last an hour longer; fences must go on growing."""
+    _jump(case, -JUMP_S)
+
+
+def _jump(case: Case, seconds: int) -> None:
+    file = case.ring.folder.path.parent / FILE
+    case.choose()
+    case.follow()
+    case.inject(lambda: shift(file, seconds))
+    case.recover()
+
+
+def _obstacle() -> str | None:
+    if shutil.which("cc") is None:
+        return "it needs a C compiler, to shift the clock of one run alone"
+    return None
+
+
+FAULTS = (
+    Fault("clock-forwards", "clock jumps an hour ahead", jump_forwards, _obstacle, shiftable),
+    Fault("clock-backwards", "clock jumps an hour back", jump_backwards, _obstacle, shiftable),
+)

@@ -1,0 +1,1 @@
+"""Views of a run: progress, tables, plots."""

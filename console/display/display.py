@@ -1,0 +1,208 @@
+"""What `nyala up` shows while a run goes: a live bar on a terminal, plain lines elsewhere.
+
+Both show the same `View`. Neither knows where its figures come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from .progress import Progress
+
+PLAIN_EVERY_S = 5.0  # a line for each step would bury a log file
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that is shown at one moment."""
+
+    progress: Progress
+    stages: Mapping[str, str]
+    """Process -> what it is busy with, while the first batch of this life is awaited."""
+    actors_alive: int
+    is_training: bool = True
+    """The first batch of this life has come."""
+
+
+class Display(Protocol):
+    """Shows a run to a person."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def show(self, view: View) -> None:
+        """Show the state of the run; cheap, called often."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Tell of an event, such as a restart; stays visible."""
+        ...
+
+
+def make_display(console: Console, *, name: str, plain: bool) -> Display:
+    """Choose the display that fits where the output goes."""
+    if plain or not console.is_terminal:
+        return PlainDisplay(console, name=name)
+    return LiveDisplay(console, name=name)
+
+
+class LiveDisplay:
+    """A progress bar and the figures of the run, redrawn in place."""
+
+    def __init__(self, console: Console, *, name: str) -> None:
+        self._live = Live(console=console, refresh_per_second=8, transient=False)
+        self._bar = Bar(
+            TextColumn(f"[bold]{name}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[eta]}"),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task(name, total=None, eta="")
+        self._spinners: dict[str, Spinner] = {}
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._live.stop()
+
+    def show(self, view: View) -> None:
+        """Redraw."""
+        if not view.is_training:
+            self._live.update(self._starting(view))
+            return
+        eta = view.progress.eta_s
+        self._bar.update(
+            self._task,
+            total=view.progress.steps,
+            completed=view.progress.step,
+            eta="" if eta is None else f"{duration(eta)} left",
+        )
+        shown: list[RenderableType] = [self._bar, _figures_table(view)]
+        if view.progress.alerts is not None:
+            shown.append(Text(f"ALERT {view.progress.alerts}", style="yellow"))
+        self._live.update(Group(*shown))
+
+    def say(self, text: str) -> None:
+        """Print above the bar."""
+        self._live.console.print(f"  {text}", markup=False, highlight=False)
+
+    def _starting(self, view: View) -> RenderableType:
+        rows = []
+        for name, stage in view.stages.items():
+            spinner = self._spinners.setdefault(name, Spinner("dots"))
+            spinner.update(text=f"{name}: {stage}")
+            rows.append(spinner)
+        return Group(*rows)
+
+
+class PlainDisplay:
+    """Lines for logs and pipes: each new stage once, then the figures every few seconds."""
+
+    def __init__(
+        self, console: Console, *, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._name = name
+        self._clock = clock
+        self._told: dict[str, str] = {}
+        self._last_step = 0
+        self._alerts: str | None = None
+        self._due = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def show(self, view: View) -> None:
+        """Print what is new."""
+        step = view.progress.step
+        if not view.is_training:
+            for name, stage in view.stages.items():
+                if self._told.get(name) != stage:
+                    self._told[name] = stage
+                    self.say(f"{name}: {stage}")
+            return
+        is_last = step == view.progress.steps
+        if step == self._last_step or (self._clock() < self._due and not is_last):
+            return
+        self._last_step, self._due = step, self._clock() + PLAIN_EVERY_S
+        values = ", ".join(f"{label} {value}" for label, value in figures(view).items())
+        self.say(f"{self._name}: batch {step}/{view.progress.steps}, {values}")
+        if view.progress.alerts not in (None, self._alerts):
+            self.say(f"{self._name}: ALERT {view.progress.alerts}; the learner's log says why")
+        self._alerts = view.progress.alerts
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def figures(view: View) -> dict[str, str]:
+    """Write the figures of a run for people; one that is not known yet is a dash."""
+    progress = view.progress
+    return {
+        "reward": _number(progress.reward, "{:.3f}"),
+        "accuracy": _number(progress.accuracy, "{:.3f}"),
+        "tokens/s": _number(progress.tokens_per_s, "{:,.0f}"),
+        "policy lag": _number(progress.policy_lag, "{:.2f}"),
+        "learner idle": _number(progress.idle_fraction, "{:.0%}"),
+        "actors": str(view.actors_alive),
+        "left": "-" if progress.eta_s is None else duration(progress.eta_s),
+    }
+
+
+def duration(seconds: float) -> str:
+    """Write a time span: `42 s`, `3:05 min`, `2:10 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def _figures_table(view: View) -> Table:
+    values = figures(view)
+    del values["left"]  # stands beside the bar
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    for label in values:
+        table.add_column(label, header_style="dim")
+    table.add_row(*values.values())
+    return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

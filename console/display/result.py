@@ -1,0 +1,76 @@
+"""The summary of a run as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from console.run.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ROWS = {
+    "held_out_accuracy_before": ("held-out accuracy before", "{:.3f}"),
+    "held_out_accuracy_after": ("held-out accuracy after", "{:.3f}"),
+    "steps": ("batches", "{:,.0f}"),
+    "episodes": ("episodes trained", "{:,.0f}"),
+    "reused_episodes": ("  for another time", "{:,.0f}"),
+    "resumed_episodes": ("  that another actor had begun", "{:,.0f}"),
+    "generated_tokens": ("tokens generated", "{:,.0f}"),
+    "trained_tokens": ("tokens trained", "{:,.0f}"),
+    "wall_s": ("time, s", "{:,.1f}"),
+    "learner_idle_fraction": ("learner idle", "{:.1%}"),
+    "learner_idle_for_weights_fraction": ("learner idle for weights", "{:.1%}"),
+    "generation_paused_fraction": ("generation paused for weights", "{:.1%}"),
+    "policy_lag_mean": ("policy lag, mean", "{:.2f}"),
+    "policy_lag_max": ("policy lag, max", "{:.0f}"),
+    "skipped_steps": ("optimizer steps skipped", "{:,.0f}"),
+    "skipped_for_loss": ("  because of the loss", "{:,.0f}"),
+    "rollbacks": ("rollbacks", "{:,.0f}"),
+    "learner_lives": ("lives of the learner", "{:,.0f}"),
+    "tasks_created": ("tasks created", "{:,.0f}"),
+    "tasks_committed": ("  committed", "{:,.0f}"),
+    "tasks_dropped": ("  dropped", "{:,.0f}"),
+    "tasks_dropped_by_reason": ("    by reason", "{}"),
+    "tasks_dead": ("  dead", "{:,.0f}"),
+    "tasks_cancelled": ("  cancelled at the end", "{:,.0f}"),
+}
+"""Key of `summary.json` -> label and format."""
+
+QUIET = {"reused_episodes", "resumed_episodes", "skipped_steps", "skipped_for_loss", "rollbacks"}
+"""What goes without saying where there was none of it."""
+
+
+def print_result(console: Console, folder: RunFolder) -> None:
+    """Show the summary of a finished run and where its files are."""
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(justify="right")
+    for label, value in rows_of(folder.read_summary()).items():
+        table.add_row(label, value)
+    console.print(table)
+    for path, what in (
+        (folder.plot, "reward curve"),
+        (folder.path / "model", "trained model (Hugging Face directory)"),
+        (folder.path, "metrics, checkpoints, logs"),
+    ):
+        if path.exists():
+            console.print(f"{path}  {what}", highlight=False, soft_wrap=True)
+
+
+def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
+    """Write the numbers of a summary for people; keys without a label of ours come last."""
+    rows: dict[str, str] = {}
+    for key, (label, form) in ROWS.items():
+        value = summary.get(key)
+        if isinstance(value, Mapping):
+            if value:
+                rows[label] = ", ".join(f"{reason} {count:,}" for reason, count in value.items())
+        elif value is not None and not (value == 0 and key in QUIET):
+            rows[label] = form.format(value)
+        elif key in summary and key not in QUIET:
+            rows[label] = "-"
+    return rows | {key: str(value) for key, value in summary.items() if key not in ROWS}

@@ -1,0 +1,1 @@
+"""Processes of a run: planned, started, watched, restarted."""

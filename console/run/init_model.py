@@ -1,0 +1,183 @@
+"""The model that a run begins with when `run.model` is `init`: made once, then kept.
+
+Two rooms work one after the other and never meet: an actor's process exports prompt/answer pairs of
+the environment, a learner's process builds the character model and trains it on that file. This
+module runs the one, then the other, and shows how far they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from configs.errors import NyalaError, SettingsError
+from configs.loader import save
+from configs.settings import Settings
+
+from .placement import environment_of
+from .run_folder import RunFolder
+
+STAMP = "made_from.json"
+PAIRS_PER_MODEL = 20_000  # several times what a short supervised start sees
+TAIL_LINES = 12  # of a failed process's log: enough for the last traceback
+
+Show = Callable[[str, int, int], None]
+"""Called with a label, the step and the number of steps; 0 of 0 while that is not known."""
+
+
+def is_made(settings: Settings, folder: Path) -> bool:
+    """Say whether `folder` has the model that these settings make."""
+    try:
+        return (folder / STAMP).read_text(encoding="utf-8").strip() == stamp(settings)
+    except FileNotFoundError:
+        return False
+
+
+def stamp(settings: Settings) -> str:
+    """Hash everything that the model depends on."""
+    parts = {
+        "run": settings.run.model_dump(
+            mode="json", include={"seed", "environment", "environment_settings"}
+        ),
+        "learner": {
+            key: value
+            for key, value in settings.learner.model_dump(mode="json").items()
+            if key.startswith(("init_", "warm_start_"))
+        },
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def make_if_needed(
+    settings: Settings, target: Path, console: Console, *, plain: bool = False
+) -> bool:
+    """Make the model in `target` with a progress bar, unless it is there; say whether it was made.
+
+    Raises:
+        NyalaError: It could not be made.
+    """
+    if is_made(settings, target):
+        return False
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+    )
+    is_live = console.is_terminal and not plain
+    told: set[str] = set()
+    with Bar(*columns, console=console, disable=not is_live) as bar:
+        task = bar.add_task("making the model", total=None)
+
+        def show(label: str, step: int, steps: int) -> None:
+            bar.update(task, description=label, completed=step, total=steps or None)
+            if not is_live and label not in told:
+                told.add(label)
+                console.print(f"init-model: {label}", highlight=False)
+
+        make_model(settings, target, show=show)
+    return True
+
+
+def make_model(settings: Settings, target: Path, *, show: Show) -> None:
+    """Make the model in `target`; nothing is there before it is complete.
+
+    Raises:
+        NyalaError: One of the two processes failed; the text has the end of its log.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".init-", dir=target.parent) as scratch:
+        pairs, made = Path(scratch) / "pairs.jsonl", Path(scratch) / "model"
+        config = Path(scratch) / "config.yaml"
+        save(settings, config)
+        show("writing examples", 0, 0)
+        for _ in _run(settings, "actor", export_command(config, pairs)):
+            pass
+        show("building the model", 0, settings.learner.warm_start_steps)
+        for line in _run(settings, "learner", warm_start_command(config, pairs, made)):
+            report = _report(line)
+            if report is not None:
+                show("supervised start", *report)
+        (made / STAMP).write_text(stamp(settings) + "\n", encoding="utf-8")
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+
+
+def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
+    """Copy the model out of an archived run if it is the one that these settings make."""
+    if not is_made(settings, archived / "init"):
+        return False
+    folder.path.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(archived / "init", folder.init)
+    return True
+
+
+def export_command(config: Path, pairs: Path) -> list[str]:
+    """Return the command of the actors' room."""
+    # Block 1 of the training items: block 0 is what the run itself begins with.
+    arguments = {"config": config, "out": pairs, "count": PAIRS_PER_MODEL, "seed": 1}
+    return _command("actors", "export", arguments)
+
+
+def warm_start_command(config: Path, pairs: Path, out: Path) -> list[str]:
+    """Return the command of the learner's room."""
+    return _command("learner", "warm-start", {"config": config, "pairs": pairs, "out": out})
+
+
+def _command(package: str, verb: str, arguments: Mapping[str, object]) -> list[str]:
+    flags = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
+    return [sys.executable, "-m", package, verb, *flags]
+
+
+def _run(settings: Settings, role: str, command: list[str]) -> Iterator[str]:
+    """Run a command and yield what it prints; its log is shown only if it fails."""
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environment_of(role, settings, inherited=os.environ),
+        ) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            yield from process.stdout
+            code = process.wait()
+        finally:
+            process.kill()  # nothing to kill, unless we were interrupted
+        if code != 0:
+            log.seek(0)
+            raise _failure(" ".join(command[2:4]), code, log.read().splitlines())
+
+
+def _failure(command: str, code: int, log: list[str]) -> NyalaError:
+    """Say why a process failed: its last word if it was one of ours, else the end of its log."""
+    try:
+        return SettingsError(str(json.loads(log[-1])["event"]))
+    except (IndexError, ValueError, KeyError, TypeError):
+        tail = "".join(f"\n  {line}" for line in log[-TAIL_LINES:])
+        return NyalaError(f"`python -m {command}` must end with 0, got {code}; its log ends:{tail}")
+
+
+def _report(line: str) -> tuple[int, int] | None:
+    """Read one line of progress; other lines are none."""
+    try:
+        row = json.loads(line)
+        return int(row["step"]), int(row["steps"])
+    except (ValueError, KeyError, TypeError):
+        return None

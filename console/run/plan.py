@@ -1,0 +1,162 @@
+"""From checked settings to what will run: resolved paths, the run folder's files, the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from configs.loader import load, save
+from configs.secrets import redis_url_of, write_secret
+from configs.settings import Settings
+
+from .placement import actor_gpus, environment_of, learner_gpus, visible_gpus
+from .process import Command
+from .redis_server import RedisServer, configure, free_port, is_free
+from .run_folder import RunFolder
+
+
+def resolve(settings: Settings) -> Settings:
+    """Make paths absolute, so that the run's config.yaml means the same from any folder."""
+    run = settings.run
+    changes: dict[str, object] = {"directory": run.directory.expanduser().resolve()}
+    model = Path(run.model).expanduser()
+    if run.model != "init" and model.exists():
+        changes["model"] = str(model.resolve())
+    if isinstance(run.reward, str):
+        changes["reward"] = _absolute(run.reward)
+    elif run.reward is not None:
+        changes["reward"] = [_absolute(reward) for reward in run.reward]
+    resolved = settings.model_copy(update={"run": run.model_copy(update=changes)})
+    if settings.broker.keys is not None:
+        keys = settings.broker.keys.expanduser().resolve()
+        resolved = with_value(resolved, "broker", "keys", keys)
+    return resolved
+
+
+def given_redis(settings: Settings, folder: RunFolder) -> str | None:
+    """Return the URL of a server that is not ours; None = this run has its own."""
+    given = redis_url_of()
+    if given is not None:
+        return given
+    if settings.buffer.url is not None:
+        return settings.buffer.url
+    if folder.redis_url.exists() and not folder.redis.exists():
+        return folder.redis_url.read_text(encoding="utf-8").strip()
+    return None
+
+
+def prepare(settings: Settings, folder: RunFolder, *, redis_url: str | None) -> RedisServer | None:
+    """Write all that the processes read: keys, the store's URL, config.yaml.
+
+    Returns:
+        The server to start; None if one was given.
+    """
+    from broker.transport.keys import make_keys
+
+    folder.path.mkdir(parents=True, exist_ok=True)
+    if settings.broker.keys is None:
+        make_keys(folder.keys)
+    server = None
+    if redis_url is None:
+        server = configure(
+            folder.redis, folder.redis_url, maxmemory_mb=settings.buffer.maxmemory_mb
+        )
+    else:
+        write_secret(folder.redis_url, redis_url)
+    # The URL has a password; it stays in its own file.
+    save(with_value(_with_port(settings, folder), "buffer", "url", None), folder.config)
+    return server
+
+
+def commands(settings: Settings, folder: RunFolder) -> list[Command]:
+    """List the processes of a run besides Redis, in the order in which they are shown."""
+    gpus = visible_gpus()
+    actors = [
+        _command(
+            f"actor-{number}",
+            "actor",
+            "actors",
+            folder,
+            environment_of("actor", settings, gpus=actor_gpus(settings, gpus, number)),
+            flags=("--name", f"actor-{number}"),
+        )
+        for number in range(settings.actors.count)
+    ]
+    learner = environment_of("learner", settings, gpus=learner_gpus(settings, gpus))
+    return [
+        _command("broker", "broker", "broker", folder, environment_of("broker", settings)),
+        _command("learner", "learner", "learner", folder, learner),
+        *actors,
+    ]
+
+
+def redis_command(server: RedisServer, folder: RunFolder, settings: Settings) -> Command:
+    """Return the process of the run's own server."""
+    environment = environment_of("redis", settings)
+    return Command("redis", "redis", server.arguments, folder.log("redis"), environment)
+
+
+def role_command(
+    role: str, package: str, path: Path, overrides: Sequence[str], settings: Settings
+) -> Command:
+    """Return the command of one process that a person starts by hand.
+
+    Args:
+        role: `actor`, `learner` or `broker`.
+        package: Its folder.
+        path: A settings file, or the folder of a run to join.
+        overrides: As given to us.
+        settings: What `path` and `overrides` amount to.
+    """
+    config = path
+    if path.is_dir():
+        config = path / "config.yaml"
+        overrides = [f"run.directory={json.dumps(str(settings.run.directory))}", *overrides]
+    flags = [text for override in overrides for text in ("--set", override)]
+    arguments = (sys.executable, "-m", package, "--config", str(config), *flags)
+    log = RunFolder(settings.run.folder).log(role)
+    return Command(role, role, arguments, log, environment_of(role, settings))
+
+
+def _command(
+    name: str,
+    role: str,
+    package: str,
+    folder: RunFolder,
+    environment: dict[str, str],
+    *,
+    flags: Sequence[str] = (),
+) -> Command:
+    arguments = (sys.executable, "-m", package, "--config", str(folder.config), *flags)
+    return Command(name, role, arguments, folder.log(name), environment)
+
+
+def _absolute(reward: str) -> str:
+    """Make the file of a reward function absolute; a module stays as it is."""
+    place, colon, function = reward.rpartition(":")
+    if not place.endswith(".py"):
+        return reward
+    return f"{Path(place).expanduser().resolve()}{colon}{function}"
+
+
+def _with_port(settings: Settings, folder: RunFolder) -> Settings:
+    """Choose the port where the settings leave it open: the run's earlier one if it is free."""
+    parts = urlsplit(settings.broker.endpoint)
+    if parts.port != 0:
+        return settings
+    host = parts.hostname or "127.0.0.1"
+    port = 0
+    if folder.config.exists():
+        port = urlsplit(load(folder.config).broker.endpoint).port or 0
+    if port == 0 or not is_free(host, port):
+        port = free_port(host)
+    return with_value(settings, "broker", "endpoint", f"tcp://{host}:{port}")
+
+
+def with_value(settings: Settings, table: str, key: str, value: object) -> Settings:
+    """Return settings with one other value."""
+    changed = getattr(settings, table).model_copy(update={key: value})
+    return settings.model_copy(update={table: changed})

@@ -1,0 +1,176 @@
+"""What `nyala up` looks at before it starts anything: each check gives one sentence, or nothing.
+
+Owns the questions; the answers come from the rooms that know. Nothing is changed here: no folder,
+no key in Redis, no process that stays.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from configs.errors import NyalaError, SettingsError
+from configs.settings import Settings
+
+from .placement import visible_gpus
+from .redis_server import find_binary, is_free
+
+Check = Callable[[Settings], None]
+
+HUB_TIMEOUT_S = 10.0
+
+
+def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None:
+    """Do all checks and report all that fail.
+
+    Args:
+        settings: Of the run.
+        redis_url: The server to use; None = one is started.
+
+    Raises:
+        SettingsError: At least one check failed.
+    """
+    problems = []
+    for check in (
+        check_endpoint,
+        lambda s: check_redis(s, redis_url),
+        check_keys,
+        check_devices,
+        check_engine,
+        check_model,
+        check_reward,
+    ):
+        try:
+            check(settings)
+        except NyalaError as error:
+            problems.append(str(error))
+    if problems:
+        raise SettingsError(_listed(problems))
+
+
+def check_endpoint(settings: Settings) -> None:
+    """The broker can listen where the settings say."""
+    endpoint = settings.broker.endpoint
+    parts = urlsplit(endpoint)
+    host, port = parts.hostname or "", parts.port or 0
+    if host != "*" and port != 0 and not is_free(host, port):
+        raise SettingsError(
+            f"broker.endpoint must be an address that is free on this machine, got {endpoint}, "
+            f"which is in use or not ours; stop the program that listens there, or choose another "
+            f"port (tcp://127.0.0.1:0 takes any free one)"
+        )
+
+
+def check_redis(settings: Settings, url: str | None) -> None:
+    """The given Redis answers and takes our password, or a server can be started."""
+    if url is None:
+        find_binary()
+        return
+    from buffer.store import Store
+
+    if not url.startswith(("redis://", "rediss://", "unix://")):
+        raise SettingsError(
+            f"buffer.url must begin with redis://, rediss:// or unix://, got {url.split('@')[-1]!r}"
+        )
+    try:
+        with Store(url, run=settings.run.name) as store:
+            store.ping()
+    except NyalaError as error:
+        raise SettingsError(f"buffer.url must be a Redis server that lets us in: {error}") from None
+
+
+def check_keys(settings: Settings) -> None:
+    """Keys that were made elsewhere are complete."""
+    folder = settings.broker.keys
+    if folder is None:
+        return
+    from broker.transport.keys import ACTOR, SERVERS, load_pair
+
+    for name in (*SERVERS, ACTOR):
+        load_pair(folder, name)
+
+
+def check_devices(settings: Settings) -> None:
+    """There are GPUs where GPUs are asked for."""
+    if settings.learner.device != "cuda":
+        return
+    count = len(visible_gpus())
+    if count < settings.learner.ranks:
+        raise SettingsError(
+            f"learner.ranks must be <= the GPUs of this machine = {count}, "
+            f"got {settings.learner.ranks}; use fewer ranks, or learner.device=cpu"
+        )
+
+
+def check_engine(settings: Settings) -> None:
+    """The engine of the actors is installed."""
+    if settings.actors.count and settings.actors.engine == "vllm":
+        _require_package("vllm", "actors.engine", "torch")
+
+
+def check_model(settings: Settings) -> None:
+    """There is a model to start from; `init` is made on the way."""
+    model = settings.run.model
+    path = Path(model).expanduser()
+    if model == "init":
+        return
+    if path.exists():
+        _check_model_folder(path)
+    elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise SettingsError(
+            f"run.model must be a Hugging Face model directory, got {model}, which does not exist; "
+            f"`init` makes a small character model"
+        )
+    else:
+        _check_hub(model)
+
+
+def check_reward(settings: Settings) -> None:
+    """Environment and reward load, and score one sample."""
+    from actors.rewards.pool import check_reward as try_reward
+
+    try_reward(settings)
+
+
+def _check_model_folder(path: Path) -> None:
+    if not (path / "config.json").is_file():
+        raise SettingsError(
+            f"run.model must be a Hugging Face model directory, got {path} without a config.json"
+        )
+    if not any(path.glob("*.safetensors")):
+        raise SettingsError(
+            f"run.model must have its weights as .safetensors files, got none in {path}; "
+            f"save it again with `save_pretrained`"
+        )
+
+
+def _check_hub(model: str) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    if isinstance(try_to_load_from_cache(model, "config.json"), str):
+        return
+    try:
+        HfApi().model_info(model, timeout=HUB_TIMEOUT_S)
+    except Exception as error:  # noqa: BLE001 - whatever the hub's client raises, the model is not there
+        first_line = str(error).strip().partition("\n")[0]
+        raise SettingsError(
+            f"run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
+            f"{model!r}: there is no such directory, and the hub says: {first_line}"
+        ) from None
+
+
+def _require_package(package: str, setting: str, instead: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise SettingsError(
+            f"{setting} must be an engine that is installed, got {package}, which is not; "
+            f"install the profile cpu or cuda, or use {setting}={instead}"
+        )
+
+
+def _listed(problems: Sequence[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    lines = "".join(f"\n  {problem}" for problem in problems)
+    return f"{len(problems)} things are in the way; nothing was started:{lines}"

@@ -1,0 +1,89 @@
+"""The process guard: it outlives a killed `nyala up` just long enough to end what that had started.
+
+Run as `python -m console.run.process_guard SECONDS`, it reads `+group` and `-group` lines on stdin.
+When stdin ends, `nyala up` is gone: every group that is left is asked to stop, and killed after
+SECONDS. A process with a pipe rather than a parent-death signal: the end of a pipe is seen however
+`nyala up` dies, and what ignores SIGTERM, or was started by what we started, goes too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+
+POLL_S = 0.05
+
+
+class Guard:
+    """The side of `nyala up`: starts the guard and tells it about process groups."""
+
+    def __init__(self, *, grace_s: float) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "console.run.process_guard", str(grace_s)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,  # neither Ctrl-C nor a kill of our group reaches it
+        )
+
+    def add(self, group: int) -> None:
+        """Have a process group ended if we are killed."""
+        self._tell(f"+{group}\n")
+
+    def remove(self, group: int) -> None:
+        """Forget a process group that has ended."""
+        self._tell(f"-{group}\n")
+
+    def close(self) -> None:
+        """Let the guard end whatever is left, then end itself."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line.encode())
+            self._process.stdin.flush()
+
+
+def follow(lines: Iterable[str]) -> set[int]:
+    """Return the groups that were added and not removed when the lines end."""
+    groups: set[int] = set()
+    for line in lines:
+        group = int(line[1:])
+        groups = groups | {group} if line.startswith("+") else groups - {group}
+    return groups
+
+
+def end_all(groups: set[int], *, grace_s: float) -> None:
+    """Ask the leaders to stop, wait, kill what is left of their groups."""
+    deadline = time.monotonic() + grace_s
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(group, signal.SIGTERM)
+    while groups and time.monotonic() < deadline:
+        groups = {group for group in groups if _lives(group)}
+        time.sleep(POLL_S)
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+def _lives(group: int) -> bool:
+    """Say whether the leader lives; what it leaves behind in its group is killed at once."""
+    try:
+        os.kill(group, 0)
+    except ProcessLookupError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    end_all(follow(sys.stdin), grace_s=float(sys.argv[1]))

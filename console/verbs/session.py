@@ -1,0 +1,191 @@
+"""One life of a run on this machine: from its files to the end of its last process.
+
+    prepare -> Redis -> model -> broker, learner, actors at once -> watch -> stop in order -> result
+
+Waits for the learner to finish; Ctrl-C, SIGTERM or a process that cannot be kept up unblocks it.
+However it ends, no process is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+
+from configs.settings import Settings
+from console.display.display import Display, View, make_display
+from console.display.progress import RunProgress
+from console.display.result import print_result
+from console.display.reward_plot import draw_reward
+from console.display.stages import Stages
+from console.run.actor_watch import Crew
+from console.run.init_model import make_if_needed
+from console.run.plan import commands, prepare, redis_command
+from console.run.process import Process, Supervised
+from console.run.process_guard import Guard
+from console.run.redis_server import RedisServer, wait_until_ready
+from console.run.restart_policy import RestartPolicy
+from console.run.run_folder import RunFolder, RunState
+from console.run.supervisor import Outcome, Supervisor
+
+FAILED = 1
+STOPPED = 130  # what shells give to Ctrl-C
+SUPERVISE_EVERY_S = 0.1  # how late a dead process is noticed; the display has its own pace
+
+
+class StopRequest(KeyboardInterrupt):
+    """SIGTERM; treated as Ctrl-C."""
+
+
+class Life:
+    """Starts, watches and stops the processes of a run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: RunFolder,
+        console: Console,
+        *,
+        redis_url: str | None,
+        resume_command: str,
+        plain: bool = False,
+    ) -> None:
+        self._console = console
+        self._settings = settings
+        self._folder = folder
+        self._redis_url = redis_url
+        self._resume_command = resume_command
+        self._plain = plain
+        self._crew: Crew | None = None
+
+    def carry_out(self) -> int:
+        """Start, watch, stop; the answer is the exit code."""
+        server = prepare(self._settings, self._folder, redis_url=self._redis_url)
+        try:
+            with _sigterm_as_interrupt():
+                if self._settings.run.model == "init":
+                    make_if_needed(
+                        self._settings, self._folder.init, self._console, plain=self._plain
+                    )
+                outcome = self._supervise(server)
+        except KeyboardInterrupt:
+            outcome = None
+        run = self._settings.run
+        task = run.environment_settings.get("dataset", run.environment)
+        plot = draw_reward(self._folder, title=f"{run.name}: {task}")
+        if outcome is not None and outcome.is_finished:
+            print_result(self._console, self._folder)
+            return 0
+        if outcome is not None:
+            self._say(f"stopped: {outcome.reason}")
+        if plot is not None:
+            self._say(f"the curve so far is in {plot}")
+        self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
+        self._say(f"  {self._resume_command}")
+        return STOPPED if outcome is None else FAILED
+
+    def _supervise(self, server: RedisServer | None) -> Outcome:
+        """Start all processes and watch them; all have ended when this returns or raises."""
+        guard = Guard(grace_s=self._settings.console.stop_timeout_s)
+        try:
+            processes = [Process(c, guard) for c in commands(self._settings, self._folder)]
+            stages = Stages({p.name: self._folder.log(p.name) for p in processes})
+            if server is not None:
+                redis = redis_command(server, self._folder, self._settings)
+                processes.insert(0, Process(redis, guard))
+            display = make_display(self._console, name=self._settings.run.name, plain=self._plain)
+            supervisor = Supervisor(
+                processes,
+                RestartPolicy(self._settings.console.max_restarts),
+                is_finished=lambda: self._folder.state is RunState.FINISHED,
+                say=display.say,
+                last_error=stages.take_error,
+                mourn=self._mourn,
+            )
+            with display:
+                return self._watch(supervisor, processes[0], server, display, stages)
+        finally:
+            guard.close()
+
+    def _watch(
+        self,
+        supervisor: Supervisor,
+        first: Process,
+        server: RedisServer | None,
+        display: Display,
+        stages: Stages,
+    ) -> Outcome:
+        """Start Redis, then the rest at once; stop all of it in order, whatever happens."""
+        url = self._folder.redis_url.read_text(encoding="utf-8").strip()
+        self._crew = crew = Crew(self._settings, url)
+        try:
+            if server is not None:
+                first.start()
+                wait_until_ready(server.url, has_ended=lambda: first.poll() is not None)
+            supervisor.start()
+            crew.start()
+            outcome = self._look_until_the_end(supervisor, display, stages, crew)
+            if not outcome.is_finished:
+                display.say(f"{outcome.name}: {outcome.error or 'ended without a word'}")
+                display.say(f"its log is {self._folder.log(outcome.name)}")
+            return outcome
+        finally:
+            crew.close()
+            self._stop(supervisor, display)
+
+    def _mourn(self, process: Supervised) -> None:
+        """Have the work of an actor that ended go to the others at once."""
+        if process.role == "actor" and process.pid is not None and self._crew is not None:
+            self._crew.mourn(process.pid)
+
+    def _look_until_the_end(
+        self, supervisor: Supervisor, display: Display, stages: Stages, crew: Crew
+    ) -> Outcome:
+        progress = RunProgress(self._folder, steps=self._settings.run.steps)
+        resumed_at = progress.look().step
+        show_at = 0.0
+        while True:
+            outcome = supervisor.tick()
+            if time.monotonic() >= show_at or outcome is not None:
+                alive = crew.alive
+                if alive is None:
+                    alive = supervisor.running("actor")
+                now = progress.look()
+                # A learner that was killed first takes back the steps after its checkpoint.
+                resumed_at = min(resumed_at, now.step)
+                display.show(View(now, stages.look(), alive, now.step > resumed_at))
+                show_at = time.monotonic() + self._settings.console.refresh_s
+            if outcome is not None:
+                return outcome
+            time.sleep(SUPERVISE_EVERY_S)
+
+    def _stop(self, supervisor: Supervisor, display: Display) -> None:
+        """Stop in order; a second Ctrl-C stops at once."""
+        try:
+            display.say("stopping: actors drain, the learner saves, then broker and Redis")
+            killed = supervisor.stop(timeout_s=self._settings.console.stop_timeout_s)
+            if killed:
+                display.say(f"had to be killed: {', '.join(killed)}")
+        except KeyboardInterrupt:
+            display.say("stopping at once")
+            supervisor.kill()
+            raise
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise StopRequest
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,100 @@
+"""`nyala status`: one look at a run, from its folder and, if it answers, its store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from buffer.operations.values import ActorSeen, Stats
+from configs.errors import NyalaError
+from configs.loader import load
+from console.display.display import View, duration, figures
+from console.display.progress import RunProgress
+from console.display.result import print_result
+from console.run.run_folder import RunState, run_folder_of
+
+
+def print_status(path: Path, console: Console) -> None:
+    """Show how far a run is, where its tasks are, and who samples.
+
+    Raises:
+        NyalaError: There is no such run.
+    """
+    folder = run_folder_of(path)
+    settings = load(folder.config)
+    if folder.state is RunState.FINISHED:
+        console.print(f"{settings.run.name} has finished")
+        print_result(console, folder)
+        return
+    progress = RunProgress(folder, steps=settings.run.steps).look()
+    console.print(
+        f"{settings.run.name}: batch {progress.step} of {settings.run.steps}, newest checkpoint "
+        f"{folder.newest_checkpoint() or '-'}",
+        highlight=False,
+    )
+    try:
+        url = folder.redis_url.read_text(encoding="utf-8").strip()
+        stats, actors, brokers = _ask_store(url, settings.run.name)
+    except NyalaError as error:
+        console.print(f"not running: {error}", markup=False, soft_wrap=True)
+        return
+    limit_s = settings.broker.heartbeat_timeout_s
+    alive = sum(actor.silent_s <= limit_s for actor in actors)
+    values = figures(View(progress, {}, alive))
+    line = ", ".join(f"{label} {value}" for label, value in values.items())
+    console.print(line, highlight=False, soft_wrap=True)
+    console.print(_tasks_line(stats), highlight=False, soft_wrap=True)
+    for endpoint, numbers in sorted(brokers.items()):
+        console.print(_broker_line(endpoint, numbers), highlight=False, soft_wrap=True)
+    for actor in actors:
+        console.print(_actor_line(actor), highlight=False, soft_wrap=True)
+
+
+def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]]]:
+    from buffer.operations import actors, stats
+    from buffer.operations.brokers import brokers
+    from buffer.store import Store
+
+    with Store(url, run=run) as store:
+        return store.run(stats()), store.run(actors()), store.run(brokers())
+
+
+def _tasks_line(stats: Stats) -> str:
+    counts = {
+        "ready": stats.ready,
+        "leased": stats.leased,
+        "buffered": stats.buffered,
+        "claimed": stats.claimed,
+        "committed": stats.committed,
+        "dropped": sum(stats.dropped.values()),
+        "dead": stats.dead,
+        "cancelled": stats.cancelled,
+    }
+    states = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
+    return f"{stats.created} tasks created" + (f": {states}" if states else "")
+
+
+def _broker_line(endpoint: str, figures: Mapping[str, float]) -> str:
+    """Write when a broker was heard of, whom it serves, and what it has refused."""
+    refused = {
+        name.removeprefix("refused_"): int(count)
+        for name, count in sorted(figures.items())
+        if name.startswith("refused_")
+    }
+    silent_s = max(0.0, time.time() - figures.get("at", 0.0))
+    first = f"broker {endpoint}, heard of {duration(silent_s)} ago"
+    counts = ", ".join(f"{count} {code}" for code, count in refused.items())
+    served = f"{int(figures.get('actors', 0))} actors"
+    return ", ".join([first, served, *([f"refused: {counts}"] if counts else [])])
+
+
+def _actor_line(actor: ActorSeen) -> str:
+    """Write when an actor was heard of, where it is, and its figures that are not zero."""
+    fields = dict(actor.fields)
+    host, version = fields.pop("host", "?"), fields.pop("version", "none yet")
+    numbers = [f"{name} {value}" for name, value in fields.items() if value not in {"0", "0.0"}]
+    first = f"{actor.incarnation} on {host}, heard of {duration(actor.silent_s)} ago"
+    return ", ".join([first, f"version {version}", *sorted(numbers)])

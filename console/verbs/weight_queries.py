@@ -1,0 +1,119 @@
+"""What `nyala weights` finds out, as plain rows."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from configs.errors import WeightsError
+from configs.loader import load
+from configs.secrets import redis_url
+from console.run.run_folder import run_folder_of
+
+from .tables import Facts
+
+
+def listed(run: Path, n: int) -> Facts:
+    """The newest `n` versions, oldest first, each with its delivery."""
+    from learner.weights.log import read_weight_log
+
+    versions: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in read_weight_log(run_folder_of(run).path):
+        entry = versions.setdefault((line["version"][0], line["version"][1]), {})
+        entry[line["event"]] = line
+    rows = []
+    for version, entry in list(versions.items())[-n:]:
+        sealed, sent = entry.get("sealed", {}), entry.get("delivered", {})
+        rows.append(
+            {
+                "version": f"{version[0]}.{version[1]}",
+                "digest": sealed.get("digest", "")[:12],
+                "bytes": sealed.get("num_bytes"),
+                "learner held, s": sealed.get("held_s"),
+                "actors": sent.get("actors"),
+                "by group": sent.get("members"),
+                "all confirmed": sent.get("is_complete"),
+                "delivered in, s": round(sent["wall_s"], 4) if sent else None,
+                "sparse bytes": sent.get("sparse_bytes"),
+                "density": sent.get("density"),
+            }
+        )
+    return Facts(f"{len(versions)} versions published", rows, {"versions": rows})
+
+
+def verified(run: Path, file: Path | None) -> Facts:
+    """Check the log of a run, and a file against it.
+
+    Raises:
+        WeightsError: A version was overwritten, steps go back, or the file is not of this run.
+    """
+    from learner.weights.log import read_weight_log
+
+    sealed = [
+        line for line in read_weight_log(run_folder_of(run).path) if line["event"] == "sealed"
+    ]
+    digests: dict[tuple[int, int], str] = {}
+    for line in sealed:
+        version = line["version"][0], line["version"][1]
+        if digests.setdefault(version, line["digest"]) != line["digest"]:
+            raise WeightsError(
+                f"version {version} must have one digest, got {digests[version]} and "
+                f"{line['digest']}; two learners have written to this run"
+            )
+    for before, after in pairwise(digests):
+        if after <= before:
+            raise WeightsError(
+                f"versions must increase, got {after} after {before}; the log of the run was edited"
+            )
+    said = f"{len(digests)} versions, each with one digest, in order"
+    if file is not None:
+        said += f"; {_check_file(file, digests)}"
+    return Facts(said, [], {"versions": len(digests), "verified": True})
+
+
+def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
+    from actors.weights.file import read_weights
+
+    weights = read_weights(file)
+    expected = digests.get((weights.version.lineage, weights.version.step))
+    if expected != weights.found:
+        raise WeightsError(
+            f"{file} must hold version {tuple(weights.version)} with digest {expected}, got "
+            f"{weights.found}; it is damaged, or of another run"
+        )
+    return f"{file} is version {weights.version.lineage}.{weights.version.step}"
+
+
+def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
+    """Pull the current version of a live run into a file.
+
+    Raises:
+        WeightsError: Nothing is published.
+        DeadlineError: Nothing came in time.
+    """
+    from actors.weights.download import download
+    from broker.protocol.messages import Publication
+    from broker.transport.keys import load_pair
+    from buffer import operations
+    from buffer.store import Store
+
+    folder = run_folder_of(run)
+    settings = load(folder.config)
+    with Store(redis_url(settings), run=settings.run.name) as store:
+        found = store.run(operations.publication())
+    if found is None:
+        raise WeightsError(f"{run} must have published weights, got none; is its learner up?")
+    publication = Publication(version=found.version, **found.fields)
+    keys = load_pair(settings.broker.keys or folder.keys, "actor")
+    manifest = asyncio.run(
+        download(publication, to, keys=keys, run=settings.run.name, timeout_s=timeout_s)
+    )
+    version = manifest.version
+    return Facts(
+        f"{to} holds version {version.lineage}.{version.step}, {manifest.num_bytes} bytes of "
+        f"weights, digest {manifest.digest}",
+        [],
+        {"version": list(version), "digest": manifest.digest, "path": str(to)},
+    )
