@@ -14,9 +14,9 @@ from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
-from tests.actors.engine_battery import BATTERY, probe_agrees, swaps_under_load
-from tests.actors.engine_probe import Bench, tiny_folder
-from tests.actors.tiny_model import make_model, stage
+from tests.actors.support.engine_battery import BATTERY, probe_agrees, swaps_under_load
+from tests.actors.support.engine_probe import Bench, tiny_folder
+from tests.actors.support.tiny_model import make_model, stage
 
 
 @pytest.fixture(scope="module")

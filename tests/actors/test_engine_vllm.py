@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.actors.engine_battery import BATTERY, TOLERANCE, probe_agrees, swaps_under_load
-from tests.actors.engine_probe import Bench, tiny_folder
-from tests.actors.tiny_model import reference_logprobs
+from tests.actors.support.engine_battery import BATTERY, TOLERANCE, probe_agrees, swaps_under_load
+from tests.actors.support.engine_probe import Bench, tiny_folder
+from tests.actors.support.tiny_model import reference_logprobs
 
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.actors.engine_battery import (
+from tests.actors.support.engine_battery import (
     aborts,
     overflow_starts_fresh,
     refuses_a_torn_file,
     swaps_under_load,
     switch_at_one_token,
 )
-from tests.actors.engine_probe import Bench, tiny_folder
+from tests.actors.support.engine_probe import Bench, tiny_folder
 
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 

@@ -18,9 +18,9 @@ from buffer.operations.values import Stats
 from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, EngineError, RefusedError
-from tests.actors.fake_actor import Actor, KilledLoop, solve
-from tests.actors.fake_engine import CharacterTokenizer, FakeEngine
-from tests.broker.ring import FIRST, GROUP, Ring, begin, create, ring
+from tests.actors.support.fake_actor import Actor, KilledLoop, solve
+from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine
+from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, ring
 
 
 @pytest.fixture(scope="module")

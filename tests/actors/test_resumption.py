@@ -25,7 +25,7 @@ from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import encode_completion
 from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.settings import RunSettings
-from tests.actors.tiny_model import make_model
+from tests.actors.support.tiny_model import make_model
 
 EPISODES = 10_000
 LIMIT = 24

@@ -13,7 +13,7 @@ from actors.episodes.rollout import Maker, ReplayMismatch, Rollout, State
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
-from tests.actors.fake_engine import STOP, CharacterTokenizer, Policy, sample, scripted
+from tests.actors.support.fake_engine import STOP, CharacterTokenizer, Policy, sample, scripted
 
 OLD, NEW = PolicyVersion(1, 4), PolicyVersion(1, 5)
 MULTIPLY = {"8*3=": "[8*3]", "24;": "31"}

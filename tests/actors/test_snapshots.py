@@ -7,7 +7,7 @@ from actors.episodes.rollout import Maker, Rollout, State
 from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion
-from tests.actors.fake_engine import CharacterTokenizer, sample, scripted
+from tests.actors.support.fake_engine import CharacterTokenizer, sample, scripted
 from tests.actors.test_rollout import Talk
 
 LETTERS = "abcdefghij"

@@ -13,7 +13,7 @@ from benchmarks.staleness.report import Point, area, draw, ratios, summarise, ta
 from benchmarks.support.workload import Workload
 from buffer.record.episode import Episode
 from learner.model.policy import Scores
-from tests.learner.tiny_policy import save_tiny_model
+from tests.learner.support.tiny_policy import save_tiny_model
 
 LAG = 2
 SHORT_RUN = (

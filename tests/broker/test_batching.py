@@ -11,7 +11,7 @@ from buffer import operations
 from buffer.operations.operation import SLICE, Operation
 from buffer.store import AsyncStore
 from configs.errors import StoreError
-from tests.broker.ring import FIRST, RUN, begin
+from tests.broker.support.ring import FIRST, RUN, begin
 
 
 def test_concurrent_rows_share_calls_and_get_their_own_answers(redis_url: str) -> None:

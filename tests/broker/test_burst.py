@@ -14,7 +14,7 @@ from broker.protocol.messages import BeatRequest, LeaseRequest, Verdicts
 from broker.server import flow_control as intake
 from broker.server.flow_control import Intake
 from broker.server.service import Service
-from tests.broker.ring import FIRST, RUN, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
 
 BURST = 40
 ROOM = 4

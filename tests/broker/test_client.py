@@ -27,7 +27,7 @@ from buffer.operations.operation import Operation
 from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RecordError
-from tests.broker.ring import FIRST, RUN, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
 from tests.broker.test_life import completion
 from tests.broker.test_restart import free_port
 

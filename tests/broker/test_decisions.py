@@ -8,7 +8,7 @@ from broker.server.flow_control import MAX_REQUESTS, Intake
 from broker.server.liveness import FORGET_AFTER, Liveness
 from broker.server.reaper import Reaper
 from broker.server.turnstile import Turnstile
-from tests.broker.ring import hello
+from tests.broker.support.ring import hello
 
 
 class FakeClock:

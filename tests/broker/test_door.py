@@ -31,7 +31,7 @@ from broker.transport.sockets import bind_router, bound_endpoint, connect_dealer
 from broker.transport.zap import DOMAIN, ZAP_ENDPOINT, Door
 from buffer import operations
 from configs.errors import DeadlineError, RefusedError, SettingsError
-from tests.broker.ring import FIRST, RUN, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
 from tests.broker.test_life import record_of, submission
 
 

@@ -26,7 +26,7 @@ from buffer import operations
 from buffer.record.codec import decode_episode, encode_completion, encode_episode
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.errors import RefusedError
-from tests.broker.ring import FIRST, begin, create, hello, ring, spec_of
+from tests.broker.support.ring import FIRST, begin, create, hello, ring, spec_of
 
 
 def completion(fence: int, tokens: int = 3, incarnation: str = "actor-1") -> Completion:

@@ -13,7 +13,7 @@ from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode
 from buffer.record.object_store import ObjectStore, is_reference
 from configs.errors import DeadlineError, RefusedError
-from tests.broker.ring import FIRST, begin, ring
+from tests.broker.support.ring import FIRST, begin, ring
 from tests.broker.test_life import completion, record_of, submission
 
 

@@ -21,7 +21,7 @@ from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.loader import save
 from configs.settings import Settings
-from tests.broker.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring, settings_with
+from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring, settings_with
 from tests.broker.test_life import submission
 from tests.conftest import find_redis_server
 

@@ -31,7 +31,7 @@ from buffer import operations
 from buffer.operations.brokers import brokers
 from configs.errors import RefusedError, SettingsError
 from configs.settings import RunSettings, Settings
-from tests.broker.ring import FIRST, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, Ring, begin, hello, ring
 from tests.broker.test_decisions import FakeClock
 from tests.broker.test_door import fingerprint
 

@@ -23,7 +23,7 @@ from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.loader import save
 from configs.settings import Settings
-from tests.broker.ring import FIRST, RUN, Ring, begin
+from tests.broker.support.ring import FIRST, RUN, Ring, begin
 from tests.broker.test_decisions import FakeClock
 from tests.broker.test_life import completion
 from tests.broker.test_restart import process, run_settings

@@ -18,7 +18,7 @@ from broker.transport.key_rotation import (
 )
 from broker.transport.keys import load_pair, load_public, make_keys
 from configs.errors import DeadlineError, RefusedError, SettingsError
-from tests.broker.ring import FIRST, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, Ring, begin, hello, ring
 from tests.broker.test_life import submission
 
 

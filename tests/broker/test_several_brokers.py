@@ -10,7 +10,7 @@ from buffer import operations
 from buffer.store import AsyncStore
 from configs.loader import save
 from configs.settings import Settings
-from tests.broker.ring import FIRST, GROUP, RUN, Ring, begin, hello
+from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello
 from tests.broker.test_life import submission
 from tests.broker.test_restart import free_port, process, run_settings
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from buffer.store import Store
-from tests.buffer.run_in_store import RunInStore
+from tests.buffer.support.run_in_store import RunInStore
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import BeatLine, NewTask
 from buffer.store import Store
 from configs.errors import StoreError
-from tests.buffer.servers import server, wait_until
+from tests.buffer.support.servers import server, wait_until
 
 RULES = Path(__file__).parents[2] / "configs" / "deploy" / "redis-users.acl"
 ROLES = ("broker", "learner", "console")

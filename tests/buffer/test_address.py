@@ -14,8 +14,8 @@ from buffer.client.address import parse_sentinel_url, without_password
 from buffer.operations.values import NewTask
 from buffer.store import AsyncStore, Store
 from configs.errors import SettingsError, StoreError, StoreUnreachable
-from tests.buffer.run_in_store import RunInStore
-from tests.buffer.servers import tls_front, wait_until, watched_pair
+from tests.buffer.support.run_in_store import RunInStore
+from tests.buffer.support.servers import tls_front, wait_until, watched_pair
 
 
 def test_a_url_with_sentinels_names_them_the_service_and_the_database() -> None:

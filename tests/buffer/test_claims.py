@@ -8,7 +8,12 @@ from buffer import operations
 from buffer.operations.operation import SLICE, Operation
 from buffer.operations.values import NewTask
 from configs.errors import LostLineage, RecordError, SettingsError, StoreError
-from tests.buffer.run_in_store import GROUP_SIZE, MAX_POLICY_LAG, UNITS_PER_BATCH, RunInStore
+from tests.buffer.support.run_in_store import (
+    GROUP_SIZE,
+    MAX_POLICY_LAG,
+    UNITS_PER_BATCH,
+    RunInStore,
+)
 
 
 def _begin(

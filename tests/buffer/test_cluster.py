@@ -7,8 +7,8 @@ import pytest
 import redis
 
 from buffer.operations.keys import run_prefix
-from tests.buffer.history import History
-from tests.buffer.servers import free_port, server, wait_until
+from tests.buffer.support.history import History
+from tests.buffer.support.servers import free_port, server, wait_until
 
 SETTINGS = "cluster-enabled yes\ncluster-require-full-coverage no\n"
 BUS_ABOVE = 10_000  # its nodes talk at a port so much higher

@@ -24,7 +24,7 @@ from buffer.record.codec import (
 )
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.errors import RecordError
-from tests.buffer.episodes import completions, episodes, example_episode
+from tests.buffer.support.episodes import completions, episodes, example_episode
 
 RECORD = encode_episode(example_episode())
 CHUNK = encode_completion(example_episode().completion)

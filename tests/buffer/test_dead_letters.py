@@ -6,8 +6,8 @@ import pytest
 
 from buffer import operations
 from buffer.operations.values import LeasedTask
-from tests.buffer import invariants
-from tests.buffer.run_in_store import GROUP_SIZE, RunInStore
+from tests.buffer.support import invariants
+from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 
 
 def _kill(run: RunInStore, tasks: list[LeasedTask], why: str = "reward raised KeyError") -> None:

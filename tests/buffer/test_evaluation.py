@@ -8,7 +8,7 @@ from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import NewTask
 from configs.errors import RecordError
-from tests.buffer.run_in_store import GROUP_SIZE, RunInStore
+from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 
 
 def test_evaluation_goes_first_and_past_admission(run: RunInStore) -> None:

@@ -1,7 +1,7 @@
 """Random histories against a real Redis, and mutants that they must catch.
 
 Other seeds: NYALA_SEED=1000 NYALA_SEEDS=500 pytest tests/buffer/test_history.py; one seed without
-pytest: python -m tests.buffer.history --seed 1000.
+pytest: python -m tests.buffer.support.history --seed 1000.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from buffer.client.scripts import LoadScript, load_script
-from tests.buffer.history import History
-from tests.buffer.mutants import MUTANTS, Mutant, broken
+from tests.buffer.support.history import History
+from tests.buffer.support.mutants import MUTANTS, Mutant, broken
 
 FIRST_SEED = int(os.environ.get("NYALA_SEED", "0"))
 SEEDS = int(os.environ.get("NYALA_SEEDS", "1" if "NYALA_SEED" in os.environ else "16"))

@@ -17,7 +17,7 @@ from buffer.record.codec import decode_completion, decode_episode, encode_comple
 from buffer.record.fast_check import lengths_of, task_ids_of
 from buffer.record.rules import FINISH_REASONS, PURPOSES
 from configs.errors import RecordError
-from tests.buffer.episodes import episodes
+from tests.buffer.support.episodes import episodes
 
 MOST = 2**20
 ODD = st.one_of(

@@ -11,7 +11,7 @@ from buffer.operations.leases import MAX_CHUNKS
 from buffer.operations.values import BeatLine, LeasedTask, NewTask
 from buffer.store import Store
 from configs.errors import RecordError
-from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
+from tests.buffer.support.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
 
 
 def test_creating_twice_creates_once(run: RunInStore) -> None:

@@ -12,8 +12,8 @@ import redis
 from buffer import operations
 from buffer.operations.values import LeasedTask
 from configs.errors import LostLineage, StoreError
-from tests.buffer import invariants
-from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
+from tests.buffer.support import invariants
+from tests.buffer.support.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
 
 NEW_SERVER = "f" * 40
 

@@ -11,7 +11,7 @@ from buffer import operations
 from buffer.operations.values import Rating, ReusedUnit
 from buffer.store import Store
 from configs.errors import LostLineage, StoreError
-from tests.buffer.run_in_store import GROUP_SIZE, UNITS_PER_BATCH, RunInStore
+from tests.buffer.support.run_in_store import GROUP_SIZE, UNITS_PER_BATCH, RunInStore
 
 
 def keep(run: RunInStore, k: int, *, uses: int = 2, born: int = 0, rank: float = 0.0) -> None:

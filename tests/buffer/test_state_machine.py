@@ -19,7 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test as play
 from buffer import operations
 from buffer.operations.values import BeatLine, NewTask
 from buffer.store import Store
-from tests.buffer import invariants
+from tests.buffer.support import invariants
 
 GROUP_SIZE = 2
 UNITS_PER_BATCH = 2

@@ -17,7 +17,7 @@ from buffer.client.address import without_password
 from buffer.client.errors import explain
 from buffer.store import AsyncStore, Store
 from configs.errors import StoreError, StoreUnreachable
-from tests.buffer.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
+from tests.buffer.support.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
 
 
 def test_scripts_are_loaded_again_after_redis_forgot_them(run: RunInStore) -> None:

@@ -16,7 +16,7 @@ from configs.loader import save
 from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.main import app
-from tests.buffer.episodes import example_episode
+from tests.buffer.support.episodes import example_episode
 
 SPEC = TaskSpec(group_id=0, index=7, seed=1, purpose="train", temperature=1.0)
 

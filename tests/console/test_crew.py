@@ -14,8 +14,8 @@ from buffer.store import Store
 from configs.settings import Settings
 from console.run.actor_watch import Crew
 from learner.data.curriculum import training_tasks
-from tests.console.waiting import wait_until
-from tests.learner.tiny_run import begin_run, tiny_settings
+from tests.console.support.waiting import wait_until
+from tests.learner.support.tiny_run import begin_run, tiny_settings
 
 HERE = socket.gethostname()
 DEAD, OTHER = os.getpid(), os.getpid() + 1

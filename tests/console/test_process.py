@@ -10,7 +10,7 @@ import pytest
 
 from console.run.process import Command, Process
 from console.run.process_guard import follow
-from tests.console.waiting import is_alive, read_pid, wait_until
+from tests.console.support.waiting import is_alive, read_pid, wait_until
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 WITH_CHILD = """

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from console.display.json_lines import read_rows
-from tests.console.waiting import is_alive, wait_until
+from tests.console.support.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
@@ -35,7 +35,7 @@ class Up:
         self.config.write_text(SETTINGS.format(directory=self.directory, steps=steps))
         child = subprocess.Popen(
             [
-                *(sys.executable, "-m", "tests.console.up_with_stand_ins"),
+                *(sys.executable, "-m", "tests.console.support.up_with_stand_ins"),
                 *(json.dumps(behaviours or {}), str(self.config), *flags),
             ],
             cwd=ROOT,

@@ -16,7 +16,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["broker", "buffer", "configs", "learner", "console"]):
-    from tests.fuzz.decoders import DECODERS
+    from tests.fuzz.support.decoders import DECODERS
 
 CHOICES = tuple(DECODERS.values())
 

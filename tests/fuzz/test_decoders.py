@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import SettingsError
-from tests.fuzz.decoders import DECODERS
-from tests.fuzz.lies import lies
+from tests.fuzz.support.decoders import DECODERS
+from tests.fuzz.support.lies import lies
 
 
 @pytest.mark.parametrize("name", DECODERS)

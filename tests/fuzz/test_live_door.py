@@ -23,8 +23,8 @@ from broker.protocol.messages import (
     SubmitRequest,
 )
 from broker.transport.keys import make_keys
-from tests.broker.ring import FIRST, RUN, begin, ring
-from tests.fuzz.lies import lies
+from tests.broker.support.ring import FIRST, RUN, begin, ring
+from tests.fuzz.support.lies import lies
 
 FRAMES = 400
 IN_FLIGHT = 20

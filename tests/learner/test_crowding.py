@@ -12,7 +12,7 @@ from buffer.store import Store
 from configs.settings import BufferSettings
 from learner.crowding import Crowding
 from learner.data.retrying_store import PatientStore
-from tests.buffer.run_in_store import GROUP_SIZE, RunInStore
+from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 
 RECORD = b"x" * 100_000
 

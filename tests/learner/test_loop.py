@@ -24,8 +24,8 @@ from learner import loop
 from learner.data import batch
 from learner.model.ranks import Ranks
 from learner.training import step
-from tests.learner.ring_in_process import LifeEnded, RingInProcess
-from tests.learner.tiny_run import tiny_settings
+from tests.learner.support.ring_in_process import LifeEnded, RingInProcess
+from tests.learner.support.tiny_run import tiny_settings
 
 SLOW_S = 0.3
 

@@ -24,10 +24,10 @@ from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import save
 from configs.settings import Settings
-from tests.learner.listening import family, listening
-from tests.learner.made_episodes import make_episode
-from tests.learner.tiny_policy import save_tiny_model
-from tests.learner.tiny_run import answer_leases, tiny_settings
+from tests.learner.support.listening import family, listening
+from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.tiny_policy import save_tiny_model
+from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120

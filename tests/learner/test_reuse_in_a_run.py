@@ -16,8 +16,8 @@ from buffer.operations.keys import run_prefix
 from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from learner.model.ranks import Ranks
-from tests.learner.ring_in_process import LifeEnded, RingInProcess
-from tests.learner.tiny_run import tiny_settings
+from tests.learner.support.ring_in_process import LifeEnded, RingInProcess
+from tests.learner.support.tiny_run import tiny_settings
 
 
 def _lines(folder: Path, name: str) -> list[dict[str, Any]]:

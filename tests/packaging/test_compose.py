@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.loader import load
-from tests.packaging.compose_file import PATH, ROOT, STORE_SECRETS, load_compose, secrets_of
+from tests.packaging.support.compose_file import PATH, ROOT, STORE_SECRETS, load_compose, secrets_of
 
 SERVICES = load_compose()["services"]
 OURS = [name for name in SERVICES if name != "redis"]

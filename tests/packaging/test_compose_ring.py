@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import find_redis_server
-from tests.packaging.compose_file import ROOT, load_compose, secrets_of
+from tests.packaging.support.compose_file import ROOT, load_compose, secrets_of
 
 PATIENCE_S = 180.0  # importing torch takes a minute where the cores are shared
 

@@ -18,7 +18,7 @@ from broker.transport.keys import KeyPair
 from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.hashes import run_hashes
 from configs.settings import Settings
-from tests.actors.fake_engine import CharacterTokenizer
+from tests.actors.support.fake_engine import CharacterTokenizer
 from tests.simulation.made_up import PROMPT_TOKENS, Talks, expected, index_of, logprob
 
 TOKENS_A_STEP = 10.0  # and request, on average

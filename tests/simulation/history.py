@@ -15,7 +15,7 @@ from typing import Any
 from buffer.operations.keys import run_prefix
 from buffer.record.episode import Episode
 from learner.data.claims import ClaimedBatch
-from tests.buffer import invariants
+from tests.buffer.support import invariants
 from tests.simulation.memory_redis import MemoryRedis, Reply
 from tests.simulation.store import View
 

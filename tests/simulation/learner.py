@@ -28,7 +28,7 @@ from learner.data.ledger import Ledger, as_ranges
 from learner.data.policy_lag import oldest_lag
 from learner.data.retrying_store import PatientStore
 from learner.reporting.metrics import Totals
-from tests.actors.fake_engine import ALPHABET
+from tests.actors.support.fake_engine import ALPHABET
 from tests.simulation.history import History
 from tests.simulation.made_up import check_episode
 from tests.simulation.store import LearnersStore, Server

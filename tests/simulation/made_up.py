@@ -15,7 +15,7 @@ import numpy as np
 
 from actors.environments.base import Score, Segment, Step
 from buffer.record.episode import Episode, PolicyVersion
-from tests.actors.fake_engine import ALPHABET, STOP, CharacterTokenizer
+from tests.actors.support.fake_engine import ALPHABET, STOP, CharacterTokenizer
 
 PROMPT_TOKENS = 8
 OBSERVATION = "go on"

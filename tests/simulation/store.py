@@ -231,7 +231,7 @@ class WireOfBroker(WireOfLearner):
 
 
 class View:
-    """The reading commands of a Redis client, for `tests/buffer/invariants.py`."""
+    """The reading commands of a Redis client, for `tests/buffer/support/invariants.py`."""
 
     def __init__(self, database: MemoryRedis) -> None:
         self._database = database

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.live_run import (
-    TORCH,
-    LiveRun,
-    assert_nothing_lost_or_repeated,
-    end,
-)
+from tests.system.support.live_run import TORCH, LiveRun, assert_nothing_lost_or_repeated, end
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

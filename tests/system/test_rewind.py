@@ -24,9 +24,9 @@ from buffer.store import Store
 from configs.errors import StoreRestarted
 from configs.settings import Settings
 from learner.model.ranks import Ranks
-from tests.learner.rewinding_redis import RewindingRedis, rewinding_redis
-from tests.learner.ring_in_process import LifeEnded, RingInProcess
-from tests.learner.tiny_run import tiny_settings
+from tests.learner.support.rewinding_redis import RewindingRedis, rewinding_redis
+from tests.learner.support.ring_in_process import LifeEnded, RingInProcess
+from tests.learner.support.tiny_run import tiny_settings
 
 STEPS, BATCH = 12, 16  # tasks
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.system.live_run import LiveRun, assert_nothing_lost_or_repeated
+from tests.system.support.live_run import LiveRun, assert_nothing_lost_or_repeated
 
 pytest.importorskip(
     "vllm", reason="not installed: tests/system/test_faults.py has the torch engine"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.weights.plane import grouped_plane
+from tests.weights.support.plane import grouped_plane
 
 
 @pytest.fixture(scope="module")

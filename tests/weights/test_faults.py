@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.weights.slow_link import SlowLink
+from tests.weights.support.slow_link import SlowLink
 from tests.weights.test_plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 
 SLACK_S = 5.0  # of a busy machine

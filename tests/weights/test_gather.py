@@ -10,8 +10,8 @@ from torch.distributed.fsdp import fully_shard
 
 from broker.protocol.manifest import digest_of
 from learner.weights.publish import gather, layout
-from tests.weights.plane import FORKS
-from tests.weights.toy_model import PROBE_IDS, ToyModel, probe_logprobs
+from tests.weights.support.plane import FORKS
+from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
 SEED = 7
 DTYPES = ("float32", "bfloat16")

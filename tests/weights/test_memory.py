@@ -21,7 +21,7 @@ from configs.errors import WeightsError
 from learner.weights.server import WeightServer
 from learner.weights.slots import Slots
 from learner.weights.sparse_chain import SparseChain
-from tests.weights.plane import grouped_plane
+from tests.weights.support.plane import grouped_plane
 from tests.weights.test_pull import ScriptedPublisher, contents, manifest, play
 
 NUM_BYTES = 2 * BUCKET_BYTES + 12345

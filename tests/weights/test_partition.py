@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from console.chaos.network_namespace import SecondNetwork, obstacle
-from tests.weights.plane import Plane
+from tests.weights.support.plane import Plane
 from tests.weights.test_faults import SLACK_S
 from tests.weights.test_plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 

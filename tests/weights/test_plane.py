@@ -12,7 +12,7 @@ import pytest
 
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import make_keys
-from tests.weights.listening import addresses
+from tests.weights.support.listening import addresses
 
 JOIN_AND_SEND_S = 4.0  # of Plane's settings: no version takes longer than this to be given up
 MAX_PUBLISH_S = 0.5

@@ -19,8 +19,8 @@ from broker.transport.keys import load_pair, make_keys
 from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.weights.pull_tree import FAN_OUT
-from tests.weights.listening import addresses
-from tests.weights.plane import Plane
+from tests.weights.support.listening import addresses
+from tests.weights.support.plane import Plane
 from tests.weights.test_plane import MAX_PUBLISH_S
 from tests.weights.test_pull import manifest
 

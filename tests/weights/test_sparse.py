@@ -18,7 +18,7 @@ from configs.errors import WeightsError
 from learner.weights import sparse_chain
 from learner.weights.slots import Slot
 from learner.weights.sparse_chain import SparseChain
-from tests.weights.plane import Plane
+from tests.weights.support.plane import Plane
 
 NUM_ELEMENTS = 5000
 DTYPES = ("bfloat16", "float32")

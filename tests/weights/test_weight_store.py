@@ -27,7 +27,7 @@ from configs.errors import DeadlineError, SettingsError
 from learner.weights.object_store_writer import Keyframes
 from learner.weights.slots import Slots
 from learner.weights.versions_on_offer import Shelf
-from tests.weights.plane import Plane
+from tests.weights.support.plane import Plane
 from tests.weights.test_pull import CALLER
 
 NUM_BYTES = CHUNK_BYTES + 1000  # two slices

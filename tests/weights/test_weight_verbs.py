@@ -12,7 +12,7 @@ from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.main import app
 from learner.weights.log import FILE_NAME
-from tests.weights.plane import Plane
+from tests.weights.support.plane import Plane
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import policy_loss
-from tests.learner.made_tokens import make_prepared
+from tests.learner.support.made_tokens import make_prepared
 
 LOGITS = torch.tensor([0.9, 0.4, -0.3, -1.0, 0.1], dtype=torch.float64)
 """Of the target policy pi."""

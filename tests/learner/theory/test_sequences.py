@@ -15,7 +15,7 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import policy_loss
-from tests.learner.made_tokens import make_prepared
+from tests.learner.support.made_tokens import make_prepared
 
 NUM_TOKENS = 3
 EPISODES_BT = torch.tensor(list(itertools.product((0, 1), repeat=NUM_TOKENS)))

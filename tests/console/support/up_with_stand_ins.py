@@ -1,0 +1,37 @@
+"""`nyala up` as it is, but that the roles are stand-ins and no model is made.
+
+`python -m tests.console.support.up_with_stand_ins BEHAVIOURS ARGUMENT...`; BEHAVIOURS is JSON
+from the name of a process to how it behaves.
+"""
+
+import json
+import os
+import sys
+
+from console.main import app
+from console.run.process import Command
+from console.verbs import session as life
+
+
+def stand_ins(settings, folder):
+    behaviours = json.loads(sys.argv[1])
+    names = ["broker", "learner", *(f"actor-{n}" for n in range(settings.actors.count))]
+    return [
+        Command(
+            name,
+            name.partition("-")[0],
+            (
+                *(sys.executable, "-m", "tests.console.support.stand_in", name.partition("-")[0]),
+                *(str(folder.path), str(settings.run.steps), behaviours.get(name, "")),
+            ),
+            folder.log(name),
+            dict(os.environ),
+        )
+        for name in names
+    ]
+
+
+if __name__ == "__main__":
+    life.commands = stand_ins  # type: ignore[attr-defined]
+    life.make_if_needed = lambda *_, **__: False  # type: ignore[attr-defined]
+    app(["up", *sys.argv[2:]], prog_name="nyala")

@@ -1,0 +1,224 @@
+"""Checkpoints: what is loaded is what was saved, or nothing is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.errors import CheckpointError
+from configs.settings import AlgorithmSettings, LearnerSettings
+from learner.checkpointing.checkpoint import MANIFEST, Checkpoints, LearnerState, verify
+from learner.data.batch import pack, plan_batch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.reporting.metrics import Totals
+from learner.training.guards import GuardState
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.step import train_batch
+from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.tiny_policy import constant_rate, parameters_of, tiny_policy
+
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
+STATE = LearnerState(
+    run="tiny",
+    settings_hash="h",
+    step=2,
+    lineage=1,
+    cursor=9,
+    trained=((0, 3), (5, 9)),
+    totals=Totals(episodes=5, wall_s=2.5),
+    guards=GuardState(rollbacks=1, kl_lr_scale=0.3, kl_coefficient=0.1 / 3),
+)
+
+
+def _new(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
+    policy = tiny_policy(ranks.mesh, seed=seed)
+    return policy, AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+
+
+def _train(policy: Policy, optimizer: AdamWithSchedule, steps: range, ranks: Ranks) -> None:
+    for step in steps:
+        episodes = random_group_episodes(4, 4, seed=step)
+        plan = plan_batch(step, episodes, ranks=1, settings=SETTINGS, max_completion_tokens=8)
+        microbatches = pack(
+            plan,
+            episodes,
+            settings=SETTINGS,
+            microbatch_tokens=16384,
+            lineages={1: 0},
+            lineage=1,
+        )
+        train_batch(policy, optimizer, step, microbatches, settings=SETTINGS, ranks=ranks)
+
+
+def _saved(
+    folder: Path, ranks: Ranks, *, keep: int = 3, steps: tuple[int, ...] = (2,)
+) -> Checkpoints:
+    policy, optimizer = _new(ranks)
+    _train(policy, optimizer, range(1, 2), ranks)
+    checkpoints = Checkpoints(folder, keep=keep, ranks=ranks)
+    for step in steps:
+        checkpoints.save(replace(STATE, step=step), policy, optimizer)
+    return checkpoints
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    policy, optimizer = _new(ranks)
+    _train(policy, optimizer, range(1, 3), ranks)
+    checkpoints = Checkpoints(tmp_path, keep=3, ranks=ranks)
+    path = checkpoints.save(STATE, policy, optimizer)
+    random_then = torch.rand(3)
+    _train(policy, optimizer, range(3, 6), ranks)
+
+    resumed, resumed_optimizer = _new(ranks, seed=7)
+    checkpoints.load(path, resumed, resumed_optimizer)
+    random_now = torch.rand(3)
+    _train(resumed, resumed_optimizer, range(3, 6), ranks)
+
+    assert torch.equal(random_now, random_then)
+    expected = parameters_of(policy, optimizer)
+    ours = parameters_of(resumed, resumed_optimizer)
+    assert len(ours) == len(expected) > 50
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
+
+
+def test_a_checkpoint_carries_the_learners_state(tmp_path: Path, ranks: Ranks) -> None:
+    newest = _saved(tmp_path, ranks).newest()
+
+    assert newest == (tmp_path / "step-000002", STATE)
+
+
+def test_no_checkpoint_is_not_an_error(tmp_path: Path, ranks: Ranks) -> None:
+    assert Checkpoints(tmp_path / "none", keep=1, ranks=ranks).newest() is None
+
+
+def test_a_flipped_bit_in_any_file_is_refused(tmp_path: Path, ranks: Ranks) -> None:
+    _saved(tmp_path, ranks)
+    folder = tmp_path / "step-000002"
+    files = [file for file in folder.iterdir() if file.name != MANIFEST]
+    assert len(files) >= 4
+
+    for file in files:
+        intact = file.read_bytes()
+        for place in (0, len(intact) // 2, len(intact) - 1):
+            flipped = bytearray(intact)
+            flipped[place] ^= 1
+            file.write_bytes(flipped)
+            with pytest.raises(
+                CheckpointError, match=f"{re.escape(file.name)} must have the SHA-256"
+            ):
+                verify(folder)
+        file.write_bytes(intact)
+    assert verify(folder) == STATE
+
+
+def test_a_truncated_or_missing_file_is_refused(tmp_path: Path, ranks: Ranks) -> None:
+    _saved(tmp_path, ranks)
+    folder = tmp_path / "step-000002"
+
+    for file in list(folder.iterdir()):
+        intact = file.read_bytes()
+        file.write_bytes(intact[:-1])
+        with pytest.raises(CheckpointError):
+            verify(folder)
+        file.unlink()
+        with pytest.raises(CheckpointError):
+            verify(folder)
+        file.write_bytes(intact)
+    assert verify(folder) == STATE
+
+
+def test_a_corrupt_checkpoint_is_passed_over_for_the_one_before(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    checkpoints = _saved(tmp_path, ranks, steps=(2, 4))
+    (tmp_path / "step-000004" / "state.json").write_text("{}")
+
+    newest = checkpoints.newest()
+
+    assert newest is not None
+    assert newest[1].step == 2
+
+
+def test_only_corrupt_checkpoints_end_the_learner(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _saved(tmp_path, ranks)
+    (tmp_path / "step-000002" / "state.json").write_text("{}")
+
+    with pytest.raises(CheckpointError, match=r"one of the 1 checkpoints .* must be intact"):
+        checkpoints.newest()
+    with pytest.raises(CheckpointError):  # the next life too: it must not begin the run anew
+        checkpoints.newest()
+
+
+def test_old_and_unfinished_checkpoints_are_removed(tmp_path: Path, ranks: Ranks) -> None:
+    (tmp_path / ".unfinished-step-000099").mkdir(parents=True)
+
+    _saved(tmp_path, ranks, keep=2, steps=(2, 4, 6))
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000004", "step-000006"]
+
+
+def test_fewer_checkpoints_than_are_kept_all_stay(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _saved(tmp_path, ranks, keep=5, steps=(2, 4, 6))
+
+    assert [path.name for path in checkpoints.all()] == [
+        "step-000002",
+        "step-000004",
+        "step-000006",
+    ]
+
+
+def test_a_refused_checkpoint_does_not_push_out_a_good_one(tmp_path: Path, ranks: Ranks) -> None:
+    policy, optimizer = _new(ranks)
+    _train(policy, optimizer, range(1, 2), ranks)
+    checkpoints = Checkpoints(tmp_path, keep=2, ranks=ranks)
+    for step in (2, 4, 6):
+        checkpoints.save(replace(STATE, step=step), policy, optimizer)
+    (tmp_path / "step-000006" / "state.json").write_text("{}")
+    assert checkpoints.newest() == (tmp_path / "step-000004", replace(STATE, step=4))
+
+    checkpoints.save(replace(STATE, step=5), policy, optimizer)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "refused-step-000006",
+        "step-000004",
+        "step-000005",
+    ]
+    assert checkpoints.newest() == (tmp_path / "step-000005", replace(STATE, step=5))
+
+
+def test_the_checkpoint_just_saved_is_never_removed(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _saved(tmp_path, ranks, keep=1, steps=(8, 4))  # as after a resume at an older one
+
+    assert (tmp_path / "step-000004").is_dir()
+    assert verify(tmp_path / "step-000004").step == 4
+    assert checkpoints.all() == [tmp_path / "step-000004"]
+
+
+def test_checkpoints_are_ordered_by_number(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _saved(tmp_path, ranks, keep=2, steps=(999_998, 1_000_000))
+
+    newest = checkpoints.newest()
+
+    assert newest is not None
+    assert newest[1].step == 1_000_000
+    assert [path.name for path in checkpoints.all()] == ["step-999998", "step-1000000"]
+
+
+def test_a_step_trained_again_replaces_its_checkpoint(tmp_path: Path, ranks: Ranks) -> None:
+    policy, optimizer = _new(ranks)
+    _train(policy, optimizer, range(1, 2), ranks)
+    checkpoints = Checkpoints(tmp_path, keep=2, ranks=ranks)
+    checkpoints.save(STATE, policy, optimizer)
+
+    checkpoints.save(replace(STATE, lineage=2), policy, optimizer)
+
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest[1].lineage == 2

@@ -1,0 +1,196 @@
+"""Plans and microbatches: whatever way a batch is cut, it is the same batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from buffer.record.episode import Episode
+from configs.errors import RecordError
+from configs.settings import AlgorithmSettings
+from learner.data.batch import (
+    BatchPlan,
+    Microbatch,
+    cut_microbatches,
+    empty_microbatch,
+    num_tokens,
+    pack,
+    plan_batch,
+)
+from learner.model.ranks import Ranks
+from learner.training.divergence_meter import DivergenceMeter
+from learner.training.preparation import Prepared
+from learner.training.step import accumulate
+from tests.learner.support.made_episodes import make_episode, random_group_episodes
+from tests.learner.support.tiny_policy import tiny_policy
+
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
+
+
+def _plan(episodes: list[Episode], *, ranks: int = 1, num_minibatches: int = 1) -> BatchPlan:
+    return plan_batch(
+        1,
+        episodes,
+        ranks=ranks,
+        settings=AlgorithmSettings(),
+        max_completion_tokens=8,
+        num_minibatches=num_minibatches,
+    )
+
+
+def _pack(
+    plan: BatchPlan,
+    episodes: list[Episode],
+    settings: AlgorithmSettings = SETTINGS,
+    microbatch_tokens: int = 16384,
+) -> list[Microbatch]:
+    return pack(
+        plan,
+        episodes,
+        settings=settings,
+        microbatch_tokens=microbatch_tokens,
+        lineages={1: 0},
+        lineage=1,
+    )
+
+
+def test_advantages_stay_within_their_group() -> None:
+    rewards = [0.0, 1.0, 5.0, 5.0]
+    episodes = [make_episode(i, group_id=i // 2, reward=r) for i, r in enumerate(rewards)]
+
+    advantages = [row.advantage for row in _plan(episodes).rows]
+
+    assert advantages == pytest.approx([-0.707, 0.707, 0.0, 0.0], abs=1e-3)
+
+
+def test_counts_are_of_trained_tokens() -> None:
+    episodes = [
+        make_episode(0, completion=[8, 9, 8], mask=[1, 0, 1]),
+        make_episode(1, completion=[8], mask=[0]),
+    ]
+
+    (counts,) = _plan(episodes).counts
+
+    assert (counts.tokens, counts.episodes, counts.max_completion_tokens) == (2, 1, 8)
+
+
+def test_ranks_get_like_numbers_of_tokens() -> None:
+    episodes = random_group_episodes(8, 8)
+    plan = _plan(episodes, ranks=3)
+    by_id = {episode.task_id: num_tokens(episode) for episode in episodes}
+
+    loads = [sum(by_id[row.task_id] for row in plan.rows if row.rank == r) for r in range(3)]
+
+    assert max(loads) - min(loads) <= max(by_id.values())
+    assert sum(loads) == sum(by_id.values())
+
+
+def test_a_minibatch_has_whole_groups_and_its_own_counts() -> None:
+    episodes = random_group_episodes(5, 4)
+    plan = _plan(episodes, ranks=2, num_minibatches=2)
+
+    by_minibatch = [
+        [e for e, row in zip(episodes, plan.rows, strict=True) if row.minibatch == m]
+        for m in (0, 1)
+    ]
+
+    assert [sorted({e.group_id for e in own}) for own in by_minibatch] == [[0, 1, 2], [3, 4]]
+    for own, counts in zip(by_minibatch, plan.counts, strict=True):
+        assert counts.episodes == len(own)
+        assert counts.tokens == sum(int(e.completion.loss_mask.sum()) for e in own)
+    for minibatch, counts in enumerate(plan.counts):
+        packed = [m for m in _pack(plan, episodes) if m.minibatch == minibatch]
+        assert sum(float(m.weights_N.sum()) for m in packed) == pytest.approx(1)
+        assert sum(len(m.weights_N) for m in packed) == counts.tokens
+
+
+def test_each_minibatch_is_dealt_evenly_over_the_ranks() -> None:
+    episodes = random_group_episodes(8, 8)
+    plan = _plan(episodes, ranks=2, num_minibatches=4)
+    by_id = {episode.task_id: num_tokens(episode) for episode in episodes}
+
+    for minibatch in range(4):
+        rows = [row for row in plan.rows if row.minibatch == minibatch]
+        loads = [sum(by_id[row.task_id] for row in rows if row.rank == r) for r in range(2)]
+        assert abs(loads[0] - loads[1]) <= max(by_id.values())
+
+
+def test_a_plan_survives_the_wire() -> None:
+    plan = _plan(random_group_episodes(3, 4), ranks=2, num_minibatches=2)
+
+    assert BatchPlan.decode(plan.encode()) == plan
+
+
+def test_no_microbatch_exceeds_its_budget_of_padded_tokens() -> None:
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, 40, size=200).tolist()
+
+    cuts = cut_microbatches(lengths, 100)
+
+    assert sorted(row for rows in cuts for row in rows) == list(range(200))
+    assert all(len(rows) * max(lengths[row] for row in rows) <= 100 for rows in cuts)
+
+
+def test_a_row_longer_than_the_budget_stands_alone() -> None:
+    assert cut_microbatches([5, 500, 5], 100) == [[0, 2], [1]]
+
+
+def test_packed_tokens_are_those_of_the_episodes() -> None:
+    episode = make_episode(
+        0, prompt=[3, 4], completion=[5, 6, 7], logprobs=[-1, 0, -2], mask=[1, 0, 1]
+    )
+
+    (microbatch,) = _pack(_plan([episode]), [episode])
+
+    assert microbatch.token_ids_BT.tolist() == [[3, 4, 5, 6, 7]]
+    assert microbatch.positions_N.tolist() == [2, 4]
+    assert microbatch.behaviour_logprobs_N.tolist() == [-1, -2]
+    assert microbatch.weights_N.tolist() == [0.5, 0.5]
+    assert microbatch.lags_N.tolist() == [0, 0]
+
+
+def test_tokens_know_the_row_of_their_episode_and_rows_their_reward() -> None:
+    episodes = [
+        make_episode(0, completion=[5, 6, 7], mask=[1, 0, 1], reward=0.25),
+        make_episode(1, completion=[5, 6, 7], mask=[0, 0, 0], reward=0.5),
+        make_episode(2, completion=[5, 6, 7, 8], reward=1.0),
+    ]
+
+    (microbatch,) = _pack(_plan(episodes), episodes)
+
+    width = microbatch.token_ids_BT.shape[1]
+    assert microbatch.episodes_N.tolist() == [0, 0, 2, 2, 2, 2]
+    assert microbatch.episodes_N.tolist() == (microbatch.positions_N // width).tolist()
+    assert microbatch.rewards_B.tolist() == [0.25, 0.5, 1.0]
+
+
+def test_an_episode_outside_the_plan_is_refused() -> None:
+    with pytest.raises(RecordError, match="episode 7 must be in the plan of batch 1"):
+        _pack(_plan([make_episode(0)]), [make_episode(7)])
+
+
+def _loss_and_gradient(
+    settings: AlgorithmSettings, microbatch_tokens: int, ranks: Ranks
+) -> tuple[float, list[torch.Tensor]]:
+    episodes = random_group_episodes(6, 4)
+    policy = tiny_policy()
+    meter = DivergenceMeter(settings, ranks.device)
+    loss = 0.0
+    microbatches = _pack(_plan(episodes), episodes, settings, microbatch_tokens)
+    for microbatch in [*microbatches, empty_microbatch()]:
+        loss += float(accumulate(policy, Prepared(microbatch), meter, settings))
+    return loss, [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "dr_grpo"])
+def test_loss_and_gradient_do_not_depend_on_the_cut(ranks: Ranks, aggregation: str) -> None:
+    settings = AlgorithmSettings.model_validate({"aggregation": aggregation, "entropy_bonus": 0.01})
+
+    loss, gradient = _loss_and_gradient(settings, 16384, ranks)
+    cut_loss, cut_gradient = _loss_and_gradient(settings, 30, ranks)
+
+    assert cut_loss == pytest.approx(loss, abs=1e-5)
+    assert max(float(g.abs().max()) for g in gradient) > 1e-3
+    for ours, expected in zip(cut_gradient, gradient, strict=True):
+        assert torch.allclose(ours, expected, atol=1e-5)

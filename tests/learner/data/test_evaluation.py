@@ -1,0 +1,152 @@
+"""Evaluation rounds against a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.protocol.messages import TaskSpec
+from buffer import operations
+from buffer.record.episode import Episode, PolicyVersion
+from buffer.store import Store
+from learner.data.evaluation import Evaluation, Evaluations, exactness, is_due
+from learner.data.retrying_store import PatientStore
+from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
+
+
+class FakeClock:
+    """Time that a test moves: rounds close by it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Tell the time."""
+        return self.now
+
+
+@pytest.fixture
+def store(redis_url: str, tmp_path: Path) -> Iterator[Store]:
+    settings = tiny_settings(tmp_path)
+    with Store(redis_url, settings.run.name) as opened:
+        begin_run(opened, settings.run)
+        assert opened.run(operations.begin_lineage(0, 0)) == 1
+        yield opened
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def _evaluations(
+    store: Store, tmp_path: Path, reported: list[Evaluation], clock: FakeClock
+) -> Evaluations:
+    settings = tiny_settings(tmp_path, run={"eval_episodes": 4}, learner={"eval_timeout_s": 10})
+    return Evaluations(
+        PatientStore(store), settings, ledger=new_ledger(1), report=reported.append, clock=clock
+    )
+
+
+def _answer(task_id: int, spec: TaskSpec) -> Episode:
+    assert (spec.purpose, spec.temperature) == ("eval", 0.0)
+    return make_episode(
+        task_id,
+        group_id=spec.group_id,
+        purpose="eval",
+        reward=1.0 if spec.index % 2 else 0.5,
+        versions=[(PolicyVersion(1, 2), 0)],
+    )
+
+
+def test_a_complete_round_reports_accuracy_and_versions(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    reported: list[Evaluation] = []
+    evaluations = _evaluations(store, tmp_path, reported, clock)
+    evaluations.begin(2)
+    assert answer_leases(store, (1, 1), _answer) == 0  # too old for this round
+    assert answer_leases(store, (1, 2), _answer) == 4
+
+    clock.now = 3.0
+    evaluations.collect()
+
+    (result,) = reported
+    assert (result.step, result.episodes, result.expected) == (2, 4, 4)
+    assert (result.accuracy, result.reward) == (0.5, 0.75)
+    assert result.versions == [[1, 2]]
+    assert result.wall_s == 3.0
+
+
+def test_answers_that_another_version_took_part_in_are_counted(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    exact, newer = PolicyVersion(1, 2), PolicyVersion(1, 3)
+    spans = [[(exact, 0)], [(exact, 0), (newer, 1)], [(newer, 0)], [(exact, 0)]]
+
+    def answer(task_id: int, spec: TaskSpec) -> Episode:
+        return make_episode(
+            task_id, group_id=spec.group_id, purpose="eval", versions=spans[spec.index]
+        )
+
+    reported: list[Evaluation] = []
+    evaluations = _evaluations(store, tmp_path, reported, clock)
+    evaluations.begin(2)
+    assert answer_leases(store, (1, 3), answer) == 4
+
+    clock.now = 3.0
+    evaluations.collect()
+
+    (result,) = reported
+    assert (result.episodes, result.off_version) == (4, 2)
+    assert result.versions == [[1, 2], [1, 3]]
+
+
+def test_a_round_closes_by_its_deadline_with_what_has_arrived(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    reported: list[Evaluation] = []
+    evaluations = _evaluations(store, tmp_path, reported, clock)
+    evaluations.begin(0)
+    answer_leases(store, (1, 0), _answer, n=1)
+
+    clock.now = 9.0
+    evaluations.collect()
+    assert not reported
+
+    clock.now = 11.0
+    evaluations.collect()
+    assert [(result.episodes, result.expected) for result in reported] == [(1, 4)]
+    assert store.run(operations.stats()).eval.ready == 0
+
+
+def test_waiting_for_the_last_round_ends_when_asked_to_stop(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    reported: list[Evaluation] = []
+    evaluations = _evaluations(store, tmp_path, reported, clock)
+    evaluations.begin(0)
+
+    evaluations.finish(until=lambda: True)
+
+    assert not reported
+
+
+def test_rounds_are_due_at_both_ends_and_in_between(tmp_path: Path) -> None:
+    run = tiny_settings(tmp_path, run={"steps": 7, "eval_every": 3, "eval_episodes": 4}).run
+
+    assert [step for step in range(8) if is_due(run, step)] == [0, 3, 6, 7]
+    ends = run.model_copy(update={"eval_every": 0})
+    assert [step for step in range(8) if is_due(ends, step)] == [0, 7]
+    assert not is_due(run.model_copy(update={"eval_episodes": 0}), 0)
+
+
+def test_a_reward_without_an_exact_part_is_its_own_accuracy() -> None:
+    episode = make_episode(reward=0.25)
+
+    assert exactness(replace(episode, reward_parts={})) == 0.25
+    assert exactness(replace(episode, reward_parts={"exact": 1.0})) == 1.0

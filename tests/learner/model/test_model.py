@@ -1,0 +1,142 @@
+"""Scores against the plain forward pass of transformers, whole and in chunks, sharded and not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from configs.errors import SettingsError
+from learner.model.policy import Policy, load_causal_lm, probe_logprobs
+from learner.model.ranks import Ranks
+from tests.learner.support.tiny_policy import (
+    VOCABULARY,
+    save_tiny_model,
+    tiny_causal_lm,
+    tiny_policy,
+)
+
+LENGTHS = [3, 7, 5]
+
+
+def _batch() -> tuple[Tensor, Tensor]:
+    """Three padded sequences and the flat positions of all their tokens but the first."""
+    torch.manual_seed(1)
+    token_ids_BT = torch.zeros(3, 7, dtype=torch.int64)
+    for b, length in enumerate(LENGTHS):
+        token_ids_BT[b, :length] = torch.randint(3, VOCABULARY, (length,))
+    positions = [b * 7 + t for b, length in enumerate(LENGTHS) for t in range(1, length)]
+    return token_ids_BT, torch.tensor(positions)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_scores_of_padded_sequences_equal_those_of_each_alone(temperature: float) -> None:
+    policy = tiny_policy(temperature=temperature)
+    token_ids_BT, positions_N = _batch()
+
+    scores = policy(token_ids_BT, positions_N)
+
+    expected, entropies = [], []
+    for b, length in enumerate(LENGTHS):
+        alone = token_ids_BT[b : b + 1, :length]
+        logits = policy.causal_lm(input_ids=alone).logits[0, :-1].double() / temperature
+        log_pi = logits.log_softmax(-1)
+        expected.append(log_pi.gather(-1, alone[0, 1:, None]).squeeze(-1))
+        entropies.append(-(log_pi.exp() * log_pi).sum(-1))
+    assert torch.allclose(scores.logprobs_N.double(), torch.cat(expected), atol=1e-5)
+    assert torch.allclose(scores.entropies_N.double(), torch.cat(entropies), atol=1e-5)
+
+
+def _gradients(policy: Policy) -> tuple[float, list[Tensor]]:
+    policy.zero_grad()
+    scores = policy(*_batch(), entropy_gradient=True)
+    loss = (scores.logprobs_N * torch.linspace(-1, 1, len(scores.logprobs_N))).sum()
+    loss = loss + scores.entropies_N.sum()
+    loss.backward()
+    gradients = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
+    whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+    return loss.item(), [g.clone() for g in whole]
+
+
+def test_chunks_change_neither_scores_nor_gradients() -> None:
+    policy = tiny_policy()
+    loss, gradients = _gradients(policy)
+
+    policy.chunk_tokens = 5
+    chunked_loss, chunked_gradients = _gradients(policy)
+
+    assert chunked_loss == pytest.approx(loss, abs=1e-5)
+    for chunked, whole in zip(chunked_gradients, gradients, strict=True):
+        assert torch.allclose(chunked, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("chunk_tokens", [1000, 5])
+def test_sharding_changes_neither_scores_nor_gradients(ranks: Ranks, chunk_tokens: int) -> None:
+    loss, gradients = _gradients(tiny_policy())
+    sharded = tiny_policy(ranks.mesh)
+    sharded.chunk_tokens = chunk_tokens
+
+    sharded_loss, sharded_gradients = _gradients(sharded)
+
+    assert sharded_loss == pytest.approx(loss, abs=1e-5)
+    for ours, whole in zip(sharded_gradients, gradients, strict=True):
+        assert torch.allclose(ours, whole, atol=1e-5)
+
+
+def test_entropies_carry_a_gradient_only_where_asked() -> None:
+    policy = tiny_policy()
+
+    assert not policy(*_batch()).entropies_N.requires_grad
+    assert policy(*_batch(), entropy_gradient=True).entropies_N.requires_grad
+
+
+def test_a_probe_leaves_the_parameters_sharded(ranks: Ranks) -> None:
+    policy, plain = tiny_policy(ranks.mesh, temperature=0.5), tiny_policy()
+    token_ids = (4, 9, 3, 17)
+
+    logprobs = probe_logprobs(policy, token_ids)
+
+    logits = plain.causal_lm(input_ids=torch.tensor([token_ids])).logits[0, :-1]
+    expected = logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None]).squeeze(-1)
+    assert logprobs == pytest.approx(expected.tolist(), abs=1e-5)  # at temperature 1
+    assert all(hasattr(parameter, "full_tensor") for parameter in policy.parameters())
+
+
+def test_a_saved_model_is_loaded_in_float32(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+
+    causal_lm = load_causal_lm(tmp_path)
+
+    assert {parameter.dtype for parameter in causal_lm.parameters()} == {torch.float32}
+
+
+def test_a_missing_model_is_a_settings_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"run.model must be .* got '.*nowhere'"):
+        load_causal_lm(tmp_path / "nowhere")
+
+
+def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
+    config = Gemma2Config(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=0.5,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+
+    with pytest.raises(SettingsError, match="Gemma2ForCausalLM, which changes them afterwards"):
+        load_causal_lm(tmp_path)
+
+
+def test_tied_and_untied_models_score_alike_in_form() -> None:
+    for tied in (True, False):
+        policy = Policy(tiny_causal_lm(tied=tied), temperature=1.0)
+        assert policy(*_batch()).logprobs_N.shape == (sum(LENGTHS) - 3,)

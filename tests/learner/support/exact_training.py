@@ -1,0 +1,102 @@
+"""Training in float64 with plain gradient descent, by one rank or by this process as one of two.
+
+What differs is how a batch is cut: so loss and gradients may differ by rounding alone. AdamW would
+blow up the rounding of a gradient near zero, and FSDP reduces in float32: a replica on each rank,
+whose gradients are added up, is exact. Run by `test_step.py`; argument: folder for the findings.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from configs.settings import AlgorithmSettings
+from learner.data.batch import pack, plan_batch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks, join
+from learner.training.optimizer import AdamWithSchedule, StepOutcome
+from learner.training.step import train_batch
+from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.tiny_policy import tiny_policy
+
+SEVERAL = {"num_epochs": 2, "num_minibatches": 2}
+CASES: list[dict[str, Any]] = [
+    {"surrogate": "clip", **SEVERAL},
+    {"proximal": "recomputed", "aggregation": "sequence", "correction": "seq_tis", **SEVERAL},
+    {"proximal": "recomputed", "surrogate": "gspo", "correction": "geo_mask", **SEVERAL},
+    {"correction": "none", "surrogate": "gmpo", "aggregation": "sequence_sum", **SEVERAL},
+    {"correction": "none", "surrogate": "topr", "aggregation": "dr_grpo"},
+    {"correction": "none", "surrogate": "m2po", "second_moment": 0.5, **SEVERAL},
+    {"proximal": "interpolated", "correction": "token_veto", "veto": 0.2},
+]
+WIDE = {"geo_low": 0.1, "geo_high": 10.0, "rho_bar": 3.0}
+
+
+class Descent:
+    """Stands in for AdamW: adds the gradients of all ranks up, keeps them, and follows them."""
+
+    def __init__(self, policy: Policy, ranks: Ranks, rate: float = 0.5) -> None:
+        self._policy = policy
+        self._ranks = ranks
+        self._rate = rate
+        self.gradients: list[Tensor] = []
+
+    def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
+        """Follow the gradient."""
+        parts = []
+        for parameter in self._policy.parameters():
+            own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            whole = self._ranks.sum(own)
+            parameter.data -= self._rate * whole
+            parameter.grad = None
+            parts.append(whole.flatten())
+        self.gradients.append(torch.cat(parts))
+        return StepOutcome(
+            grad_norm=float(self.gradients[-1].norm()), learning_rate=self._rate, skipped=False
+        )
+
+
+def train(case: dict[str, Any], ranks: Ranks, *, microbatch_tokens: int) -> tuple[float, Tensor]:
+    """Train one batch; loss, and the gradient of each optimizer step. Shape [steps, parameters]."""
+    settings = AlgorithmSettings.model_validate({**WIDE, **case})
+    episodes = random_group_episodes(4, 3, seed=1)
+    plan = plan_batch(
+        3,
+        episodes,
+        ranks=ranks.size,
+        settings=settings,
+        max_completion_tokens=8,
+        num_minibatches=settings.num_minibatches,
+    )
+    own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
+    microbatches = pack(
+        plan,
+        [episode for episode in episodes if episode.task_id in own],
+        settings=settings,
+        microbatch_tokens=microbatch_tokens,
+        lineages={1: 0},
+        lineage=1,
+    )
+    policy = tiny_policy().double()
+    descent = Descent(policy, ranks)
+    optimizer = cast("AdamWithSchedule", descent)
+    trained = train_batch(policy, optimizer, 3, microbatches, settings=settings, ranks=ranks)
+    return trained.loss, torch.stack(descent.gradients)
+
+
+def main(folder: Path) -> None:
+    """Train every case, and let rank 0 write down what it found."""
+    ranks = join("cpu", threads=1)
+    found = [train(case, ranks, microbatch_tokens=24) for case in CASES]
+    if ranks.is_first:
+        torch.save(found, folder / "found.pt")
+    ranks.barrier()
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,117 @@
+"""A policy with a critic, and batches for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from buffer.record.episode import Episode
+from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
+from learner.data.batch import Microbatch, pack, plan_batch
+from learner.model.policy import Policy
+from learner.model.ranks import Ranks
+from learner.training.critic import Critic, make_critic
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.step import TrainedBatch, train_batch
+from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm, tiny_policy
+
+VTRACE = AlgorithmSettings(
+    advantage="vtrace", correction="none", surrogate="reinforce", proximal="recomputed"
+)
+HEAD = CriticSettings(kind="head", lr=1e-2)
+SHARED = CriticSettings(kind="head", lr=1e-2, trunk_gradient=True)
+MODEL = CriticSettings(kind="model", lr=1e-2, rho_bar=2.0, gamma=0.98)
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is trained."""
+
+    policy: Policy
+    optimizer: AdamWithSchedule
+    critic: Critic
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Copy all parameters, whole; every rank must call it."""
+        return _whole([*self.policy.parameters(), *self.critic.model.parameters()])
+
+    def moments(self) -> list[torch.Tensor]:
+        """Copy all moments of both optimizers, whole; every rank must call it."""
+        states = [
+            *self.optimizer.adam.state.values(),
+            *self.critic.optimizer.adam.state.values(),
+        ]
+        return _whole([state[name] for state in states for name in MOMENTS])
+
+
+def _whole(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [(t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for t in tensors]
+
+
+def make_pair(settings: CriticSettings, folder: Path, ranks: Ranks, *, seed: int = 0) -> Pair:
+    """Make a tiny policy with its critic; a second model starts from what is in `folder`."""
+    if ranks.is_first:
+        tiny_causal_lm(seed=seed).save_pretrained(folder / "model")
+    ranks.barrier()
+    policy = tiny_policy(ranks.mesh, seed=seed)
+    critic = make_critic(
+        policy,
+        settings,
+        LearnerSettings(),
+        model_path=str(folder / "model"),
+        ranks=ranks,
+        dtype=torch.float32,
+    )
+    assert critic is not None
+    return Pair(policy, AdamWithSchedule(policy, constant_rate(1e-3), LearnerSettings()), critic)
+
+
+def made_microbatches(
+    episodes: Sequence[Episode],
+    step: int,
+    ranks: Ranks,
+    *,
+    settings: AlgorithmSettings = VTRACE,
+    microbatch_tokens: int = 16384,
+) -> list[Microbatch]:
+    """Plan a batch, and pack this rank's share."""
+    plan = plan_batch(step, episodes, ranks=ranks.size, settings=settings, max_completion_tokens=8)
+    own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
+    return pack(
+        plan,
+        [episode for episode in episodes if episode.task_id in own],
+        settings=settings,
+        microbatch_tokens=microbatch_tokens,
+        lineages={1: 0},
+        lineage=1,
+    )
+
+
+def train_pair(
+    pair: Pair,
+    step: int,
+    ranks: Ranks,
+    *,
+    settings: AlgorithmSettings = VTRACE,
+    microbatch_tokens: int = 16384,
+    seed: int | None = None,
+) -> TrainedBatch:
+    """Train one batch of random episodes; `seed` is the step's number if none is given."""
+    episodes = random_group_episodes(5, 3, seed=step if seed is None else seed)
+    return train_batch(
+        pair.policy,
+        pair.optimizer,
+        step,
+        made_microbatches(
+            episodes, step, ranks, settings=settings, microbatch_tokens=microbatch_tokens
+        ),
+        settings=settings,
+        ranks=ranks,
+        critic=pair.critic,
+    )

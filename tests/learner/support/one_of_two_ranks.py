@@ -1,0 +1,137 @@
+"""One rank of two: trains two batches, checkpoints, trains a third, goes back. For `test_ranks.py`.
+
+Arguments: folder with a `model`, for the checkpoint and for the ranks' findings.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from configs.settings import AlgorithmSettings, LearnerSettings
+from learner.algorithm.reference_kl import freeze
+from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.rollback import roll_back
+from learner.data.batch import BatchPlan, pack, plan_batch
+from learner.model.policy import Policy, probe_logprobs
+from learner.model.ranks import Ranks, join
+from learner.reporting.metrics import Totals
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.step import TrainedBatch, train_batch
+from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
+from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.tiny_policy import constant_rate, tiny_policy
+
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01, kl_coefficient=0.05)
+# So few that ranks have different numbers of microbatches.
+MICROBATCH_TOKENS = 24
+STATE = LearnerState(
+    run="tiny", settings_hash="h", step=2, lineage=1, cursor=0, trained=(), totals=Totals()
+)
+PROBE = (3, 9, 4, 4, 17)
+
+
+def new_policy(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
+    """Make the policy that every test of ranks trains."""
+    policy = tiny_policy(ranks.mesh, seed=seed)
+    return policy, AdamWithSchedule(policy, constant_rate(1e-3), LearnerSettings())
+
+
+def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) -> TrainedBatch:
+    """Train one batch as the loop does: rank 0 plans, every rank packs its share."""
+    episodes = random_group_episodes(5, 3, seed=step)
+    plan = plan_batch(step, episodes, ranks=ranks.size, settings=SETTINGS, max_completion_tokens=8)
+    plan = BatchPlan.decode(ranks.broadcast(plan.encode() if ranks.is_first else None))
+    own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
+    microbatches = pack(
+        plan,
+        [episode for episode in episodes if episode.task_id in own],
+        settings=SETTINGS,
+        microbatch_tokens=MICROBATCH_TOKENS,
+        lineages={1: 0},
+        lineage=1,
+    )
+    return train_batch(
+        policy,
+        optimizer,
+        step,
+        microbatches,
+        settings=SETTINGS,
+        ranks=ranks,
+        reference=freeze(tiny_policy(ranks.mesh, seed=5)),
+    )
+
+
+def whole_parameters(policy: Policy) -> list[torch.Tensor]:
+    """Gather all parameters; every rank must call it."""
+    return [
+        (p.full_tensor() if isinstance(p, DTensor) else p).detach() for p in policy.parameters()
+    ]
+
+
+def train_critics(folder: Path, ranks: Ranks) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+    """Train a policy with each kind of critic for two batches; what they showed, and moments."""
+    figures, moments = [], []
+    for settings in (HEAD, MODEL):
+        pair = make_pair(settings, folder, ranks)
+        for step in (1, 2):
+            trained = train_pair(pair, step, ranks, microbatch_tokens=MICROBATCH_TOKENS)
+            assert trained.critic is not None
+            figures.append(asdict(trained.critic))
+        moments += pair.moments()
+    return figures, moments
+
+
+def go_back(
+    checkpoints: Checkpoints,
+    policy: Policy,
+    optimizer: AdamWithSchedule,
+    model: Path,
+    ranks: Ranks,
+) -> tuple[list[int], list[list[torch.Tensor]]]:
+    """Roll back to the checkpoint, then to before it; where that was, and the parameters there."""
+    steps, parameters = [], []
+    for before in (None, STATE.step):
+        step = roll_back(
+            checkpoints, policy, optimizer, ranks=ranks, model_path=str(model), before=before
+        )
+        steps.append(step)
+        parameters.append(whole_parameters(policy))
+    assert not optimizer.adam.state
+    return steps, parameters
+
+
+def main(folder: Path) -> None:
+    """Train, and let rank 0 write down what it found."""
+    ranks = join("cpu", threads=1)
+    policy, optimizer = new_policy(ranks)
+    batches = [train(policy, optimizer, step, ranks) for step in (1, 2)]
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks)
+    checkpoints.save(STATE, policy, optimizer)
+    logprobs = probe_logprobs(policy, PROBE)
+    batches.append(train(policy, optimizer, 3, ranks))
+    parameters = whole_parameters(policy)
+    values, critic_parameters = train_critics(folder, ranks)
+    steps, older = go_back(checkpoints, policy, optimizer, folder / "model", ranks)
+    found = {
+        "batches": [asdict(batch) for batch in batches],
+        "probe": logprobs,
+        "values": values,
+        "back_to": steps,
+    }
+    (folder / f"found-{ranks.rank}.json").write_text(json.dumps(found))
+    if ranks.is_first:
+        torch.save(older, folder / "older.pt")
+        torch.save(parameters, folder / "parameters.pt")
+        torch.save(critic_parameters, folder / "critics.pt")
+    ranks.barrier()
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

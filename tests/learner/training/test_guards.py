@@ -1,0 +1,179 @@
+"""What the guards decide, batch by batch, from the figures alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.errors import DivergedError
+from configs.settings import AlgorithmSettings, Settings
+from learner.model.ranks import Ranks
+from learner.training.controllers import adapt_entropy_bonus, adapt_kl_coefficient
+from learner.training.divergence_meter import DivergenceMeter
+from learner.training.guards import Guard, GuardState
+from learner.training.step import BatchOutcome, TrainedBatch
+from tests.learner.support.tiny_run import tiny_settings
+
+GOOD = BatchOutcome(1.0, 1e-3, optimizer_steps=1, skipped_steps=0, skipped_for_loss=0)
+BAD = replace(GOOD, skipped_steps=1)
+
+
+def _settings(guards: dict[str, object], **algorithm: object) -> Settings:
+    whole = tiny_settings(Path("unused"), algorithm=algorithm).model_dump()
+    return Settings.model_validate({**whole, "guards": guards})
+
+
+def _trained(ranks: Ranks, outcome: BatchOutcome = GOOD, **figures: Any) -> TrainedBatch:
+    """Make what training a batch showed: on policy but for these figures."""
+    divergence = DivergenceMeter(AlgorithmSettings(), ranks.device).merge(ranks)
+    return TrainedBatch(
+        loss=0.0,
+        outcome=outcome,
+        divergence=replace(divergence, **figures),
+        kl_coefficient=0.0,
+        entropy_bonus=0.0,
+    )
+
+
+def _names(guard: Guard, trained: TrainedBatch) -> list[str]:
+    return [alert.name for alert in guard.watch(trained)]
+
+
+def test_skipped_batches_in_a_row_lead_to_a_rollback_and_then_to_an_error(ranks: Ranks) -> None:
+    guard = Guard(_settings({"max_skipped_in_a_row": 2, "max_rollbacks": 1}), GuardState())
+
+    assert _names(guard, _trained(ranks, BAD)) == ["skipped"]
+    assert guard.is_shaken and not guard.must_roll_back
+    assert _names(guard, _trained(ranks, GOOD)) == []
+    assert not guard.is_shaken
+    assert _names(guard, _trained(ranks, BAD)) == ["skipped"]
+    assert _names(guard, _trained(ranks, BAD)) == ["skipped", "rollback"]
+    assert guard.must_roll_back
+    guard.rolled_back(6)
+    assert not guard.must_roll_back
+    assert guard.is_shaken, "no good batch yet: a checkpoint now would push older ones out"
+
+    guard.watch(_trained(ranks, BAD))
+    with pytest.raises(DivergedError, match=r"within guards\.max_rollbacks = 1, got 2 more"):
+        guard.watch(_trained(ranks, BAD))
+
+
+def test_each_rollback_lowers_learning_rate_and_clip_bounds(ranks: Ranks) -> None:
+    settings = _settings({"rollback_lr_factor": 0.5, "rollback_clip_factor": 0.8})
+    guard = Guard(settings, GuardState())
+    assert (guard.lr_scale, guard.algorithm) == (1.0, settings.algorithm)
+
+    guard.rolled_back(4)
+    guard.rolled_back(2)
+
+    assert guard.lr_scale == pytest.approx(0.25)
+    assert guard.algorithm.clip_low == pytest.approx(0.64 * settings.algorithm.clip_low)
+    assert guard.algorithm.clip_high == pytest.approx(0.64 * settings.algorithm.clip_high)
+    assert guard.algorithm.rho_bar == settings.algorithm.rho_bar
+
+
+def test_a_second_rollback_goes_further_back_until_there_is_a_newer_checkpoint(
+    ranks: Ranks,
+) -> None:
+    guard = Guard(_settings({}), GuardState())
+    guard.watch(_trained(ranks, BAD))
+    guard.rolled_back(6)
+    guard.checkpoints()  # Redis was crowded: its weights are those of step 6 again
+    assert guard.state.restored_step == 6
+
+    guard.watch(_trained(ranks))
+    guard.checkpoints()
+
+    assert guard.state.restored_step is None
+
+
+def test_kl_above_its_bound_lowers_the_learning_rate_down_to_a_floor_until_it_recovers(
+    ranks: Ranks,
+) -> None:
+    guard = Guard(
+        _settings({"max_kl": 0.1, "kl_lr_factor": 0.5, "kl_lr_floor": 0.2, "kl_lr_recovery": 1.5}),
+        GuardState(),
+    )
+
+    scales = []
+    for kl in (0.1, 0.11, 0.3, 0.3, 0.05, 0.05, 0.05, 0.05, 0.05):
+        alerts = _names(guard, _trained(ranks, kl_pi_mu_k3=kl))
+        assert alerts == (["kl"] if kl > 0.1 else [])
+        scales.append(guard.lr_scale)
+
+    assert scales == pytest.approx([1.0, 0.5, 0.25, 0.2, 0.3, 0.45, 0.675, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("figures", "expected"),
+    [
+        ({}, []),
+        ({"effective_sample_size": 0.29}, ["ess"]),
+        ({"effective_sample_size": float("nan")}, ["ess"]),
+        ({"ratio_mean": 2.1}, ["ratio_mean"]),
+        ({"ratio_mean": 0.4}, ["ratio_mean"]),
+        ({"ratio_max": 51.0}, ["ratio"]),
+        ({"ratio_max": 49.0}, []),
+    ],
+)
+def test_ratios_out_of_bounds_raise_an_alert(
+    ranks: Ranks, figures: dict[str, Any], expected: list[str]
+) -> None:
+    guard = Guard(_settings({"max_ratio": 50}), GuardState())
+
+    assert _names(guard, _trained(ranks, **figures)) == expected
+
+
+def test_coefficients_follow_their_targets(ranks: Ranks) -> None:
+    settings = _settings(
+        {}, kl_coefficient=0.1, kl_target=0.02, entropy_bonus=0.01, entropy_target=0.4
+    )
+    guard = Guard(settings, GuardState())
+    assert guard.algorithm == settings.algorithm
+
+    coefficient, bonus = 0.1, 0.01
+    for kl, entropy in ((0.03, 0.3), (0.01, 0.5), (0.021, 0.1)):
+        guard.watch(_trained(ranks, kl_pi_ref_k3=kl, entropy=entropy))
+        coefficient = adapt_kl_coefficient(coefficient, kl, target=0.02)
+        bonus = adapt_entropy_bonus(bonus, entropy, target=0.4, step=0.005)
+
+        assert guard.algorithm.kl_coefficient == pytest.approx(coefficient)
+        assert guard.algorithm.entropy_bonus == pytest.approx(bonus)
+
+
+def test_a_skipped_batch_moves_no_coefficient(ranks: Ranks) -> None:
+    guard = Guard(_settings({"max_kl": 0.1}, kl_coefficient=0.1, kl_target=0.02), GuardState())
+
+    guard.watch(_trained(ranks, BAD, kl_pi_ref_k3=9.0, kl_pi_mu_k3=9.0))
+
+    assert (guard.algorithm.kl_coefficient, guard.lr_scale) == (0.1, 1.0)
+
+
+def test_a_guard_restored_from_its_state_decides_alike(ranks: Ranks) -> None:
+    settings = _settings({"max_kl": 0.1}, kl_coefficient=0.1, kl_target=0.02, entropy_target=0.4)
+    guard = Guard(settings, GuardState())
+    batches = [
+        _trained(ranks, BAD if k % 5 == 4 else GOOD, kl_pi_mu_k3=0.03 * k, kl_pi_ref_k3=0.01 * k)
+        for k in range(12)
+    ]
+    for batch in batches[:5]:
+        guard.watch(batch)
+    restored = Guard(settings, GuardState.from_json(asdict(guard.state)))
+
+    for batch in batches[5:]:
+        assert restored.watch(batch) == guard.watch(batch)
+        assert (restored.state, restored.lr_scale, restored.is_shaken, restored.algorithm) == (
+            guard.state,
+            guard.lr_scale,
+            guard.is_shaken,
+            guard.algorithm,
+        )
+
+
+def test_what_a_checkpoint_does_not_know_starts_anew() -> None:
+    assert GuardState.from_json({"rollbacks": 2, "of_another_release": 1}) == GuardState(
+        rollbacks=2
+    )

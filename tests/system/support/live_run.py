@@ -1,0 +1,147 @@
+"""A whole run as a person starts it, `nyala up` in a process of its own, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from buffer import operations
+from buffer.store import Store
+from configs.errors import StoreError
+
+REPOSITORY = Path(__file__).parents[3]
+START_S = 240.0  # a whole ring on two busy cores
+TORCH = ("actors.engine=torch", "actors.heartbeat_s=0.3", "actors.snapshot_s=0.1")
+"""The small engine, with snapshots often enough that a killed actor leaves something behind."""
+
+
+class LiveRun:
+    """One run folder and the processes that work on it."""
+
+    def __init__(self, folder: Path, preset: str, *overrides: str) -> None:
+        self._parent = folder
+        self._arguments = [str(REPOSITORY / "configs" / preset), "--plain"]
+        for override in (f"run.directory={folder}", "broker.endpoint=tcp://127.0.0.1:0"):
+            self._arguments += ["--set", override]
+        for override in overrides:
+            self._arguments += ["--set", override]
+        self.folder = folder / Path(preset).stem
+
+    @contextmanager
+    def up(self, *more: str) -> Iterator[subprocess.Popen[str]]:
+        """`nyala up`, ended cleanly on the way out if it still runs."""
+        process = self.start("up", *self._arguments, *more)
+        try:
+            yield process
+        finally:
+            end(process)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start any `nyala` command from the repository's code."""
+        environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+        with (self._parent / f"{arguments[0]}.log").open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", "from console.main import app; app()", *arguments],
+                cwd=REPOSITORY,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What `<name>.jsonl` holds so far."""
+        path = self.folder / f"{name}.jsonl"
+        whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def log(self, command: str) -> list[dict[str, Any]]:
+        """What the process of a command that was started beside `nyala up` has logged."""
+        lines = (self._parent / f"{command}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    @property
+    def step(self) -> int:
+        """Batches trained so far."""
+        return max((line["step"] for line in self.lines("metrics")), default=0)
+
+    def actors(self) -> set[str]:
+        """Incarnations whose episodes have been trained."""
+        return {name for line in self.lines("metrics") for name in line["episodes_by_actor"]}
+
+    def leased(self) -> int:
+        """Tasks that actors hold now; none while the store is out of reach."""
+        try:
+            with Store((self.folder / "redis.url").read_text().strip(), self.folder.name) as store:
+                return store.run(operations.stats()).leased
+        except StoreError:
+            return 0
+
+    def summary(self) -> dict[str, Any]:
+        """`summary.json` of a finished run."""
+        parsed: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return parsed
+
+    def pids(self, role: str) -> list[int]:
+        """The live processes of a role (`actors`, `learner`, `broker`) of this run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+            except OSError:  # it has just ended
+                continue
+            in_this_run = any(str(self.folder) in word for word in words)
+            if in_this_run and "-m" in words and words[words.index("-m") + 1] == role:
+                found.append(int(entry.name))
+        return sorted(found)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that is seen from outside; shows the logs if it does not come."""
+        deadline = time.monotonic() + START_S
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not within {START_S:g} s\n{self.logs()}")
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        """The end of every log."""
+        files = [*self._parent.glob("*.log"), *self.folder.glob("logs/*.log")]
+        return "\n".join(f"== {file.name}\n{file.read_text()[-3000:]}" for file in files)
+
+    def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+        """Wait for the end of the run, which must be a good one."""
+        self.wait_until(lambda: process.poll() is not None, "the run ends")
+        assert process.returncode == 0, self.logs()
+        return self.summary()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Ctrl-C, and a kill if that is not enough."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def assert_nothing_lost_or_repeated(run: LiveRun, summary: dict[str, Any]) -> None:
+    """Every task has one end, every batch was trained once, and no group is in two of them."""
+    ends = ("tasks_committed", "tasks_dropped", "tasks_dead", "tasks_cancelled")
+    assert summary["tasks_created"] == sum(summary[name] for name in ends)
+    batches = run.lines("batches")
+    assert [line["step"] for line in batches] == list(range(1, summary["steps"] + 1))
+    groups = [group for line in batches for group in line["group_ids"]]
+    assert len(groups) == len(set(groups))
+    assert sum(line["episodes"] for line in run.lines("metrics")) == summary["tasks_committed"]

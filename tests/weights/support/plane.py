@@ -1,0 +1,158 @@
+"""A weight plane of real processes: this one as learner rank 0, its sidecar, and actors."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from broker.transport.keys import make_keys
+from buffer.record.episode import PolicyVersion
+from configs.settings import LearnerSettings, RunSettings
+from learner.weights.publish import WeightPublisher
+from tests.weights.support import actor_process
+from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.weights.support.actor_process", "torch.distributed.fsdp"])
+
+
+class ActorProcess:
+    """A process of `actor_process.py` and the lines it has written."""
+
+    def __init__(self, plane: "Plane", name: str, options: dict) -> None:
+        self.name = name
+        options = {
+            "name": name,
+            "keys": plane.keys,
+            "staging": plane.folder / "staging",
+            "publication": plane.publication,
+            **options,
+        }
+        self.lines: list[dict] = []
+        self._pipe, theirs = FORKS.Pipe()
+        self.process = FORKS.Process(target=actor_process.run, args=(options, theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def offer(self, publication) -> None:
+        self._pipe.send(publication)
+
+    def wait(self, event: str, *, timeout_s: float = 20.0, **fields) -> dict:
+        """Return the first line of this event with these fields, now or later."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for line in self.lines:
+                if line["event"] == event and all(line[k] == v for k, v in fields.items()):
+                    return line
+            assert self._pipe.poll(max(0.0, deadline - time.monotonic())), (
+                f"{self.name}: no {event} {fields}; got {self.lines[-3:]}"
+            )
+            self.lines.append(self._pipe.recv())
+
+    def applied(self, manifest, *, timeout_s: float = 20.0) -> dict:
+        return self.wait("applied", timeout_s=timeout_s, version=manifest.version)
+
+    def counters(self) -> dict:
+        """The newest counters, after 50 ms without news."""
+        while self._pipe.poll(0.05):
+            self.lines.append(self._pipe.recv())
+        return [line for line in self.lines if line["event"] == "counters"][-1]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+class Plane:
+    """The learner's side, and the actors it has been given."""
+
+    def __init__(self, folder: Path, *, ballast: int = 0, **settings) -> None:
+        self.folder = folder
+        self.keys = make_keys(folder / "keys")
+        self.publications: list = []
+        self.actors: list[ActorProcess] = []
+        self.model = ToyModel(ballast)
+        self.step = 0
+        self.slowest_publish_s = 0.0
+        defaults = {"broadcast_join_s": 2.0, "broadcast_send_s": 2.0, "device": "cpu"}
+        self.publisher = WeightPublisher(
+            self.model,
+            RunSettings(name="toy", model="toy", directory=folder),
+            LearnerSettings(**{**defaults, **settings}),
+            rank=0,
+            keys=self.keys,
+            probe_ids=PROBE_IDS,
+            point=self.publications.append,
+            probe=probe_logprobs,
+        )
+
+    def deliveries(self, until=None) -> list:
+        """What became of versions since the last call; waits for the one of `until`."""
+        found = self.publisher.deliveries()
+        deadline = time.monotonic() + 20.0
+        while until is not None and all(sent.version != until for sent in found):
+            assert time.monotonic() < deadline, f"no report of {until}"
+            time.sleep(0.01)
+            found += self.publisher.deliveries()
+        return found
+
+    def wait_until_groups_are_possible(self) -> None:
+        """The sidecar imports torch in the background; until then its actors pull."""
+        while self.deliveries(until=self.publish().version)[-1].epoch == 0:
+            time.sleep(0.2)
+
+    @property
+    def publication(self):
+        return self.publications[-1]
+
+    def publish(self, *, lineage: int = 1):
+        """One optimizer step and its publication; returns the manifest."""
+        self.model.step(self.step + 1)
+        return self._seal(lineage)
+
+    def publish_little(self):
+        """As `publish`, after a step that changes one weight in a thousand."""
+        with torch.no_grad():
+            self.model.ballast[::1000].add_(1.0)
+        return self._seal(lineage=1)
+
+    def _seal(self, lineage: int):
+        self.step += 1
+        started = time.monotonic()
+        manifest = self.publisher.publish(self.model, PolicyVersion(lineage, self.step))
+        self.slowest_publish_s = max(self.slowest_publish_s, time.monotonic() - started)
+        return manifest
+
+    def actor(self, name: str, **options) -> ActorProcess:
+        self.actors.append(ActorProcess(self, name, options))
+        return self.actors[-1]
+
+    def close(self) -> None:
+        for actor in self.actors:
+            actor.end()
+        self.publisher.close()
+
+
+@contextmanager
+def grouped_plane(folder: Path, actors: dict[str, dict]) -> Iterator[Plane]:
+    """A plane whose actors have the first version, with groups for those that can be in one."""
+    plane = Plane(folder, ballast=100_000)
+    try:
+        plane.publish()
+        for name, options in actors.items():
+            plane.actor(name, **options)
+        for actor in plane.actors:
+            actor.wait("synced", timeout_s=60.0)  # the fork server imports torch first
+        plane.wait_until_groups_are_possible()
+        yield plane
+    finally:
+        plane.close()
