@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Literal
@@ -80,6 +81,7 @@ def configure_logging(
     logging.captureWarnings(True)
     _quiet_libraries(threshold)
     sys.excepthook = _log_uncaught
+    threading.excepthook = _log_uncaught_in_thread
 
 
 def bind_version(version: str) -> None:
@@ -122,3 +124,16 @@ def _log_uncaught(
         log.error(str(error), error=kind.__name__)
     else:
         log.error("died of an unexpected error", exc_info=(kind, error, traceback))
+
+
+def _log_uncaught_in_thread(ended: threading.ExceptHookArgs) -> None:
+    """Log the death of a thread that is no `Worker`: those of libraries."""
+    log = structlog.get_logger()
+    name = ended.thread.name if ended.thread is not None else "unknown"
+    kind, error, traceback = ended.exc_type, ended.exc_value, ended.exc_traceback
+    if not issubclass(kind, SystemExit):
+        log.error(
+            "a thread died of an unexpected error",
+            thread=name,
+            exc_info=(kind, error if error is not None else kind(), traceback),
+        )

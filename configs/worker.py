@@ -1,0 +1,71 @@
+"""Threads that cannot die silently: a worker keeps the exception that ended it.
+
+Every thread of ours is a `Worker`. Its owner calls `check` wherever it would otherwise wait for the
+thread's product, and `join` when it is done with the thread; both raise what ended it.
+
+Example:
+    feeder = Worker(feed, name="feeder").start()
+    while not batch_is_complete():
+        feeder.check()  # raises what `feed` raised
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Self
+
+import structlog
+
+from configs.errors import NyalaError
+
+log = structlog.get_logger()
+
+
+class Worker:
+    """One daemon thread that runs one function once."""
+
+    def __init__(self, target: Callable[[], object], *, name: str) -> None:
+        self._target = target
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> Self:
+        """Begin; at most once."""
+        self._thread.start()
+        return self
+
+    @property
+    def is_alive(self) -> bool:
+        """True from `start` until the function has returned or raised."""
+        return self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise what ended the thread, if an exception did.
+
+        Raises:
+            BaseException: As the function raised it.
+        """
+        if self._error is not None:
+            raise self._error
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the end of the thread, at most `timeout_s`, then `check`.
+
+        Nothing to wait for when it was never started, or when the thread joins itself.
+        """
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        self.check()
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except BaseException as error:  # kept for `check`, whatever it is
+            self._error = error
+            name = self._thread.name
+            if isinstance(error, NyalaError):
+                # Its text is written for people; the traceback would only bury it.
+                log.error("a thread ended", thread=name, reason=str(error))
+            else:
+                log.error("a thread died of an unexpected error", thread=name, exc_info=error)
