@@ -77,17 +77,7 @@ class Desk:
 
     async def _status(self) -> StatusReply:
         stats = await self._store.run(operations.stats())
-        tasks = {
-            "created": stats.created,
-            "ready": stats.ready,
-            "leased": stats.leased,
-            "buffered": stats.buffered,
-            "claimed": stats.claimed,
-            "committed": stats.committed,
-            "dropped": sum(stats.dropped.values()),
-            "dead": stats.dead,
-            "cancelled": stats.cancelled,
-        }
+        tasks = {"created": stats.created, **stats.by_state}
         names = tuple(sorted(peer.hello.incarnation for peer in self._peers))
         return StatusReply(stats.state, stats.version, tasks, names, self._audit.refusals)
 

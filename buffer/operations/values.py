@@ -239,7 +239,20 @@ class Stats:
     """Records of kept units, those in a batch included."""
 
     @property
+    def by_state(self) -> dict[str, int]:
+        """Tasks in each state, from the first to the last of a task's life."""
+        return {
+            "ready": self.ready,
+            "leased": self.leased,
+            "buffered": self.buffered,
+            "claimed": self.claimed,
+            "committed": self.committed,
+            "dropped": sum(self.dropped.values()),
+            "dead": self.dead,
+            "cancelled": self.cancelled,
+        }
+
+    @property
     def accounted(self) -> int:
         """Tasks found in some state; equal to `created`, or a task was lost."""
-        live = self.ready + self.leased + self.buffered + self.claimed
-        return live + self.committed + sum(self.dropped.values()) + self.dead + self.cancelled
+        return sum(self.by_state.values())

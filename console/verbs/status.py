@@ -63,17 +63,7 @@ def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen], dict[str, di
 
 
 def _tasks_line(stats: Stats) -> str:
-    counts = {
-        "ready": stats.ready,
-        "leased": stats.leased,
-        "buffered": stats.buffered,
-        "claimed": stats.claimed,
-        "committed": stats.committed,
-        "dropped": sum(stats.dropped.values()),
-        "dead": stats.dead,
-        "cancelled": stats.cancelled,
-    }
-    states = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
+    states = ", ".join(f"{count} {label}" for label, count in stats.by_state.items() if count)
     return f"{stats.created} tasks created" + (f": {states}" if states else "")
 
 
