@@ -126,10 +126,10 @@ async def prepare(settings: Settings, incarnation: str) -> Crew:
 
 def make_engine(settings: Settings) -> tuple[Engine, str]:
     """Make the engine of an actor, not started, and name the device it runs on."""
-    import torch
+    from actors.engine.device import engine_device
 
     run, actors = settings.run, settings.actors
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = engine_device()
     max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     if actors.engine == "torch":
         from actors.engine.torch_engine import TorchOptions, torch_engine

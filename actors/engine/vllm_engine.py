@@ -23,6 +23,7 @@ import torch
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError
 
+from .device import engine_device
 from .engine import INITIAL_VERSION, Request, StagedWeights
 from .stepper import Sampled
 from .threaded import ThreadedEngine
@@ -93,7 +94,7 @@ class VllmStepper:
             enable_multiprocessing=not self._options.in_process,
         )
         self._rpc("init_weight_transfer_engine", init_info={})
-        if self._options.in_process and not torch.cuda.is_available():
+        if self._options.in_process and engine_device() == "cpu":
             from .vllm_shadow import shadow_of
 
             (self._shadow,) = self._engine.collective_rpc(shadow_of)
@@ -217,6 +218,8 @@ def _prepare_environment(options: VllmOptions) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        # A process that was forked after its parent has met CUDA cannot use it.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Pinned workers of several actors would share one core and leave the other idle.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(options.threads),
@@ -251,7 +254,7 @@ def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         "weight_transfer_config": WeightTransferConfig(backend=backend),
     }
-    if torch.cuda.is_available():
+    if engine_device() == "cuda":
         return arguments | {"gpu_memory_utilization": options.gpu_memory_utilization}
     return arguments | {
         "enforce_eager": True,

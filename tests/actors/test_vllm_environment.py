@@ -1,4 +1,4 @@
-"""What vLLM is told through the environment before it is imported."""
+"""The environment that vLLM reads when it is imported."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def test_the_processes_of_one_engine_talk_over_loopback(environment: dict[str, s
     _prepare_environment(replace(OPTIONS, tensor_parallel_size=2))
 
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_processes_are_spawned_since_a_fork_cannot_use_cuda(environment: dict[str, str]) -> None:
+    _prepare_environment(OPTIONS)
+
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
 def test_what_a_person_has_set_stays(environment: dict[str, str]) -> None:
