@@ -1,19 +1,28 @@
-"""The Lua scripts: found in `lua/`, put together, known by their SHA-1.
+"""Lua scripts by name: the files of `lua/`, each behind the libraries it includes.
 
-Every script is a body behind the same preludes: complete in itself, so Redis can keep it by
-its hash.
+The first line of a file may name libraries of `lua/lib`:
+
+    --- @include keys, units
+
+Each comes once, after those that it includes itself. A script so put together is complete, and
+Redis keeps it by its hash. It holds little more than it needs: Redis makes all functions of a
+script anew at every call.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
-_FILES = {path.stem: path for path in (Path(__file__).parents[1] / "lua").rglob("*.lua")}
-_PRELUDES = ("keys", "units", "tasks", "withdrawal", "replay")
+LUA = Path(__file__).parents[1] / "lua"
+FILES = {path.stem: path for path in LUA.rglob("*.lua")}
+
+_INCLUDE = re.compile(r"--- @include (\w+(?:, \w+)*)\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +35,44 @@ class Script:
 
 @cache
 def load_script(name: str) -> Script:
-    """Read a script of the `lua` folder with its preludes."""
-    parts = (_FILES[part].read_text(encoding="utf-8") for part in (*_PRELUDES, name))
-    return make_script("\n".join(parts))
+    """Read a script of the `lua` folder with its libraries."""
+    return make_script(assemble(name, FILES))
 
 
 def make_script(source: str) -> Script:
     """Make a script of complete source text."""
     sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()  # Redis' own name for it
     return Script(source, sha)
+
+
+def assemble(name: str, files: Mapping[str, Path]) -> str:
+    """Put a file behind the libraries that it includes, and those behind what they include.
+
+    Raises:
+        ValueError: an include names no library, is malformed, or leads back to its own file.
+    """
+    texts: dict[str, str] = {}
+    includes: dict[str, list[str]] = {}
+    waiting = [name]
+    while waiting:
+        part = waiting.pop()
+        if part not in texts:
+            texts[part] = files[part].read_text(encoding="utf-8")
+            includes[part] = _included(part, texts[part], files)
+            waiting += includes[part]
+    return "\n".join(texts[part] for part in TopologicalSorter(includes).static_order())
+
+
+def _included(name: str, text: str, files: Mapping[str, Path]) -> list[str]:
+    """Names of the libraries in a file's first line."""
+    header = _INCLUDE.match(text)
+    libraries = header[1].split(", ") if header else []
+    if text.count("@include") != bool(header):
+        raise ValueError(f"{name}.lua must have its include in line 1: '--- @include NAME, NAME'")
+    for library in libraries:
+        if library not in files or files[library].parent.name != "lib":
+            raise ValueError(f"{name}.lua must include libraries of lua/lib, got {library!r}")
+    return libraries
 
 
 LoadScript = Callable[[str], Script]

@@ -1,7 +1,7 @@
 """The keys of a run in Redis: names in one place, and who writes them.
 
 The prefix is `nyala:{run}`; the braces make one hash tag of it, so they all live on one node, and
-runs can share a server. Scripts get the prefix and build the rest (`lua/keys.lua`).
+runs can share a server. Scripts get the prefix and build the rest (`lua/lib/keys.lua`).
 
     key             type    holds                                           written by
     meta            hash    state, lineage, version, committed, ...  begin_*, lease, advance

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: most contradictions to name.  -> {id, place, state}, ...
 -- Every set that holds a live task, against the state that the task itself gives.
 local answer = {}

@@ -1,3 +1,4 @@
+--- @include keys, units
 -- ARGV: task id, ..., or none for every leased training task
 -- -> {id, state, fence, incarnation, length, attempts}, ...   Ended tasks are left out; one that nobody has
 -- begun is ready.

@@ -1,3 +1,4 @@
+--- @include keys, units, replay
 -- ARGV: lineage, k, reason, most tasks to move in one call, bury (0|1).  -> {tasks, 1 if there are more}
 -- Gives up a batch that cannot be trained, sealed or not; emptied, it may be claimed anew. Its units are
 -- dropped, or buried: then its tasks are dead letters with their records. What it reused is kept for others,

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, k.  -> k   Batch k is trained; its units no longer hold back new ones.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

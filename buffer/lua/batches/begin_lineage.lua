@@ -1,3 +1,4 @@
+--- @include keys, rounds
 -- ARGV: expected lineage, fork step, owner, least new lineage.  -> {1, new lineage} | {0, current lineage}
 -- A new learner takes the run over at the step of its checkpoint. Evaluations of its predecessors end.
 -- A store that lost writes may remember less than its learners do: they name the least number that

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller knows
 -- -> {'CLOSED'} | {'MORE'} | {'OK', sealed, starts, {group id, task id, ...}, ...}
 -- Sticky: what batch k has claimed stays in it; until it is sealed, the oldest complete units fill it up.

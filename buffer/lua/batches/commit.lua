@@ -1,3 +1,4 @@
+--- @include keys, units, replay
 -- ARGV: lineage, k, most tasks to move in one call.  -> {tasks committed, 1 if there are more}
 -- Every batch up to k is inside a durable checkpoint. Of a committed task one bit remains,
 -- and its record where its unit is kept for reuse.

@@ -1,3 +1,4 @@
+--- @include keys, units
 -- ARGV: lineage, k, reason, group id, ...  -> tasks dropped
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

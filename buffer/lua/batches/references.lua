@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: most bytes, task id, ...  -> record of each task, '' if it has none or a longer one
 local answer = {}
 for i = 2, #ARGV do

@@ -1,3 +1,4 @@
+--- @include keys, rounds
 -- ARGV: lineage, its owner, step, then lineage, step it forked at, ...  -> 1 if the store had lost it
 -- The store forgot that this learner took the run over: it gets back the lineage that it has, which is
 -- above all that the store remembers. Whoever took over meanwhile from an older one is LOST.

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, k, then per unit to keep for reuse: group id, rating (see replay.lua).
 -- -> units in the frozen batch
 local refused = refuse_learner(ARGV[1])

@@ -1,3 +1,4 @@
+--- @include keys, tasks
 -- ARGV: id.  -> nil | {{id, ms, why, attempts, length}, incarnation, spec, record or nil, {chunk, ...}}
 local id = ARGV[1]
 local ms = call('ZSCORE', DEAD, id)

@@ -1,3 +1,4 @@
+--- @include keys, tasks
 -- ARGV: offset, count.  -> {id, ms, why, attempts, length}, ...   Dead letters, the oldest first.
 local answer = {}
 local found = call('ZRANGE', DEAD, ARGV[1], ARGV[1] + ARGV[2] - 1, 'WITHSCORES')

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: count.  -> {group id, bytes, task id, ...}, ...   The oldest complete units, as CLAIM would take them.
 local size, answer = group_size() or 1, {}
 for i, gid in ipairs(call('ZRANGE', BUF, 0, ARGV[1] - 1)) do

@@ -1,3 +1,4 @@
+--- @include keys, units
 -- ARGV: id, ...  -> verdict, ...   Of a purged dead letter one bit is left; it still counts as dead.
 local answer = {}
 draw_on_reserve()

@@ -1,3 +1,4 @@
+--- @include keys, withdrawal
 -- ARGV: id, ...  -> verdict, ...
 -- READY: it is made again from where it was, for a unit that still waits. ANEW: its unit begins anew, all
 -- members with it. TRAINED: too late, its unit is in a batch. ENDED: so is the run. GONE: no dead letter.

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: seconds to remember them, then per actor: incarnation, number of fields, field, value, ...  -> 1
 local now, i = now_ms(), 2
 draw_on_reserve()

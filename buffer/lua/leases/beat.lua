@@ -1,3 +1,4 @@
+--- @include keys, tasks
 -- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, lines of 'id fence offset tokens',
 -- then the chunks of those with tokens.  -> verdict, length, ...
 -- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends. A

@@ -1,3 +1,4 @@
+--- @include keys, tasks
 -- ARGV: incarnation, max attempts.  -> ids of the tasks that it held
 -- Its process has ended, says who started it: its leases are over now, as if they had expired. Under a newer
 -- fence, so that a message of its that is still on the way does not revive one for nobody.

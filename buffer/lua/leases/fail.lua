@@ -1,3 +1,4 @@
+--- @include tasks
 -- ARGV: max attempts, max data failures, then per task: id, fence, kind, reason.  -> verdict, ...
 -- Kind `data`: every failure counts. Otherwise the machine failed: only attempts without progress count.
 local answer = {}

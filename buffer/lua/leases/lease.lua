@@ -1,3 +1,4 @@
+--- @include keys, units
 -- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights
 -- -> {'OK', fence, {id, spec, length, {chunk, ...}}, ...} | {'WAIT'} | {'EMPTY'} | {'DONE'}
 -- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order.

@@ -1,3 +1,4 @@
+--- @include keys, tasks
 -- ARGV: max attempts, batch, pause between reaps ms.  -> ids whose lease had expired
 -- None while the store recovers and for a lease's time after: heartbeats could not arrive before.
 -- The same where nobody has reaped for long, or the clock jumped: the server was stopped, or cut off.

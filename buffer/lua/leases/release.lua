@@ -1,3 +1,4 @@
+--- @include tasks
 -- ARGV: per task: id, fence.  -> verdict, ...   Gives leases back; no attempt is charged.
 local answer = {}
 for i = 1, #ARGV, 2 do

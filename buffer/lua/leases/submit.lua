@@ -1,3 +1,4 @@
+--- @include keys, units, tasks
 -- ARGV: the ids and fences of tasks, 'id fence id fence ...', then the records of evaluations among them.
 -- -> verdict, ...
 -- Records of training tasks came before, in the same transaction, which a full Redis refuses whole.

@@ -1,4 +1,5 @@
--- Put before every script, after withdrawal.lua. The life of a unit that is kept to be trained again:
+--- @include keys
+-- The life of a unit that is kept to be trained again:
 --   committed -> replay -> reused by batch k -> replay, with one use more -> ... -> gone
 -- Invariant: a kept unit is in exactly one of `replay` and `reused`, and its tasks are committed. So nothing
 -- here takes part in what is created, admitted or conserved. x:<gid> says what a kept unit is made of.

@@ -1,4 +1,5 @@
--- Put before every script, after units.lua. The life of a task (field st), once its unit is begun:
+--- @include keys, units
+-- The life of a task (field st), once its unit is begun:
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
 -- Invariant: whoever acts on a task shows the fence it was last leased under.
 
@@ -55,4 +56,10 @@ end
 local function charge_data(id, max_failures, why)
   call('ZREM', lease_key(id), id)
   if call('HINCRBY', task_key(id), 'fails', 1) >= max_failures then die(id, why) else give_back(id) end
+end
+
+-- A dead letter as it is listed.
+local function letter(id, ms)
+  local task = call('HMGET', task_key(id), 'why', 'att', 'fails', 'len')
+  return { id, ms, task[1] or '', (task[2] or 0) + (task[3] or 0), tonumber(task[4] or '0') }
 end

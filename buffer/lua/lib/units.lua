@@ -1,4 +1,5 @@
--- Put before every script, after keys.lua. The life of a unit, which is a group of tasks:
+--- @include keys
+-- The life of a unit, which is a group of tasks:
 --   new -> open (first member leased) -> buf (no member unfinished) -> claim k -> committed
 -- Any of the first four may end as dropped or cancelled instead. Invariant: a unit is in exactly one of
 -- these, and g:<gid> holds the members of an open unit that are neither done nor dead.
@@ -103,24 +104,4 @@ local function lose_member(id)
   else
     finish_members(gid, { id })
   end
-end
-
--- Removes up to `limit` unfinished tasks of an evaluation round. Returns how many.
-local function end_round_tasks(round, limit)
-  local ids = call('SRANDMEMBER', round_key(round, ':u'), limit)
-  for _, id in ipairs(ids) do
-    call('SREM', round_key(round, ':u'), id)
-    call('ZREM', round_key(round, ':r'), id)
-    call('ZREM', lease_key(id), id)
-    call('UNLINK', task_key(id), chunks_key(id))
-  end
-  return #ids
-end
-
--- Closes a round without unfinished tasks; its results stay readable for an hour.
-local function close_round(round)
-  call('ZREM', ROUNDS, round)
-  for _, id in ipairs(call('HKEYS', round_key(round))) do call('UNLINK', task_key(id)) end
-  call('EXPIRE', round_key(round), 3600)
-  call('EXPIRE', round_key(round, ':x'), 3600)
 end

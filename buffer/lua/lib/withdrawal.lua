@@ -1,4 +1,5 @@
--- Put before every script, after tasks.lua. Taking units and tasks out of wherever they are, for those who
+--- @include keys, units
+-- Taking units and tasks out of wherever they are, for those who
 -- know better than the sets: a learner after the store lost writes, an operator with a dead letter.
 
 -- A unit is committed as a whole; dead members have no bit.
@@ -20,12 +21,6 @@ local function dead_but_not_all(ids)
     end
   end
   return count < #ids and dead or {}
-end
-
--- A dead letter as it is listed.
-local function letter(id, ms)
-  local task = call('HMGET', task_key(id), 'why', 'att', 'fails', 'len')
-  return { id, ms, task[1] or '', (task[2] or 0) + (task[3] or 0), tonumber(task[4] or '0') }
 end
 
 -- Takes a unit out of its place; members of a new one become tasks. A batch that loses a unit this way is

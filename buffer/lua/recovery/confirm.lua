@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: run_id of the server that answers.  -> state of the run, NONE if the store does not know it
 -- A server with another run_id than the confirmed one began again from its files, or is a replica that
 -- took over: it may have lost its last seconds. Leasing and claiming stay closed until the learner has

@@ -1,3 +1,4 @@
+--- @include keys, withdrawal
 -- ARGV: lineage, k, units of the batch, sealed (0|1), position of the first, then group ids.  -> units moved
 -- The learner says which units batch k has; wherever this store has them, they move to that claim. Their
 -- records may be gone. Scores below zero keep the learner's order and tell them from what else is there.

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, run_id that the learner recovered under.  -> ms until leases may be reaped again
 -- Refused when yet another server has answered meanwhile: what was put right is lost again.
 local refused = refuse_learner(ARGV[1])

@@ -1,3 +1,4 @@
+--- @include keys, units, withdrawal
 -- ARGV: lineage, group id, ...  -> units that this store did not know as committed
 -- They are inside a durable checkpoint: wherever this store has them, one bit per task is left.
 local refused = refuse_learner(ARGV[1])

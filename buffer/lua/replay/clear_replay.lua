@@ -1,3 +1,4 @@
+--- @include keys, replay
 -- ARGV: lineage, most units to move in one call.  -> {units forgotten, 1 if there are more}
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

@@ -1,3 +1,4 @@
+--- @include keys, replay
 -- ARGV: lineage, k, group id, ...  -> units forgotten   Kept units that batch k drew and must not train.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, batches inside the checkpoint, then per batch since: k, units reused, group id, ...  -> 0|1
 -- Whether this store knows every use that the learner knows of: a sealed batch has drawn all it will.
 local refused = refuse_learner(ARGV[1])

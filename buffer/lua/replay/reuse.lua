@@ -1,3 +1,4 @@
+--- @include keys, replay
 -- ARGV: lineage, k, units, sampling, then numbers in [0, 1), one per draw
 -- -> {group id, earlier uses, task id, ...}, ...   Draws until batch k has so many kept units: each draw is
 -- one rank of one sorted set. What the batch has stays in it; once it is sealed it gets no more.

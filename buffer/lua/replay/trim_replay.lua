@@ -1,3 +1,4 @@
+--- @include keys, replay
 -- ARGV: lineage, most units, most bytes, least `born`, share of maxmemory, most to move in one call
 -- -> {units forgotten, 1 if there may be more}   The oldest kept units go first; those of a batch stay.
 local refused = refuse_learner(ARGV[1])

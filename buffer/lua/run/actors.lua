@@ -1,3 +1,4 @@
+--- @include keys
 -- -> {incarnation, ms since it was last seen, {field, value, ...}}, ...
 local now, answer = now_ms(), {}
 local seen = call('ZRANGE', run .. ':actors', 0, -1, 'WITHSCORES')

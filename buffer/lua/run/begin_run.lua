@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: field, value, ...   Sets meta of a new run; of a known run it only compares.
 -- -> {} | {field, stored value} of the first that differs
 if call('EXISTS', META) == 1 then

@@ -1,2 +1,2 @@
 -- ARGV: name of a bitmap of the run.  -> its bytes, '' if there is none
-return call('GET', run .. ':' .. ARGV[1]) or ''
+return redis.call('GET', KEYS[1] .. ':' .. ARGV[1]) or ''

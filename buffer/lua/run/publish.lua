@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, step, field, value, ...  -> 1   Versions of a lineage only go up, each has one digest.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

@@ -1,2 +1,2 @@
 -- ARGV: name of a hash of the run.  -> field, value, ...
-return call('HGETALL', run .. ':' .. ARGV[1])
+return redis.call('HGETALL', KEYS[1] .. ':' .. ARGV[1])

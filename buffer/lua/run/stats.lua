@@ -1,3 +1,4 @@
+--- @include keys
 -- -> {meta fields}, {name, count, ...}, {reason, count, ...}, {k, units, sealed, starts, ...}
 -- Counts come from the sets and bitmaps themselves; there is no counter that could drift.
 local size = tonumber(call('HGET', META, 'group_size') or '1')

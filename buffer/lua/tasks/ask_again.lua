@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, then dropped group, the group that asks its prompt again or '' while it waits for one, ...
 -- Lives on beside the counts, because the learner that dropped a group may die before it has asked again.
 local refused = refuse_learner(ARGV[1])

@@ -1,2 +1,3 @@
+--- @include keys
 -- -> dropped group, the group that asks its prompt again or '', ...
 return call('HGETALL', AGAIN)

@@ -1,3 +1,4 @@
+--- @include keys, units, rounds
 -- ARGV: lineage, most tasks to move in one call.  -> {tasks cancelled, 1 if there are more}
 -- Ends the run: what is not trained is cancelled, and actors that ask for work hear DONE.
 local refused = refuse_learner(ARGV[1])

@@ -1,3 +1,4 @@
+--- @include keys, rounds
 -- ARGV: lineage, step.  -> unfinished tasks removed
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, members of a group, then per group: group id, one spec per member.  -> groups created
 -- Idempotent: a group that was ever created is left alone, whatever became of it.
 local refused = refuse_learner(ARGV[1])

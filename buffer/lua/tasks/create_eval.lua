@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, step, then per task: id, spec.  -> tasks created, each a unit of its own outside admission
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

@@ -1,3 +1,4 @@
+--- @include keys
 -- ARGV: lineage, step.  -> {unfinished, failed, {id, record, ...}}
 local round = ARGV[1] .. ':' .. ARGV[2]
 return {

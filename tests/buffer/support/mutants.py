@@ -6,13 +6,9 @@ text in one file of `buffer/lua`; a text that is no longer there, or is there tw
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
-import buffer.client.scripts
-from buffer.client.scripts import LoadScript, Script, load_script, make_script
-
-LUA = Path(buffer.client.scripts.__file__).parents[1] / "lua"
+from buffer.client.scripts import FILES, LoadScript, Script, load_script, make_script
 
 
 class Mutant(NamedTuple):
@@ -150,7 +146,7 @@ def broken(mutant: Mutant) -> LoadScript:
     Raises:
         AssertionError: the file has the text not exactly once: the mutant must follow the Lua.
     """
-    body = next(LUA.rglob(f"{mutant.file}.lua")).read_text(encoding="utf-8")
+    body = FILES[mutant.file].read_text(encoding="utf-8")
     count = body.count(mutant.old)
     assert count == 1, f"{mutant.file}.lua must have once {mutant.old!r}, got {count} times"
     wrong = body.replace(mutant.old, mutant.new)
