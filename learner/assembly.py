@@ -16,13 +16,12 @@ from buffer.store import Store
 from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import Settings
-from learner.algorithm.reference_kl import freeze
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.recovery import point, recover
 from learner.checkpointing.resume import Opening, open_life
 from learner.data.ledger import Ledger
 from learner.data.retrying_store import PatientStore
-from learner.model.policy import Policy, load_causal_lm, probe_logprobs, shard
+from learner.model.policy import Policy, freeze, load_causal_lm, probe_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.critic import Critic, make_critic
 from learner.training.optimizer import AdamWithSchedule, Schedule

@@ -18,9 +18,10 @@ from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from configs.loader import settings_hash
 from configs.logging import bind_version
+from learner.algorithm.microbatch import Microbatch
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.rollback import roll_back
-from learner.data.batch import BatchPlan, Microbatch, pack, plan_batch
+from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.data.claims import ClaimedBatch
 from learner.data.evaluation import is_due
 from learner.data.records import Records
@@ -121,7 +122,7 @@ class Loop:
                 weights_s=round(held_s, 4),
                 train_s=round(stepped - ready, 4),
             )
-            self._front.account.write_down(batch, trained, times, alerts, claimed_at=claimed)
+            self._front.batch_log.record(batch, trained, times, alerts, claimed_at=claimed)
         # One that is due while steps are being skipped waits for the first good batch.
         if self._is_urgent() or (self._is_due() and not self._guard.is_shaken):
             self._checkpoint()
@@ -276,7 +277,7 @@ class Loop:
         self._parts.store.run(operations.clear_replay(self._lineage))
         self._records.sweep(older_than_s=0.0)
         stats = self._parts.store.run(operations.stats())
-        front.account.end()
+        front.batch_log.end()
         evaluations = front.journal.lines("eval")
         front.journal.summarise(
             summarise(run, front.totals(), self._guard.state, stats, evaluations)

@@ -1,6 +1,6 @@
 """What only rank 0 has: the store's side of a life of the learner, and the files that people read.
 
-Owns claims, feeder, evaluations, journal and account, and looks after all of them while the loop
+Owns claims, feeder, evaluations, journal and batch log, and looks after all of them while the loop
 waits or trains.
 """
 
@@ -19,7 +19,7 @@ from learner.data.curriculum import Feeder
 from learner.data.evaluation import Evaluation, Evaluations, is_due
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.retrying_store import PatientStore
-from learner.reporting.batch_log import Account
+from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import Totals
 
@@ -43,7 +43,13 @@ class Front:
         self.journal.rewind(opening.state.step)
         self.ledger = ledger
         self.claims = Claims(store, settings, ledger=ledger, vocabulary=vocabulary)
-        self.account = Account(self.journal, self.claims.dropped, opening)
+        self.batch_log = BatchLog(
+            self.journal,
+            self.claims.dropped,
+            lineage=opening.lineage,
+            lineages=opening.lineages,
+            totals=opening.state.totals,
+        )
         self.feeder = Feeder(
             store,
             settings.run,
@@ -77,9 +83,9 @@ class Front:
 
     def totals(self) -> Totals:
         """Count what the run has done so far."""
-        self.account.totals.dropped_tokens += self.claims.dropped.tokens
+        self.batch_log.totals.dropped_tokens += self.claims.dropped.tokens
         self.claims.dropped.tokens = 0
-        return self.account.totals
+        return self.batch_log.totals
 
     def trained_groups(self, step: int) -> tuple[tuple[int, int], ...]:
         """Write down the groups of all batches up to `step`, for the checkpoint."""

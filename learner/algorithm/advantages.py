@@ -20,8 +20,7 @@ import numpy as np
 
 from configs.settings import AlgorithmSettings
 
-from .group_statistics import Float64, Outcomes
-from .whitening import STD_FLOOR, WHITENINGS
+from .group_statistics import STD_FLOOR, WHITENINGS, Float64, Outcomes
 
 Advantage = Callable[[Outcomes, AlgorithmSettings], Float64]
 

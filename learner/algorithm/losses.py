@@ -43,10 +43,9 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.training.preparation import Prepared
 
 from .corrections import CORRECTIONS
-from .microbatch import Segments
+from .microbatch import Prepared, Segments
 from .proximal import PROXIMALS
 from .surrogates import SURROGATES, Terms
 

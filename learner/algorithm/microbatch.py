@@ -1,15 +1,86 @@
-"""Sums over the tokens of each episode of a microbatch.
+"""Microbatches: the tensors of one forward pass, and sums over the tokens of their episodes.
 
-An episode is never cut, so a microbatch knows the whole of each of its episodes.
+An episode is never cut, so a microbatch has all tokens of each of its episodes.
 
-Shapes: N scored tokens (flat), B episodes.
+Shapes: B episodes, T tokens (prompt, completion, pads), N trained tokens (flat).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Microbatch:
+    """What one forward pass trains on. Flat arrays hold trained tokens only."""
+
+    token_ids_BT: Tensor
+    """Right-padded prompts with completions. Shape [B, T], int64."""
+    positions_N: Tensor
+    """Trained tokens: b * T + t. Shape [N], int64."""
+    behaviour_logprobs_N: Tensor
+    """log mu, nats. Shape [N], float32."""
+    advantages_N: Tensor
+    """Shape [N], float32."""
+    weights_N: Tensor
+    """What each token weighs in the loss of the batch. Shape [N], float32."""
+    lags_N: Tensor
+    """Policy lag of each token, batches. Shape [N], int64."""
+    episodes_N: Tensor
+    """Row of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
+    rewards_B: Tensor
+    """Reward of each episode. Shape [B], float32."""
+    minibatch: int
+    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
+
+    def to(self, device: torch.device) -> Microbatch:
+        """Copy to a device."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A microbatch on the learner's device, with what was computed for its tokens."""
+
+    microbatch: Microbatch
+    log_prox_N: Tensor | None = None
+    """Log-probs under the policy at the beginning of the batch, nats. Shape [N]."""
+    log_ref_N: Tensor | None = None
+    """Log-probs under the frozen reference policy, nats. Shape [N]."""
+    values_N: Tensor | None = None
+    """The critic's values. Shape [N]."""
+    targets_N: Tensor | None = None
+    """What the critic shall say. Shape [N]."""
+    log_ratio_bound: float = math.inf
+    """M2PO: largest |log(pi/mu)| that stays in an optimizer step, which sets it anew; nats."""
+
+
+def empty_microbatch(minibatch: int = 0) -> Microbatch:
+    """Make a microbatch without a trained token.
+
+    A rank that has fewer microbatches than another still takes part in every collective of FSDP2.
+    """
+    nothing = torch.zeros(0)
+    return Microbatch(
+        token_ids_BT=torch.zeros(1, 1, dtype=torch.int64),
+        positions_N=nothing.long(),
+        behaviour_logprobs_N=nothing,
+        advantages_N=nothing,
+        weights_N=nothing,
+        lags_N=nothing.long(),
+        episodes_N=nothing.long(),
+        rewards_B=torch.zeros(1),
+        minibatch=minibatch,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

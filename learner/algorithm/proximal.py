@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from learner.training.preparation import Prepared
+from .microbatch import Prepared
 
 Anchor = Callable[[Tensor, Prepared], Tensor]
 

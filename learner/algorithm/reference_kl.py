@@ -32,19 +32,14 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
-from learner.data.batch import Microbatch
-from learner.model.policy import Policy
+
+from .microbatch import Microbatch
 
 ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda deltas_N: deltas_N,
     "k2": lambda deltas_N: deltas_N.square() / 2,
     "k3": lambda deltas_N: torch.expm1(-deltas_N) + deltas_N,
 }
-
-
-def freeze(policy: Policy) -> Policy:
-    """Make a policy the reference: nothing of it is trained."""
-    return policy.eval().requires_grad_(requires_grad=False)
 
 
 def kl_penalty(

@@ -16,8 +16,7 @@ Shapes: N trained tokens of a microbatch (flat), B episodes, T steps of the long
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,12 +24,10 @@ import torch
 from torch import Tensor
 
 from configs.settings import CriticSettings
-from learner.data.batch import Microbatch
-from learner.model.ranks import Ranks
 
+from .microbatch import Microbatch
 from .returns import gae
 from .vtrace import vtrace
-from .whitening import STD_FLOOR
 
 
 class TokenAdvantages(NamedTuple):
@@ -129,18 +126,3 @@ def token_advantages(
     )
     advantages_TB, targets_TB = TOKEN_ADVANTAGES[name](trajectories, settings)
     return TokenAdvantages(advantages_TB[steps_N, episodes_N], targets_TB[steps_N, episodes_N])
-
-
-def whiten(advantages: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
-    """Bring the tokens of all microbatches and ranks to mean 0 and standard deviation 1.
-
-    Every rank must call it.
-    """
-    sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
-    for advantages_N in advantages:
-        wide_N = advantages_N.double()
-        sums += torch.stack([torch.ones_like(wide_N).sum(), wide_N.sum(), wide_N.square().sum()])
-    num, total, squares = ranks.sum(sums).tolist()
-    mean = total / max(1.0, num)
-    std = math.sqrt(max(0.0, squares / max(1.0, num) - mean**2))
-    return [(advantages_N - mean) / (std + STD_FLOOR) for advantages_N in advantages]

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
-from typing import Any
+from dataclasses import astuple, dataclass
 
 import msgpack
 import numpy as np
 import torch
-from torch import Tensor
 
 from buffer.record.episode import Episode
 from configs.errors import RecordError
@@ -25,6 +23,7 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm.advantages import estimate
 from learner.algorithm.aggregations import AGGREGATIONS, Counts
 from learner.algorithm.group_statistics import Outcomes
+from learner.algorithm.microbatch import Microbatch
 
 from .policy_lag import token_lags
 
@@ -63,38 +62,6 @@ class BatchPlan:
         return cls(
             step, tuple(PlanRow(*row) for row in rows), tuple(Counts(*count) for count in counts)
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Microbatch:
-    """What one forward pass trains on. Flat arrays hold trained tokens only."""
-
-    token_ids_BT: Tensor
-    """Right-padded prompts with completions. Shape [B, T], int64."""
-    positions_N: Tensor
-    """Trained tokens: b * T + t. Shape [N], int64."""
-    behaviour_logprobs_N: Tensor
-    """log mu, nats. Shape [N], float32."""
-    advantages_N: Tensor
-    """Shape [N], float32."""
-    weights_N: Tensor
-    """What each token weighs in the loss of the batch. Shape [N], float32."""
-    lags_N: Tensor
-    """Policy lag of each token, batches. Shape [N], int64."""
-    episodes_N: Tensor
-    """Row of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
-    rewards_B: Tensor
-    """Reward of each episode. Shape [B], float32."""
-    minibatch: int
-    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
-
-    def to(self, device: torch.device) -> Microbatch:
-        """Copy to a device."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {
-            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
-        }
-        return replace(self, **moved)
 
 
 def plan_batch(
@@ -226,25 +193,6 @@ def pack(
             for rows in cut_microbatches([num_tokens(e) for e in own], microbatch_tokens)
         ]
     return microbatches
-
-
-def empty_microbatch(minibatch: int = 0) -> Microbatch:
-    """Make a microbatch without a trained token.
-
-    A rank that has fewer microbatches than another still takes part in every collective of FSDP2.
-    """
-    nothing = torch.zeros(0)
-    return Microbatch(
-        token_ids_BT=torch.zeros(1, 1, dtype=torch.int64),
-        positions_N=nothing.long(),
-        behaviour_logprobs_N=nothing,
-        advantages_N=nothing,
-        weights_N=nothing,
-        lags_N=nothing.long(),
-        episodes_N=nothing.long(),
-        rewards_B=torch.zeros(1),
-        minibatch=minibatch,
-    )
 
 
 def _pad(

@@ -193,6 +193,11 @@ def shard_units(
         sharded.set_force_sum_reduction_for_comms(True)
 
 
+def freeze(policy: Policy) -> Policy:
+    """Make a policy the reference: nothing of it is trained."""
+    return policy.eval().requires_grad_(requires_grad=False)
+
+
 def release(module: nn.Module) -> None:
     """Give gathered parameters back after a forward pass that no backward pass follows.
 

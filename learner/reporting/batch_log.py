@@ -1,7 +1,6 @@
-"""What a life of the learner writes down of its batches: lines of the journal, and the totals.
+"""The log of trained batches: a line of `batches.jsonl` and one of `metrics.jsonl` for each.
 
-Owns the figures' way into `batches.jsonl` and `metrics.jsonl`, the totals of the run, and which
-alerts have been told. On rank 0 alone: the others neither count nor write.
+Owns the totals of the run, and which alerts have been logged. Rank 0 alone has one.
 """
 
 from __future__ import annotations
@@ -12,32 +11,48 @@ from dataclasses import asdict, replace
 
 import structlog
 
-from learner.checkpointing.resume import Opening
 from learner.data.claims import ClaimedBatch
 from learner.data.dropped import Dropped
 from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 
 from .journal import Journal
-from .metrics import BatchFigures, StepTimes, batch_figures
+from .metrics import BatchFigures, StepTimes, Totals, batch_figures
 
 log = structlog.get_logger()
 
 
-class Account:
-    """Counts and writes down the batches of one life."""
+class BatchLog:
+    """Counts the batches of one life of the learner, and writes their lines."""
 
-    def __init__(self, journal: Journal, dropped: Dropped, opening: Opening) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        dropped: Dropped,
+        *,
+        lineage: int,
+        lineages: dict[int, int],
+        totals: Totals,
+    ) -> None:
+        """Continue the counts of a checkpoint.
+
+        Args:
+            journal: Where lines are appended.
+            dropped: Counts of what was taken out of batches; read at each batch.
+            lineage: The learner's own.
+            lineages: lineage -> step it forked at.
+            totals: Of the run so far; copied.
+        """
         self._journal = journal
         self._dropped = dropped
-        self._lineage = opening.lineage
-        self._lineages = opening.lineages
-        self.totals = replace(opening.state.totals)
+        self._lineage = lineage
+        self._lineages = lineages
+        self.totals = replace(totals)
         self._counted_from: float | None = None
         self._began = time.monotonic()
         self._alerts: set[str] = set()
 
-    def write_down(
+    def record(
         self,
         batch: ClaimedBatch,
         trained: TrainedBatch,
@@ -55,7 +70,7 @@ class Account:
             uses=batch.uses,
         )
         self._count(figures, trained, times, claimed_at=claimed_at)
-        self._tell(batch.step, alerts)
+        self._log_alerts(batch.step, alerts)
         version = {"step": batch.step, "lineage": self._lineage}
         groups = sorted({episode.group_id for episode in batch.episodes} - batch.uses.keys())
         reused = sorted(batch.uses)
@@ -109,7 +124,7 @@ class Account:
         totals.wall_s += now - self._began
         self._began = now
 
-    def _tell(self, step: int, alerts: Sequence[Alert]) -> None:
+    def _log_alerts(self, step: int, alerts: Sequence[Alert]) -> None:
         """Warn of an alert in the first of several batches in a row, and of each rollback."""
         for alert in alerts:
             if alert.name not in self._alerts or alert.name == "rollback":

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from configs.settings import CriticSettings, LearnerSettings
-from learner.data.batch import Microbatch
+from learner.algorithm.microbatch import Microbatch
 from learner.model.policy import (
     Policy,
     layers_of,

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import PolicyLoss
+from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.reference_kl import ESTIMATORS
-from learner.data.batch import Microbatch
 from learner.model.ranks import Ranks
 
 from . import histogram

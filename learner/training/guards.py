@@ -27,7 +27,7 @@ from .step import BatchOutcome, TrainedBatch
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that a person should look at. Producer: `Guard`. Consumer: `Account`."""
+    """Something that a person should look at. Producer: `Guard`. Consumer: `BatchLog`."""
 
     name: str
     """As in `alerts` of metrics.jsonl."""

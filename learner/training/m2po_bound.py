@@ -17,10 +17,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from learner.algorithm.microbatch import Prepared
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 
-from .preparation import Prepared, score
+from .preparation import score
 
 # Halvings of the interval: float64 is exhausted.
 HALVINGS = 64

@@ -11,36 +11,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings
+from learner.algorithm.group_statistics import STD_FLOOR
+from learner.algorithm.microbatch import Microbatch, Prepared
 from learner.algorithm.reference_kl import kl_rewards, rewards_to_go
-from learner.algorithm.token_advantages import token_advantages, whiten
-from learner.data.batch import Microbatch
+from learner.algorithm.token_advantages import token_advantages
 from learner.model.policy import Policy, Scores, release
 from learner.model.ranks import Ranks
 
 from .critic import Critic
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
-    """A microbatch on the learner's device, with what was computed for its tokens."""
-
-    microbatch: Microbatch
-    log_prox_N: Tensor | None = None
-    """Log-probs under the policy at the beginning of the batch, nats. Shape [N]."""
-    log_ref_N: Tensor | None = None
-    """Log-probs under the frozen reference policy, nats. Shape [N]."""
-    values_N: Tensor | None = None
-    """The critic's values. Shape [N]."""
-    targets_N: Tensor | None = None
-    """What the critic shall say. Shape [N]."""
-    log_ratio_bound: float = math.inf
-    """M2PO: largest |log(pi/mu)| that stays in an optimizer step, which sets it anew; nats."""
 
 
 def prepare(
@@ -127,3 +111,18 @@ def _evaluate(
         values_N=values_N,
         targets_N=found.targets_N,
     )
+
+
+def whiten(advantages: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
+    """Bring the tokens of all microbatches and ranks to mean 0 and standard deviation 1.
+
+    Every rank must call it.
+    """
+    sums = torch.zeros(3, dtype=torch.float64, device=ranks.device)
+    for advantages_N in advantages:
+        wide_N = advantages_N.double()
+        sums += torch.stack([torch.ones_like(wide_N).sum(), wide_N.sum(), wide_N.square().sum()])
+    num, total, squares = ranks.sum(sums).tolist()
+    mean = total / max(1.0, num)
+    std = math.sqrt(max(0.0, squares / max(1.0, num) - mean**2))
+    return [(advantages_N - mean) / (std + STD_FLOOR) for advantages_N in advantages]

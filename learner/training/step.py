@@ -25,8 +25,8 @@ import torch
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import policy_loss
+from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
 from learner.algorithm.reference_kl import kl_penalty
-from learner.data.batch import Microbatch, empty_microbatch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 
@@ -35,7 +35,7 @@ from .divergence import Divergence
 from .divergence_meter import DivergenceMeter
 from .m2po_bound import bound_ratios
 from .optimizer import AdamWithSchedule, StepOutcome
-from .preparation import Prepared, prepare
+from .preparation import prepare
 
 
 @dataclass(frozen=True, slots=True)

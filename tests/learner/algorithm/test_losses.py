@@ -18,9 +18,9 @@ from configs.validation.algorithm import SEQUENCE_WEIGHTS
 from learner.algorithm.aggregations import AGGREGATIONS, Counts
 from learner.algorithm.corrections import CORRECTIONS
 from learner.algorithm.losses import PolicyLoss, policy_loss
+from learner.algorithm.microbatch import Prepared
 from learner.algorithm.proximal import PROXIMALS
 from learner.algorithm.surrogates import SURROGATES
-from learner.training.preparation import Prepared
 from tests.learner.support import loss_formulas
 from tests.learner.support.loss_formulas import Tokens
 from tests.learner.support.made_tokens import make_prepared

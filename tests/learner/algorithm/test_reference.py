@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.algorithm.reference_kl import ESTIMATORS, freeze, kl_penalty, kl_rewards, rewards_to_go
-from learner.data.batch import Microbatch, empty_microbatch, pack, plan_batch
+from learner.algorithm.microbatch import Microbatch, empty_microbatch
+from learner.algorithm.reference_kl import ESTIMATORS, kl_penalty, kl_rewards, rewards_to_go
+from learner.data.batch import pack, plan_batch
+from learner.model.policy import freeze
 from learner.model.ranks import Ranks
 from learner.training.optimizer import AdamWithSchedule
 from learner.training.preparation import prepare

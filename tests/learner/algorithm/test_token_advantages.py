@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from configs.settings import AlgorithmSettings, CriticSettings
-from learner.algorithm.token_advantages import token_advantages, whiten
+from learner.algorithm.token_advantages import token_advantages
 from learner.data.batch import pack, plan_batch
-from learner.model.ranks import Ranks
 from tests.learner.support.made_episodes import make_episode
 
 SETTINGS = CriticSettings(kind="head", gamma=0.9, lam=0.8, rho_bar=1.5, c_bar=1.1)
@@ -98,21 +97,3 @@ def test_a_microbatch_without_tokens_has_no_advantages() -> None:
     found = token_advantages(microbatch, nothing, nothing, name="vtrace", settings=SETTINGS)
 
     assert len(found.advantages_N) == len(found.targets_N) == 0
-
-
-def test_whitening_is_over_all_tokens_together(ranks: Ranks) -> None:
-    torch.manual_seed(1)
-    parts = [torch.randn(n) * 3 + 5 for n in (4, 0, 9)]
-
-    whitened = whiten(parts, ranks)
-
-    together = torch.cat(parts)
-    expected = (together - together.mean()) / together.std(correction=0)
-    assert [len(part) for part in whitened] == [4, 0, 9]
-    assert torch.allclose(torch.cat(whitened), expected, atol=1e-3)
-
-
-def test_equal_advantages_are_whitened_to_zeros(ranks: Ranks) -> None:
-    (whitened,) = whiten([torch.full((5,), 0.3)], ranks)
-
-    assert whitened.abs().max() < 1e-3

@@ -18,7 +18,7 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import DivergedError
 from configs.settings import Settings
-from learner.data.batch import Microbatch
+from learner.algorithm.microbatch import Microbatch
 from learner.model.ranks import Ranks
 from learner.training.step import TrainedBatch, train_batch
 from tests.learner.support.ring_in_process import LifeEnded, RingInProcess

@@ -9,18 +9,17 @@ import torch
 from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
+from learner.algorithm.microbatch import Prepared, empty_microbatch
 from learner.data.batch import (
     BatchPlan,
     Microbatch,
     cut_microbatches,
-    empty_microbatch,
     num_tokens,
     pack,
     plan_batch,
 )
 from learner.model.ranks import Ranks
 from learner.training.divergence_meter import DivergenceMeter
-from learner.training.preparation import Prepared
 from learner.training.step import accumulate
 from tests.learner.support.made_episodes import make_episode, random_group_episodes
 from tests.learner.support.tiny_policy import tiny_policy

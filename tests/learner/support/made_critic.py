@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
-from learner.data.batch import Microbatch, pack, plan_batch
+from learner.algorithm.microbatch import Microbatch
+from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.critic import Critic, make_critic

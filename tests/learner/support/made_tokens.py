@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from learner.data.batch import Microbatch
-from learner.training.preparation import Prepared
+from learner.algorithm.microbatch import Microbatch, Prepared
 
 
 def make_prepared(

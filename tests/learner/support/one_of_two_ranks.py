@@ -14,11 +14,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.algorithm.reference_kl import freeze
 from learner.checkpointing.checkpoint import Checkpoints, LearnerState
 from learner.checkpointing.rollback import roll_back
 from learner.data.batch import BatchPlan, pack, plan_batch
-from learner.model.policy import Policy, probe_logprobs
+from learner.model.policy import Policy, freeze, probe_logprobs
 from learner.model.ranks import Ranks, join
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import AdamWithSchedule

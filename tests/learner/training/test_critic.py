@@ -10,9 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from configs.errors import CheckpointError
 from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
+from learner.algorithm.microbatch import empty_microbatch
 from learner.checkpointing.checkpoint import Checkpoints, LearnerState
 from learner.checkpointing.rollback import roll_back
-from learner.data.batch import empty_microbatch
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
 from learner.training.critic import make_critic, value_loss

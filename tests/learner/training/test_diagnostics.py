@@ -12,7 +12,7 @@ import torch
 from buffer.record.episode import PolicyVersion
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import PolicyLoss
-from learner.data.batch import Microbatch, empty_microbatch
+from learner.algorithm.microbatch import Microbatch, empty_microbatch
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import BatchFigures, StepTimes, batch_figures
 from learner.training import histogram

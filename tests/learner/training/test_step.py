@@ -14,7 +14,8 @@ from torch import Tensor
 
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.data.batch import BatchPlan, Microbatch, pack, plan_batch
+from learner.algorithm.microbatch import Microbatch
+from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.divergence_meter import DivergenceMeter
