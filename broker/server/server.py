@@ -139,7 +139,7 @@ class Broker:
                     _every(PUBLICATION_S, self._board.read_publication, stop),
                     _every(MEMORY_S, self._board.read_memory, stop),
                     _every(self._settings.reap_every_s, self._reap, stop),
-                    _every(LOOK_S, lambda: self._look(revocation, listener), stop),
+                    _every(LOOK_S, lambda: self._look(door, revocation, listener), stop),
                     _every(HOUSEKEEPING_S, self._keep_house, stop),
                 )
             ]
@@ -170,7 +170,8 @@ class Broker:
             on_outage=self._reaper.hold,
         )
 
-    async def _look(self, revocation: Revocation, listener: Listener) -> None:
+    async def _look(self, door: Door, revocation: Revocation, listener: Listener) -> None:
+        door.check()
         revocation.look()
         await listener.look()
 

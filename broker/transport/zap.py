@@ -22,6 +22,8 @@ import structlog
 import zmq
 from zmq.utils import z85
 
+from configs.worker import Worker
+
 from .allow_list import AllowList, Role
 
 DOMAIN = b"nyala"
@@ -58,12 +60,12 @@ class Door:
         self._stop = threading.Event()
         self._socket = self._context.socket(zmq.REP)
         self._socket.linger = 0
-        self._thread = threading.Thread(target=self._serve, name="zap", daemon=True)
+        self._worker = Worker(self._serve, name="zap")
 
     def __enter__(self) -> Door:
         """Start answering; bind server sockets after this."""
         self._socket.bind(ZAP_ENDPOINT)
-        self._thread.start()
+        self._worker.start()
         return self
 
     def __exit__(
@@ -74,11 +76,14 @@ class Door:
     ) -> None:
         self.close()
 
+    def check(self) -> None:
+        """Raise what ended the thread; without it every new peer is refused. Call now and then."""
+        self._worker.check()
+
     def close(self) -> None:
-        """Stop answering: from now on nobody new gets in."""
+        """Stop answering, so that no new peer gets in; raises what ended the thread before."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.join()
 
     def _serve(self) -> None:
         try:

@@ -26,12 +26,14 @@ from broker.protocol.messages import (
     Submission,
     SubmitRequest,
 )
+from broker.server.server import Broker
 from broker.transport.keys import KeyPair, load_pair, load_public, make_client, make_keys
 from broker.transport.sockets import bind_router, bound_endpoint, connect_dealer, is_loopback
 from broker.transport.zap import DOMAIN, ZAP_ENDPOINT, Door
 from buffer import operations
+from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RefusedError, SettingsError
-from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring, settings_with
 from tests.broker.test_life import record_of, submission
 
 
@@ -119,6 +121,33 @@ def test_a_request_that_cannot_be_judged_is_refused_and_the_door_goes_on(keys: P
 
     assert statuses == [b"500", b"200"]
     context.destroy(linger=0)
+
+
+def test_a_broker_whose_door_died_ends_with_its_error(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_door: Door, _request: list[bytes]) -> list[bytes]:
+        raise RuntimeError("the door is broken")
+
+    async def story() -> None:
+        store, listening = AsyncStore(redis_url, RUN), asyncio.Event()
+        broker = Broker(settings_with(), store, keys=keys)
+        serving = asyncio.create_task(
+            broker.serve(asyncio.Event(), on_ready=lambda _endpoint: listening.set())
+        )
+        await asyncio.wait_for(listening.wait(), 5)
+        here = Ring(store, broker._endpoint, keys)
+        newcomer = asyncio.create_task(here.client().hello(hello("actor-1"), deadline_s=30))
+
+        with pytest.raises(RuntimeError, match="the door is broken"):
+            await asyncio.wait_for(serving, 5)
+
+        newcomer.cancel()
+        await asyncio.gather(newcomer, return_exceptions=True)
+        await here.close()
+
+    monkeypatch.setattr(Door, "_judge", broken)
+    asyncio.run(story())
 
 
 def test_without_a_door_nobody_gets_in(keys: Path) -> None:
