@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
-import msgpack
+import msgspec
 import numpy as np
 import torch
 
@@ -50,18 +50,13 @@ class BatchPlan:
     """Of each minibatch."""
 
     def encode(self) -> bytes:
-        """Turn the plan into msgpack bytes."""
-        rows = [astuple(row) for row in self.rows]
-        counts = [astuple(count) for count in self.counts]
-        return bytes(msgpack.packb((self.step, rows, counts)) or b"")
+        """Encode as msgpack."""
+        return msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, encoded: bytes) -> BatchPlan:
-        """Read what `encode` wrote."""
-        step, rows, counts = msgpack.unpackb(encoded)
-        return cls(
-            step, tuple(PlanRow(*row) for row in rows), tuple(Counts(*count) for count in counts)
-        )
+        """Decode what `encode` made."""
+        return msgspec.msgpack.decode(encoded, type=cls)
 
 
 def plan_batch(
