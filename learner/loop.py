@@ -64,7 +64,9 @@ class Loop:
                 vocabulary=parts.policy.vocabulary,
             )
         self._handover = Handover(parts.ranks.device)
-        self._records = Records(parts.store, parts.settings)
+        self._records = Records(
+            parts.store, self._run, parts.settings.buffer, parts.settings.rewards
+        )
         self._crowding = Crowding(parts.store, parts.settings.buffer)
 
     def run(self) -> bool:

@@ -25,10 +25,9 @@ from configs.settings import Settings
 from .dropped import Dropped
 from .ledger import Ledger
 from .policy_lag import oldest_lag
-from .records import Records
+from .records import Records, check_weights
 from .retrying_store import PatientStore
 from .reuse import Reuse, ReusedGroup
-from .shaping import check_weights
 
 log = structlog.get_logger()
 
@@ -84,7 +83,7 @@ class Claims:
         """Judged units of the batch being filled, by group; in the store it has all of them."""
         self._num_filtered = 0
         """Groups of equal rewards that the batch being filled has done without."""
-        self._records = Records(store, settings)
+        self._records = Records(store, settings.run, settings.buffer, settings.rewards)
         self._reuse = Reuse(store, settings, ledger=ledger, records=self._records)
         self._recoveries = store.recoveries
         self._started: int | None = None

@@ -1,12 +1,14 @@
-"""From the records of a batch to its episodes, as they are trained on: fetched, decoded, shaped.
+"""Records of a batch's tasks to episodes with shaped rewards: fetch, decode, shape.
 
-Nothing here judges a policy's age; a record that cannot be read is told from one that can.
+Separates readable records from unreadable ones; policy lag is judged in `claims.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import structlog
 
 from buffer import operations
@@ -14,24 +16,33 @@ from buffer.operations.values import ClaimedUnit
 from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode
 from buffer.record.object_store import ObjectStore, is_reference
-from configs.errors import RecordError
-from configs.settings import Settings
+from configs.errors import RecordError, SettingsError
+from configs.settings import BufferSettings, RewardSettings, RunSettings
 
 from .retrying_store import PatientStore
-from .shaping import shape
 
 log = structlog.get_logger()
 
-ON_ITS_WAY_S = 3600.0  # an actor resends for minutes; what is older than this nobody will submit
+ON_ITS_WAY_S = 3600.0  # an actor resends for minutes; an older object will not be submitted again
+
+OVERLONG = "overlong"
+"""The punishment's name among the parts of a reward."""
 
 
 class Records:
     """Reads the episodes of tasks, wherever their records are."""
 
-    def __init__(self, store: PatientStore, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: PatientStore,
+        run: RunSettings,
+        buffer: BufferSettings,
+        rewards: RewardSettings,
+    ) -> None:
         self._store = store
-        self._settings = settings
-        self._objects = ObjectStore.of(settings.buffer, settings.run.name)
+        self._rewards = rewards
+        self._max_completion_tokens = run.max_completion_tokens
+        self._objects = ObjectStore.of(buffer, run.name)
 
     def units(
         self, units: Sequence[ClaimedUnit]
@@ -83,4 +94,63 @@ class Records:
                 f"the record must be of task {task_id} of group {group_id}, got one of task "
                 f"{episode.task_id} of group {episode.group_id}"
             )
-        return shape(episode, self._settings)
+        return shape_reward(
+            episode, self._rewards, max_completion_tokens=self._max_completion_tokens
+        )
+
+
+def shape_reward(
+    episode: Episode, rewards: RewardSettings, *, max_completion_tokens: int
+) -> Episode:
+    """Weigh the parts of a reward, punish length, and mask episodes that were cut off.
+
+        reward = sum of weight x part (or the actor's own reward) + overlong punishment
+
+    A pure function of one record and the settings: every rank shapes what it reads, and a replayed
+    batch gets the same rewards.
+
+    Args:
+        episode: As the actor made it.
+        rewards: Weights, and what is done about length.
+        max_completion_tokens: The limit that cut episodes off.
+    """
+    reward, parts, completion = episode.reward, episode.reward_parts, episode.completion
+    if rewards.weights:
+        reward = sum(weight * parts.get(name, 0.0) for name, weight in rewards.weights.items())
+    if buffer := rewards.overlong_buffer_tokens:
+        punishment = rewards.overlong_penalty * overlong(
+            len(completion.token_ids), max_completion_tokens, buffer
+        )
+        reward += punishment
+        parts = parts | {OVERLONG: punishment}
+    if rewards.overlong_filter and episode.finish_reason == "length":
+        completion = replace(completion, loss_mask=np.zeros_like(completion.loss_mask))
+    return replace(episode, reward=reward, reward_parts=parts, completion=completion)
+
+
+def overlong(length: int, limit: int, buffer: int) -> float:
+    """Punish a completion for its length, before the limit does.
+
+    0 up to limit - buffer tokens, then (limit - buffer - length) / buffer, -1 from the limit on.
+
+    Source:
+        Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
+    """
+    return -min(1.0, max(0.0, (length - (limit - buffer)) / buffer))
+
+
+def check_weights(episodes: Iterable[Episode], settings: RewardSettings) -> None:
+    """Refuse a weight of something that no episode of a batch was given.
+
+    A part that only some episodes have counts 0 in the others.
+
+    Raises:
+        SettingsError: Probably a misspelt name: training without that part would go on for days.
+    """
+    known = {name for episode in episodes for name in episode.reward_parts}
+    for name in settings.weights:
+        if name not in known:
+            raise SettingsError(
+                f"rewards.weights must name parts of the reward, got {name!r}; "
+                f"episodes of this run have {', '.join(sorted(known)) or 'none'}"
+            )

@@ -49,7 +49,7 @@ def bench(redis_url: str, tmp_path: Path) -> Iterator[Bench]:
             for t in lease.tasks
         ]
         assert set(store.run(operations.submit(rows))) == {"OK"}
-        records = Records(PatientStore(store), settings)
+        records = Records(PatientStore(store), settings.run, settings.buffer, settings.rewards)
         yield Bench(store, objects, records, tmp_path / "objects")
 
 
@@ -74,7 +74,8 @@ def test_a_unit_without_one_of_its_objects_is_unreadable(bench: Bench) -> None:
 def test_a_learner_without_the_object_store_says_what_is_missing(
     bench: Bench, tmp_path: Path
 ) -> None:
-    records = Records(PatientStore(bench.store), tiny_settings(tmp_path))
+    settings = tiny_settings(tmp_path)
+    records = Records(PatientStore(bench.store), settings.run, settings.buffer, settings.rewards)
 
     with pytest.raises(RecordError, match=r"got a reference; set buffer\.object_store"):
         records.episodes([0])

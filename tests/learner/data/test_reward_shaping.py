@@ -12,7 +12,7 @@ from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode
 from configs.errors import SettingsError
 from configs.settings import Settings
-from learner.data.shaping import check_weights, overlong, shape
+from learner.data.records import check_weights, overlong, shape_reward
 from learner.reporting.metrics import batch_figures
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import tiny_settings
@@ -29,16 +29,20 @@ def _episode(parts: Mapping[str, float], *, length: int = 2, reason: str = "stop
     return replace(episode, reward_parts=dict(parts))
 
 
+def _shape(episode: Episode, settings: Settings) -> Episode:
+    return shape_reward(episode, settings.rewards, max_completion_tokens=LIMIT)
+
+
 def test_without_settings_an_episode_is_left_as_it_is() -> None:
     episode = _episode({"exact": 0.5}, length=LIMIT, reason="length")
 
-    assert encode_episode(shape(episode, _settings())) == encode_episode(episode)
+    assert encode_episode(_shape(episode, _settings())) == encode_episode(episode)
 
 
 def test_a_reward_is_the_weighted_sum_of_its_parts() -> None:
     episode = _episode({"exact": 1.0, "format": 0.5, "jokes": 9.0})
 
-    shaped = shape(episode, _settings(weights={"exact": 2.0, "format": -0.5}))
+    shaped = _shape(episode, _settings(weights={"exact": 2.0, "format": -0.5}))
 
     assert shaped.reward == 2.0 * 1.0 - 0.5 * 0.5
     assert shaped.reward_parts == episode.reward_parts
@@ -47,7 +51,7 @@ def test_a_reward_is_the_weighted_sum_of_its_parts() -> None:
 def test_a_part_that_an_episode_lacks_counts_zero() -> None:
     settings = _settings(weights={"exact": 2.0, "tool": 1.0})
 
-    assert shape(_episode({"exact": 1.0}), settings).reward == 2.0
+    assert _shape(_episode({"exact": 1.0}), settings).reward == 2.0
 
 
 def test_a_weight_of_a_part_that_no_episode_has_is_refused_with_the_names() -> None:
@@ -74,7 +78,7 @@ def test_overlong_punishment_is_piecewise_linear() -> None:
 def test_overlong_punishment_is_a_part_of_the_reward_with_its_own_factor() -> None:
     settings = _settings(overlong_buffer_tokens=4, overlong_penalty=0.5)
 
-    shaped = shape(_episode({"exact": 1.0}, length=6), settings)
+    shaped = _shape(_episode({"exact": 1.0}, length=6), settings)
 
     assert shaped.reward == 1.0 - 0.5 * 2 / 4
     assert shaped.reward_parts == {"exact": 1.0, "overlong": -0.25}
@@ -82,8 +86,8 @@ def test_overlong_punishment_is_a_part_of_the_reward_with_its_own_factor() -> No
 
 def test_overlong_filtering_masks_what_was_cut_off_and_nothing_else() -> None:
     settings = _settings(overlong_filter=True)
-    cut = shape(_episode({}, length=LIMIT, reason="length"), settings)
-    ended = shape(_episode({}, length=LIMIT, reason="stop"), settings)
+    cut = _shape(_episode({}, length=LIMIT, reason="length"), settings)
+    ended = _shape(_episode({}, length=LIMIT, reason="stop"), settings)
 
     assert not cut.completion.loss_mask.any()
     assert cut.reward == 1.0  # it still counts in its group
@@ -93,8 +97,8 @@ def test_overlong_filtering_masks_what_was_cut_off_and_nothing_else() -> None:
 def test_figures_of_a_batch_count_masked_episodes_and_the_punishment() -> None:
     settings = _settings(overlong_filter=True, overlong_buffer_tokens=4)
     episodes = [
-        shape(_episode({"exact": 1.0}, length=LIMIT, reason="length"), settings),
-        shape(_episode({"exact": 1.0}, length=6), settings),
+        _shape(_episode({"exact": 1.0}, length=LIMIT, reason="length"), settings),
+        _shape(_episode({"exact": 1.0}, length=6), settings),
     ]
 
     figures = batch_figures(episodes, step=1, lineage=1, lineages={1: 0}, uses={})
