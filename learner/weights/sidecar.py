@@ -1,11 +1,12 @@
-"""Rank 0's hold on its publisher process: start, wake, watch, restart.
+"""The publisher process as rank 0 sees it: start, wake, watch, restart.
 
-All of it happens in one thread, which also starts the process: Linux ties "die with the parent" to
-the thread that forked. The training thread only ever writes one byte.
+One thread starts the process and watches it, because Linux ties "die with the parent" to the thread
+that forked. The training thread only ever writes one byte.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -22,6 +23,7 @@ from typing import IO
 import structlog
 
 from configs.errors import WeightsError
+from configs.worker import Worker
 
 from .publisher_process import PublisherSettings
 
@@ -47,7 +49,7 @@ class Sidecar:
     Args:
         settings: Its command line. A restarted process asks for the same port as its predecessor.
         on_death: Called between the death of one process and the start of the next.
-        on_line: Called with each JSON line but `alive`, in the watching thread.
+        on_line: Called with each report but `alive`, in the watching thread.
     """
 
     def __init__(
@@ -62,12 +64,11 @@ class Sidecar:
         self._on_line = on_line
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts: deque[float] = deque()
-        self._listening = threading.Event()
-        self._ended = threading.Event()
-        self._failure: str | None = None
-        self._thread = threading.Thread(target=self._watch, name="publisher-watch", daemon=True)
+        self._has_started = threading.Event()
+        self._is_closing = threading.Event()
+        self._watch = Worker(self._keep_alive, name="publisher-watch")
         self._endpoint = ""
-        self._was_heard = False
+        self._is_listening = False
 
     @property
     def endpoint(self) -> str:
@@ -83,64 +84,78 @@ class Sidecar:
         """Start the process and wait until it listens.
 
         Raises:
-            WeightsError: it does not come up.
+            WeightsError: It does not come up.
         """
-        self._thread.start()
-        if not self._listening.wait(START_TIMEOUT_S) or self._failure:
-            reason = self._failure or f"it was not listening after {START_TIMEOUT_S:.0f} s"
+        self._watch.start()
+        try:
+            is_in_time = self._has_started.wait(START_TIMEOUT_S)
+            self.check()
+            if not is_in_time:
+                raise _failure(f"it was not listening after {START_TIMEOUT_S:.0f} s")
+        except BaseException:
             self.close()
-            raise WeightsError(f"the weight publisher must start, but {reason}; see the log")
+            raise
 
     def wake(self) -> None:
-        """Say that a version is sealed. Never waits: a full pipe means that it has yet to look."""
+        """Notify it of a sealed version. Never waits: a full pipe means that it has yet to look."""
         process = self._process
         if process is None or process.stdin is None:
-            return  # between two lives: the next one looks by itself
+            return  # between two processes: the next one looks by itself
         try:
             os.write(process.stdin.fileno(), b"\n")
         except (OSError, ValueError):  # full, just died, or closed
             return
 
     def check(self) -> None:
-        """Raise if the publisher has died too often.
+        """Raise what ended the watching thread, after which no publisher is started again.
 
         Raises:
-            WeightsError: it is not started again.
+            WeightsError: The publisher has died too often.
+            LostLineage: A newer learner has taken the run over.
         """
-        if self._failure:
-            raise WeightsError(f"the weight publisher must live, but {self._failure}; see the log")
+        self._watch.check()
 
     def close(self) -> None:
         """End the process and its thread."""
-        self._ended.set()
+        self._is_closing.set()
         process = self._process
         if process is not None:
             _stop(process)
-        if self._thread.is_alive():
-            self._thread.join(STOP_TIMEOUT_S)
+        with contextlib.suppress(Exception):  # `check` is for those who still need a publisher
+            self._watch.join(STOP_TIMEOUT_S)
 
-    def _watch(self) -> None:
-        while not self._ended.is_set():
+    def _keep_alive(self) -> None:
+        try:
+            while True:
+                reason = self._run_one()
+                if self._is_closing.is_set():
+                    return
+                log.warning("weight publisher died", reason=reason)
+                self._on_death()
+                if not self._may_restart(reason):
+                    return
+        finally:
+            self._has_started.set()  # it has, or never will
+
+    def _run_one(self) -> str:
+        """Start a process and read what it reports; returns why it is no longer of use."""
+        try:
             process = self._process = self._spawn()
-            assert process.stdout is not None
+        except OSError as error:  # such as ENOMEM, which may pass
+            return f"it cannot be started: {error}"
+        assert process.stdout is not None
+        try:
             with process.stdout:
-                reason = self._listen_to(process.stdout)
-                self._process = None
-                _stop(process, patience_s=0.0)
-            if self._ended.is_set():
-                return
-            log.warning("weight publisher died", reason=reason, code=process.returncode)
-            self._on_death()
-            if not self._may_restart():
-                self._failure = f"it died {MAX_RESTARTS} times, last: {reason}"
-                self._listening.set()
-                return
+                reason = self._read_reports(process.stdout)
+        finally:
+            self._process = None
+            _stop(process, patience_s=0.0)
+        return f"{reason} (exit code {process.returncode})"
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         settings = self._settings
-        if self._was_heard:  # actors reconnect to the same port by themselves
+        if self._is_listening:  # actors reconnect to the same port by themselves
             settings = replace(settings, endpoint=self._endpoint)
-        self._was_heard = False  # and if that port is taken now, the next try asks for any
         process = subprocess.Popen(
             [sys.executable, "-m", "learner.weights.publisher_process", *settings.arguments()],
             stdin=subprocess.PIPE,
@@ -148,11 +163,12 @@ class Sidecar:
             cwd=Path(__file__).parents[2],  # where `learner` is importable, also when not installed
             env=_environment(),
         )
+        self._is_listening = False  # if that port is taken now, the next try asks for any
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)
         return process
 
-    def _listen_to(self, stdout: IO[bytes]) -> str:
+    def _read_reports(self, stdout: IO[bytes]) -> str:
         """Read lines until the process is silent or gone; returns which."""
         unread = b""
         while True:
@@ -164,24 +180,40 @@ class Sidecar:
                 return "it has ended"
             *lines, unread = (unread + arrived).split(b"\n")
             for line in lines:
-                self._heard(json.loads(line))
+                self._on_report(line)
 
-    def _heard(self, line: dict[str, object]) -> None:
-        if line["event"] == "listening":
-            self._endpoint, self._was_heard = str(line["endpoint"]), True
-            self._listening.set()
-        if line["event"] != "alive":
+    def _on_report(self, text: bytes) -> None:
+        try:
+            line = json.loads(text)
+            event = line["event"]
+        except (ValueError, TypeError, KeyError):  # cut off, or printed by a library
+            log.warning("line of the weight publisher ignored", line=repr(text[:200]))
+            return
+        if event == "listening":
+            self._endpoint, self._is_listening = str(line["endpoint"]), True
+        if event != "alive":
             self._on_line(line)
+        if event == "listening":
+            self._has_started.set()
 
-    def _may_restart(self) -> bool:
+    def _may_restart(self, reason: str) -> bool:
+        """Pause before the next start; False when closing.
+
+        Raises:
+            WeightsError: It has died too often.
+        """
         now = time.monotonic()
         self._restarts.append(now)
         while now - self._restarts[0] > RESTART_WINDOW_S:
             self._restarts.popleft()
         if len(self._restarts) > MAX_RESTARTS:
-            return False
+            raise _failure(f"it died {MAX_RESTARTS} times, last: {reason}")
         pause_s = BACK_OFF_S[min(len(self._restarts) - 1, len(BACK_OFF_S) - 1)]
-        return not self._ended.wait(pause_s)
+        return not self._is_closing.wait(pause_s)
+
+
+def _failure(reason: str) -> WeightsError:
+    return WeightsError(f"the weight publisher must run, but {reason}; see the log")
 
 
 def _environment() -> dict[str, str]:

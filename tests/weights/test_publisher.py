@@ -1,15 +1,18 @@
 """The publisher's command line, and where it says that it listens."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from broker.transport.keys import make_keys
 from broker.weights.port import host_and_port, reachable
-from configs.errors import WeightsError
+from configs.errors import LostLineage, WeightsError
 from learner.weights import sidecar
 from learner.weights.publisher_process import PublisherSettings, parse
 from learner.weights.sidecar import Sidecar
@@ -88,5 +91,76 @@ def test_a_publisher_that_cannot_start_is_an_error_and_not_a_wait(tmp_path, monk
 
     watched = Sidecar(broken, on_death=lambda: None, on_line=lambda line: None)
 
-    with pytest.raises(WeightsError, match="must start, but it died 1 times, last: it has ended"):
+    with pytest.raises(WeightsError, match="must run, but it died 1 times, last: it has ended"):
         watched.start()
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    """Makes a started sidecar, which is closed at the end; its lines are kept."""
+    monkeypatch.setattr(sidecar, "START_TIMEOUT_S", 15.0)
+    make_keys(tmp_path / "keys")
+    started = []
+
+    def start(on_line):
+        watched = Sidecar(settings(tmp_path), on_death=lambda: None, on_line=on_line)
+        started.append(watched)
+        watched.start()
+        return watched
+
+    yield start
+    for watched in started:
+        watched.close()
+
+
+def soon(condition) -> None:
+    deadline = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_line_that_is_no_report_is_ignored(tmp_path, monkeypatch, watch):
+    talkative = tmp_path / "python"  # as a library would be that prints to stdout
+    talkative.write_text(
+        f'#!/bin/sh\necho "no JSON"\necho "[1]"\necho "{{}}"\nexec {sys.executable} "$@"\n'
+    )
+    talkative.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(talkative))
+    lines: list[dict] = []
+
+    watched = watch(lines.append)
+
+    watched.check()
+    assert [line["event"] for line in lines] == ["listening"]
+
+
+def test_a_publisher_that_cannot_be_started_for_a_moment_is_started_later(monkeypatch, watch):
+    lines: list[dict] = []
+    watched = watch(lines.append)
+    python = sys.executable
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    os.kill(watched.pid, signal.SIGKILL)
+    soon(lambda: watched.pid == 0)
+    time.sleep(0.1)  # it has tried
+    monkeypatch.setattr(sys, "executable", python)
+
+    soon(lambda: len(lines) == 2)
+    watched.check()
+
+
+def test_a_publisher_that_can_never_be_started_is_an_error(monkeypatch, watch):
+    monkeypatch.setattr(sidecar, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    with pytest.raises(WeightsError, match=r"last: it cannot be started: .*No such file"):
+        watch(lambda line: None)
+
+
+def test_what_ends_the_watch_is_raised_at_the_next_check(watch):
+    def refuse(line):
+        raise LostLineage("a newer learner has taken over")
+
+    with pytest.raises(LostLineage, match="newer learner"):
+        watch(refuse)
