@@ -52,8 +52,8 @@ class Display(Protocol):
         """Show the state of the run; cheap, called often."""
         ...
 
-    def say(self, text: str) -> None:
-        """Tell of an event, such as a restart; stays visible."""
+    def log(self, text: str) -> None:
+        """Print an event, such as a restart; it stays visible."""
         ...
 
 
@@ -109,7 +109,7 @@ class LiveDisplay:
             shown.append(Text(f"ALERT {view.progress.alerts}", style="yellow"))
         self._live.update(Group(*shown))
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print above the bar."""
         self._live.console.print(f"  {text}", markup=False, highlight=False)
 
@@ -153,19 +153,19 @@ class PlainDisplay:
             for name, stage in view.stages.items():
                 if self._told.get(name) != stage:
                     self._told[name] = stage
-                    self.say(f"{name}: {stage}")
+                    self.log(f"{name}: {stage}")
             return
         is_last = step == view.progress.steps
         if step == self._last_step or (self._clock() < self._due and not is_last):
             return
         self._last_step, self._due = step, self._clock() + PLAIN_EVERY_S
         values = ", ".join(f"{label} {value}" for label, value in figures(view).items())
-        self.say(f"{self._name}: batch {step}/{view.progress.steps}, {values}")
+        self.log(f"{self._name}: batch {step}/{view.progress.steps}, {values}")
         if view.progress.alerts not in (None, self._alerts):
-            self.say(f"{self._name}: ALERT {view.progress.alerts}; the learner's log says why")
+            self.log(f"{self._name}: ALERT {view.progress.alerts}; the learner's log says why")
         self._alerts = view.progress.alerts
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -1,46 +1,94 @@
-"""Which actors a run has, its own and those that joined, from the store; and what the dead leave.
+"""Live-actor count of a run, and immediate release of the leases of a local actor that died.
 
-    our own actor's process ends -> the leases of its incarnation are taken back at once
+    process of a local actor ends -> death pending -> its leases are released
+    store away or recovering         death pending -> given up after REPORT_WITHIN_S
 
-Asks in a thread of its own: a Redis that does not answer must not hold up the supervision. Of an
-actor on another machine nobody here sees the end: its leases expire.
+Runs in a thread of its own, so that a Redis that does not answer cannot hold up the supervision.
+Leases of an actor that died on another machine expire, as do those of a death given up here.
 """
 
 from __future__ import annotations
 
 import queue
+import random
 import socket
-import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from buffer import operations
 from buffer.operations.values import ActorSeen
 from buffer.store import Store
 from configs.errors import NyalaError
-from configs.settings import Settings
+from configs.settings import BrokerSettings
+from configs.worker import Worker
 
 LOOK_EVERY_S = 2.0
-NOBODY = 0  # no process has this id
+RETRY_S = 1.0
+JITTER = 0.5  # consoles of several machines do not all ask a Redis that has just come back at once
+REPORT_WITHIN_S = 300.0  # Redis may load a log for minutes; later the process id may be another's
+MAX_PENDING = 1024  # as many actors as a broker serves by default
 
 
-class Crew:
+class PendingDeaths:
+    """Process ids of actors whose deaths the store has not recorded yet, oldest first.
+
+    Bounded in number and in time: what is given up costs no work, its leases expire.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self._give_up_at: dict[int, float] = {}
+
+    def add(self, pid: int) -> None:
+        """Remember a death; it replaces the oldest when there are too many."""
+        self._give_up_at.pop(pid, None)
+        self._give_up_at[pid] = self._clock() + REPORT_WITHIN_S
+        if len(self._give_up_at) > MAX_PENDING:
+            del self._give_up_at[next(iter(self._give_up_at))]
+
+    def remove(self, pid: int) -> None:
+        """Forget a death that the store has recorded."""
+        del self._give_up_at[pid]
+
+    def current(self) -> list[int]:
+        """Drop what is too old and return the rest."""
+        now = self._clock()
+        self._give_up_at = {pid: end for pid, end in self._give_up_at.items() if now < end}
+        return list(self._give_up_at)
+
+    @property
+    def pause_s(self) -> float:
+        """Time until the next look at the store: short, with jitter, while a death is pending."""
+        return RETRY_S * (1.0 + JITTER * self._jitter()) if self._give_up_at else LOOK_EVERY_S
+
+
+class ActorWatch:
     """Counts the actors that gave a sign of life within `broker.heartbeat_timeout_s`.
 
     Example:
-        crew = Crew(settings, url)
-        crew.start()
-        print(crew.alive)
-        crew.mourn(4711)
-        crew.close()
+        watch = ActorWatch(url, run="demo", broker=settings.broker)
+        watch.start()
+        print(watch.alive)
+        watch.report_death(4711)
+        watch.check()
+        watch.close()
     """
 
-    def __init__(self, settings: Settings, url: str) -> None:
-        self._settings = settings
+    def __init__(self, url: str, *, run: str, broker: BrokerSettings) -> None:
         self._url = url
-        self._deaths: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._run = run
+        self._broker = broker
+        self._reports: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._pending = PendingDeaths()
         self._alive: int | None = None
-        # A daemon: a stuck look at a dead server does not keep `nyala up` from ending.
-        self._thread = threading.Thread(target=self._watch, name="crew", daemon=True)
+        # Never joined: a look at a dead server does not keep `nyala up` from ending.
+        self._worker = Worker(self._watch, name="actor-watch")
 
     @property
     def alive(self) -> int | None:
@@ -49,37 +97,55 @@ class Crew:
 
     def start(self) -> None:
         """Begin to look."""
-        self._thread.start()
+        self._worker.start()
 
-    def mourn(self, pid: int) -> None:
-        """Say that an actor's process on this machine has ended."""
-        self._deaths.put(pid)
+    def check(self) -> None:
+        """Raise what ended the thread, if an exception did."""
+        self._worker.check()
+
+    def report_death(self, pid: int) -> None:
+        """Have the leases of a local actor released whose process has ended."""
+        self._reports.put(pid)
 
     def close(self) -> None:
-        """Look no more."""
-        self._deaths.put(None)
+        """End the thread after its present look."""
+        self._reports.put(None)
 
     def _watch(self) -> None:
-        store = Store(self._url, run=self._settings.run.name)
-        while True:
-            try:
-                dead = self._deaths.get(timeout=LOOK_EVERY_S)
-                if dead is None:
-                    return
-            except queue.Empty:
-                dead = NOBODY
-            try:
-                seen = store.run(operations.actors())
-                limit_s = self._settings.broker.heartbeat_timeout_s
-                self._alive = sum(actor.silent_s <= limit_s for actor in seen)
-                if dead != NOBODY:
-                    self._take_back(store, seen, dead)
-            except NyalaError:
-                self._alive = None
+        try:
+            with Store(self._url, run=self._run) as store:
+                while self._receive():
+                    try:
+                        self._look(store)
+                    except NyalaError:
+                        self._alive = None
+        finally:
+            self._alive = None
 
-    def _take_back(self, store: Store, seen: Iterable[ActorSeen], pid: int) -> None:
+    def _receive(self) -> bool:
+        """Wait for a report or for the time of the next look; False once closed."""
+        try:
+            pid = self._reports.get(timeout=self._pending.pause_s)
+        except queue.Empty:
+            return True
+        if pid is not None:
+            self._pending.add(pid)
+        return pid is not None
+
+    def _look(self, store: Store) -> None:
+        seen = store.run(operations.actors())
+        limit_s = self._broker.heartbeat_timeout_s
+        self._alive = sum(actor.silent_s <= limit_s for actor in seen)
+        pending = self._pending.current()
+        # A store that is recovering releases nothing, and after it no lease expires for a while.
+        if pending and store.run(operations.stats()).state == "RUNNING":
+            for pid in pending:
+                self._release(store, seen, pid)
+                self._pending.remove(pid)
+
+    def _release(self, store: Store, seen: Iterable[ActorSeen], pid: int) -> None:
         here = {"host": socket.gethostname(), "pid": str(pid)}
         for actor in seen:
             if here.items() <= actor.fields.items():
-                most = self._settings.broker.max_attempts
+                most = self._broker.max_attempts
                 store.run(operations.bereave(actor.incarnation, max_attempts=most))

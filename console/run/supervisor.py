@@ -41,18 +41,18 @@ class Supervisor:
         policy: RestartPolicy,
         *,
         is_finished: Callable[[], bool],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         last_error: Callable[[str], str | None] = lambda _name: None,
-        mourn: Callable[[Supervised], None] = lambda _process: None,
+        on_death: Callable[[Supervised], None] = lambda _process: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._processes = list(processes)
         self._policy = policy
         self._is_finished = is_finished
-        self._say = say
+        self._log = log
         self._last_error = last_error
-        self._mourn = mourn
+        self._on_death = on_death
         self._clock = clock
         self._sleep = sleep
         self._due: dict[str, float] = {}
@@ -101,7 +101,7 @@ class Supervisor:
                 del self._due[process.name]
                 process.start()
             return None
-        self._mourn(process)
+        self._on_death(process)
         code = process.poll()
         assert code is not None
         decision = self._policy.decide(
@@ -109,10 +109,10 @@ class Supervisor:
         )
         match decision.action:
             case Action.RESTART:
-                self._say(f"{decision.reason} in {decision.delay_s:.1f} s{self._why(process)}")
+                self._log(f"{decision.reason} in {decision.delay_s:.1f} s{self._why(process)}")
                 self._due[process.name] = self._clock() + decision.delay_s
             case Action.LEAVE:
-                self._say(decision.reason)
+                self._log(decision.reason)
                 self._left.add(process.name)
             case Action.FINISH:
                 return Outcome(True, decision.reason, process.name)

@@ -1,4 +1,4 @@
-"""One life of a run on this machine: from its files to the end of its last process.
+"""One session of a run on this machine: from its files to the end of its last process.
 
     prepare -> Redis -> model -> broker, learner, actors at once -> watch -> stop in order -> result
 
@@ -22,7 +22,7 @@ from console.display.progress import RunProgress
 from console.display.result import print_result
 from console.display.reward_plot import draw_reward
 from console.display.stages import Stages
-from console.run.actor_watch import Crew
+from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
 from console.run.plan import commands, prepare, redis_command
 from console.run.process import Process, Supervised
@@ -41,7 +41,7 @@ class StopRequest(KeyboardInterrupt):
     """SIGTERM; treated as Ctrl-C."""
 
 
-class Life:
+class Session:
     """Starts, watches and stops the processes of a run."""
 
     def __init__(
@@ -60,9 +60,9 @@ class Life:
         self._redis_url = redis_url
         self._resume_command = resume_command
         self._plain = plain
-        self._crew: Crew | None = None
+        self._actors: ActorWatch | None = None
 
-    def carry_out(self) -> int:
+    def run(self) -> int:
         """Start, watch, stop; the answer is the exit code."""
         server = prepare(self._settings, self._folder, redis_url=self._redis_url)
         try:
@@ -102,9 +102,9 @@ class Life:
                 processes,
                 RestartPolicy(self._settings.console.max_restarts),
                 is_finished=lambda: self._folder.state is RunState.FINISHED,
-                say=display.say,
+                log=display.log,
                 last_error=stages.take_error,
-                mourn=self._mourn,
+                on_death=self._report_death,
             )
             with display:
                 return self._watch(supervisor, processes[0], server, display, stages)
@@ -121,29 +121,45 @@ class Life:
     ) -> Outcome:
         """Start Redis, then the rest at once; stop all of it in order, whatever happens."""
         url = self._folder.redis_url.read_text(encoding="utf-8").strip()
-        self._crew = crew = Crew(self._settings, url)
+        self._actors = actors = ActorWatch(
+            url, run=self._settings.run.name, broker=self._settings.broker
+        )
         try:
             if server is not None:
                 first.start()
                 wait_until_ready(server.url, has_ended=lambda: first.poll() is not None)
             supervisor.start()
-            crew.start()
-            outcome = self._look_until_the_end(supervisor, display, stages, crew)
+            actors.start()
+            outcome = self._look_until_the_end(supervisor, display, stages)
             if not outcome.is_finished:
-                display.say(f"{outcome.name}: {outcome.error or 'ended without a word'}")
-                display.say(f"its log is {self._folder.log(outcome.name)}")
+                display.log(f"{outcome.name}: {outcome.error or 'ended without a word'}")
+                display.log(f"its log is {self._folder.log(outcome.name)}")
             return outcome
         finally:
-            crew.close()
+            actors.close()
             self._stop(supervisor, display)
 
-    def _mourn(self, process: Supervised) -> None:
+    def _report_death(self, process: Supervised) -> None:
         """Have the work of an actor that ended go to the others at once."""
-        if process.role == "actor" and process.pid is not None and self._crew is not None:
-            self._crew.mourn(process.pid)
+        if process.role == "actor" and process.pid is not None and self._actors is not None:
+            self._actors.report_death(process.pid)
+
+    def _num_alive(self, supervisor: Supervisor, display: Display) -> int:
+        """Actors alive by the store, or our own where the store cannot be asked."""
+        if self._actors is not None:
+            try:
+                self._actors.check()
+            except Exception as error:  # noqa: BLE001 - no run stops for a count, whatever ended it
+                display.log(
+                    f"actors are no longer watched: {error!r}; only those of this machine are "
+                    f"counted, and the leases of one that dies expire"
+                )
+                self._actors = None
+        alive = self._actors.alive if self._actors is not None else None
+        return supervisor.running("actor") if alive is None else alive
 
     def _look_until_the_end(
-        self, supervisor: Supervisor, display: Display, stages: Stages, crew: Crew
+        self, supervisor: Supervisor, display: Display, stages: Stages
     ) -> Outcome:
         progress = RunProgress(self._folder, steps=self._settings.run.steps)
         resumed_at = progress.look().step
@@ -151,9 +167,7 @@ class Life:
         while True:
             outcome = supervisor.tick()
             if time.monotonic() >= show_at or outcome is not None:
-                alive = crew.alive
-                if alive is None:
-                    alive = supervisor.running("actor")
+                alive = self._num_alive(supervisor, display)
                 now = progress.look()
                 # A learner that was killed first takes back the steps after its checkpoint.
                 resumed_at = min(resumed_at, now.step)
@@ -166,12 +180,12 @@ class Life:
     def _stop(self, supervisor: Supervisor, display: Display) -> None:
         """Stop in order; a second Ctrl-C stops at once."""
         try:
-            display.say("stopping: actors drain, the learner saves, then broker and Redis")
+            display.log("stopping: actors drain, the learner saves, then broker and Redis")
             killed = supervisor.stop(timeout_s=self._settings.console.stop_timeout_s)
             if killed:
-                display.say(f"had to be killed: {', '.join(killed)}")
+                display.log(f"had to be killed: {', '.join(killed)}")
         except KeyboardInterrupt:
-            display.say("stopping at once")
+            display.log("stopping at once")
             supervisor.kill()
             raise
 

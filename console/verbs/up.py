@@ -22,7 +22,7 @@ from console.run.plan import commands, given_redis, resolve, with_value
 from console.run.preflight import refuse_what_cannot_run
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 
-from .session import Life
+from .session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def up(launch: Launch, console: Console) -> int:
         if resumes:
             start = folder.newest_checkpoint() or "the start: there is no checkpoint yet"
             console.print(f"{settings.run.name} goes on from {start}", highlight=False)
-        return Life(
+        return Session(
             settings,
             folder,
             console,
             redis_url=redis_url,
             resume_command=launch.command,
             plain=launch.plain,
-        ).carry_out()
+        ).run()
 
 
 def _begin_anew(

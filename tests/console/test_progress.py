@@ -178,7 +178,7 @@ def test_the_live_display_shows_stages_then_a_bar_with_figures(step, shown):
 
     with display:
         display.show(view(step, reward=0.25, eta_s=61))
-        display.say("actor-0 starts again")
+        display.log("actor-0 starts again")
 
     for text in (*shown, "actor-0 starts again"):
         assert text in out.getvalue()

@@ -42,8 +42,8 @@ class Ring:
     def __init__(self, *names, stubborn=()):
         self.now = 0.0
         self.events: list[str] = []
-        self.said: list[str] = []
-        self.mourned: list[str] = []
+        self.logged: list[str] = []
+        self.deaths: list[str] = []
         self.finished = False
         self.processes = {
             name: FakeProcess(name, self.events, obeys=name not in stubborn) for name in names
@@ -52,9 +52,9 @@ class Ring:
             list(self.processes.values()),
             RestartPolicy(2, clock=lambda: self.now, jitter=lambda: 0.0),
             is_finished=lambda: self.finished,
-            say=self.said.append,
+            log=self.logged.append,
             last_error=lambda name: f"{name} complains",
-            mourn=lambda process: self.mourned.append(process.name),
+            on_death=lambda process: self.deaths.append(process.name),
             clock=lambda: self.now,
             sleep=self.sleep,
         )
@@ -94,7 +94,7 @@ def test_the_end_of_a_process_is_said_once(ring):
     for _ in range(3):
         ring.supervisor.tick()
 
-    assert ring.mourned == ["actor-1"]
+    assert ring.deaths == ["actor-1"]
 
 
 def test_a_dead_process_starts_again_after_its_pause(ring):
@@ -108,7 +108,7 @@ def test_a_dead_process_starts_again_after_its_pause(ring):
     ring.now += 0.2
     ring.supervisor.tick()
     assert ring.supervisor.running("actor") == 2
-    assert ring.said == [
+    assert ring.logged == [
         "actor-1 was killed by signal 9; it starts again in 0.5 s: actor-1 complains"
     ]
 
@@ -120,7 +120,7 @@ def test_an_actor_that_drained_is_left_alone_and_told_of_once(ring):
         assert ring.supervisor.tick() is None
         ring.now += 10
 
-    assert ring.said == ["actor-0 has drained"]
+    assert ring.logged == ["actor-0 has drained"]
     assert ring.supervisor.running("actor") == 1
 
 

@@ -170,6 +170,13 @@ def test_a_crashed_process_is_started_again_and_says_what_it_complained_of(up):
     assert "out of luck" in out
 
 
+def test_a_run_goes_on_without_the_watch_of_its_actors_and_reports_its_end(up):
+    code, out, _ = up.to_the_end(steps=80, behaviours={"actor-watch": "dies"})
+
+    assert code == 0
+    assert out.count("actors are no longer watched: RuntimeError('out of luck')") == 1
+
+
 def test_a_killed_actor_is_replaced(up):
     child = up.start(steps=100)
     wait_until(lambda: up.steps_done() > 0)

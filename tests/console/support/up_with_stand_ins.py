@@ -1,7 +1,7 @@
-"""`nyala up` as it is, but that the roles are stand-ins and no model is made.
+"""`nyala up` with stand-ins for the roles; no model is made.
 
 `python -m tests.console.support.up_with_stand_ins BEHAVIOURS ARGUMENT...`; BEHAVIOURS is JSON
-from the name of a process to how it behaves.
+from the name of a process, or `actor-watch`, to how it behaves.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 
 from console.main import app
 from console.run.process import Command
-from console.verbs import session as life
+from console.verbs import session
 
 
 def stand_ins(settings, folder):
@@ -31,7 +31,13 @@ def stand_ins(settings, folder):
     ]
 
 
+def die(*_):
+    raise RuntimeError("out of luck")
+
+
 if __name__ == "__main__":
-    life.commands = stand_ins  # type: ignore[attr-defined]
-    life.make_if_needed = lambda *_, **__: False  # type: ignore[attr-defined]
+    if "actor-watch" in json.loads(sys.argv[1]):
+        session.ActorWatch._look = die  # type: ignore[method-assign]
+    session.commands = stand_ins  # type: ignore[attr-defined]
+    session.make_if_needed = lambda *_, **__: False  # type: ignore[attr-defined]
     app(["up", *sys.argv[2:]], prog_name="nyala")
