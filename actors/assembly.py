@@ -95,7 +95,7 @@ def greeting(settings: Settings, incarnation: str) -> Hello:
         incarnation=incarnation,
         host=socket.gethostname(),
         pid=os.getpid(),
-        hashes=run_hashes(settings),
+        hashes=run_hashes(settings.run),
         capacity=_leases_at_once(settings.actors.max_concurrent_episodes),
     )
 

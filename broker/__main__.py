@@ -47,7 +47,7 @@ async def _serve(settings: Settings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    store = AsyncStore(redis_url(settings), run=settings.run.name)
+    store = AsyncStore(redis_url(settings.run, settings.buffer), run=settings.run.name)
     try:
         keys = settings.broker.keys or settings.run.folder / "keys"
         audit_file = settings.run.folder / "logs" / "audit.jsonl"

@@ -1,4 +1,4 @@
-"""What all processes of a run must agree on, as hashes that are compared when an actor joins.
+"""Hashes of all that the processes of a run must agree on, compared when an actor joins.
 
 The learner enters them into the store, every actor sends its own with HELLO. Computed from settings
 and files alone: the learner can do it without importing an environment.
@@ -12,24 +12,35 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from configs.tables.run import RunSettings
+
 from .errors import SettingsError
-from .loader import settings_hash
-from .settings import Settings
+
+LOCAL_KEYS = {"directory", "model", "reward"}
+"""Keys of `run` that name files and so differ between machines. The contents of these files are
+compared on their own: the model by the manifest of the weights, the reward by its hash."""
 
 HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
 
 
-def run_hashes(settings: Settings) -> dict[str, str]:
+def run_hashes(run: RunSettings) -> dict[str, str]:
     """Hash the shared settings, the environment with its package, and the reward function's file.
 
     Raises:
         SettingsError: The reward's file or module is not there.
     """
     return {
-        "settings": settings_hash(settings),
-        "environment": _environment_hash(settings),
-        "reward": _rewards_hash(settings),
+        "settings": settings_hash(run),
+        "environment": _environment_hash(run),
+        "reward": _rewards_hash(run),
     }
+
+
+def settings_hash(run: RunSettings) -> str:
+    """Hash what all roles of a run must agree on; the same on every machine, in every process."""
+    shared = run.model_dump(mode="json", exclude=LOCAL_KEYS)
+    text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def reward_hash(reward: str | None) -> str:
@@ -51,16 +62,15 @@ def reward_hash(reward: str | None) -> str:
     return hashlib.sha256(source + name.encode()).hexdigest()[:HASH_CHARACTERS]
 
 
-def _rewards_hash(settings: Settings) -> str:
-    functions = list(settings.run.reward_functions.values())
+def _rewards_hash(run: RunSettings) -> str:
+    functions = list(run.reward_functions.values())
     if len(functions) < 2:
         return reward_hash(functions[0] if functions else None)
     hashes = [reward_hash(function) for function in functions]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH_CHARACTERS]
 
 
-def _environment_hash(settings: Settings) -> str:
-    run = settings.run
+def _environment_hash(run: RunSettings) -> str:
     keys = json.dumps(run.environment_settings, sort_keys=True, default=str)
     try:
         package = version(run.environment.partition(":")[0].partition(".")[0].replace("_", "-"))

@@ -1,6 +1,6 @@
 """From a YAML file and `table.key=value` overrides to checked settings, and back to a file.
 
-Owns reading, overriding, saving and hashing. Errors are worded in `error_text.py`, settings are
+Owns reading, overriding and saving. Errors are worded in `error_text.py`, settings are
 described in `tables/`.
 
 Example:
@@ -10,7 +10,6 @@ Example:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,17 +20,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from configs.errors import SettingsError
-from configs.settings import Settings
-
 from .error_text import describe_all
+from .errors import SettingsError
+from .settings import Settings
 
 Tree = dict[str, Any]
 """Settings before they are checked: tables of keys."""
-
-LOCAL_KEYS = {"directory", "model", "reward"}
-"""Keys of `run` that name files and so differ between machines. What is in the files is compared on
-its own: the manifest of the weights speaks for the model, the hash of the reward for the reward."""
 
 MAX_FILE_BYTES = 2**20  # the longest preset has 3 kB: anything like this size is a wrong file
 
@@ -73,13 +67,6 @@ def save(settings: Settings, path: Path) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(path)
-
-
-def settings_hash(settings: Settings) -> str:
-    """Hash what all roles of a run must agree on; the same on every machine, in every process."""
-    shared = settings.run.model_dump(mode="json", exclude=LOCAL_KEYS)
-    text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def json_schema() -> str:

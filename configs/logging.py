@@ -24,7 +24,7 @@ from typing import Literal
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from configs.errors import NyalaError
+from .errors import NyalaError
 
 Level = Literal["debug", "info", "warning", "error"]
 

@@ -1,4 +1,4 @@
-"""Where a role finds the password of Redis: never in `config.yaml` or on a command line."""
+"""The URL of Redis, with its password: never in `config.yaml` or on a command line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from configs.errors import SettingsError
-from configs.settings import Settings
+from configs.tables.buffer import BufferSettings
+from configs.tables.run import RunSettings
+
+from .errors import SettingsError
 
 VARIABLE = "NYALA_REDIS_URL"
 FILE_VARIABLE = "NYALA_REDIS_URL_FILE"
@@ -15,7 +17,9 @@ FILE_VARIABLE = "NYALA_REDIS_URL_FILE"
 FILE_NAME = "redis.url"
 
 
-def redis_url(settings: Settings, environ: Mapping[str, str] = os.environ) -> str:
+def redis_url(
+    run: RunSettings, buffer: BufferSettings, environ: Mapping[str, str] = os.environ
+) -> str:
     """Find the URL of this run's Redis: the environment, then the run folder, then `buffer.url`.
 
     Raises:
@@ -24,11 +28,11 @@ def redis_url(settings: Settings, environ: Mapping[str, str] = os.environ) -> st
     given = redis_url_of(environ)
     if given is not None:
         return given
-    file = settings.run.folder / FILE_NAME
+    file = run.folder / FILE_NAME
     if file.exists():
         return file.read_text(encoding="utf-8").strip()
-    if settings.buffer.url is not None:
-        return settings.buffer.url
+    if buffer.url is not None:
+        return buffer.url
     raise SettingsError(
         f"buffer.url must be the URL of a Redis server, got null, and there is no {file}; "
         f"start the run with `nyala up`, or set {VARIABLE}"

@@ -1,7 +1,9 @@
 """The settings of a run: one frozen table per role or concern, plus `run` for what roles share.
 
-Names, types, defaults and ranges are in `tables/`; reading files, overrides and the wording of
-errors in `loader.py`. Two levels deep: `table.key`. A role is handed `run` and its own tables only.
+Two levels deep: `table.key`. Names, types, defaults and ranges are in `tables/`, rules between
+tables in `validation/`, files and overrides in `loader.py`, the wording of errors in
+`error_text.py`. The assembly of a role takes the whole `Settings`; every class and function below
+it takes only the tables that it uses.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from configs.tables.rewards import RewardSettings
 from configs.tables.run import RunSettings
 from configs.validation.tables import disagreements
 
+from .schema import AllTables
+
 __all__ = [
     "ActorSettings",
     "AlgorithmSettings",
@@ -39,20 +43,8 @@ __all__ = [
 ]
 
 
-class Settings(Table):
+class Settings(AllTables):
     """Everything one run needs to know."""
-
-    run: RunSettings
-    buffer: BufferSettings = BufferSettings()
-    broker: BrokerSettings = BrokerSettings()
-    actors: ActorSettings = ActorSettings()
-    learner: LearnerSettings = LearnerSettings()
-    rewards: RewardSettings = RewardSettings()
-    replay: ReplaySettings = ReplaySettings()
-    algorithm: AlgorithmSettings = AlgorithmSettings()
-    critic: CriticSettings = CriticSettings()
-    guards: GuardSettings = GuardSettings()
-    console: ConsoleSettings = ConsoleSettings()
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Settings:

@@ -17,7 +17,7 @@ from typing import Self
 
 import structlog
 
-from configs.errors import NyalaError
+from .errors import NyalaError
 
 log = structlog.get_logger()
 

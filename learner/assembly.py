@@ -49,7 +49,8 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
     ranks = join(settings.learner.device, threads=settings.learner.threads)
     # A Redis that was restarted is not worked with before rank 0 has put it right.
     admits = (lambda *_: False) if ranks.is_first else None
-    with Store(redis_url(settings), settings.run.name, admits=admits) as raw_store:
+    url = redis_url(settings.run, settings.buffer)
+    with Store(url, settings.run.name, admits=admits) as raw_store:
         store = PatientStore(raw_store)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks)

@@ -16,7 +16,7 @@ import structlog
 
 from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
-from configs.loader import settings_hash
+from configs.hashes import settings_hash
 from configs.logging import bind_version
 from learner.algorithm.microbatch import Microbatch
 from learner.checkpointing.checkpoint import LearnerState
@@ -243,7 +243,7 @@ class Loop:
         self._guard.checkpoints()
         state = LearnerState(
             run=self._run.name,
-            settings_hash=settings_hash(parts.settings),
+            settings_hash=settings_hash(parts.settings.run),
             step=self._step,
             lineage=self._lineage,
             cursor=front.feeder.cursor if front is not None else 0,

@@ -21,8 +21,8 @@ from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.values import NewTask
 from buffer.store import Store
-from configs.hashes import run_hashes
-from configs.loader import load, settings_hash
+from configs.hashes import run_hashes, settings_hash
+from configs.loader import load
 from configs.settings import Settings
 from console.run.plan import commands, prepare, redis_command, resolve
 from console.run.process import Process
@@ -73,8 +73,8 @@ class Ring:
         run = self.settings.run
         self.store.run(
             operations.begin_run(
-                settings_hash(self.settings),
-                run_hashes(self.settings),
+                settings_hash(self.settings.run),
+                run_hashes(self.settings.run),
                 units_per_batch=run.groups_per_batch,
                 max_policy_lag=run.max_policy_lag,
                 margin=self.settings.buffer.margin,

@@ -119,7 +119,7 @@ def connect(settings: Settings, incarnation: str) -> BrokerClient:
 
 def greeting(settings: Settings, incarnation: str, *, capacity: int) -> Hello:
     """Return the HELLO of an actor of the run."""
-    hashes = run_hashes(settings)
+    hashes = run_hashes(settings.run)
     return Hello(incarnation, host="here", pid=os.getpid(), hashes=hashes, capacity=capacity)
 
 

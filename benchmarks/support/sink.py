@@ -38,7 +38,7 @@ class Sink:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._raw_store = Store(redis_url(settings), settings.run.name)
+        self._raw_store = Store(redis_url(settings.run, settings.buffer), settings.run.name)
         self._store = PatientStore(self._raw_store)
         self._ranks = join("cpu", threads=1)
         policy = load_policy(settings, self._ranks)

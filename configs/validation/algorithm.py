@@ -1,14 +1,11 @@
-"""What the mathematics must agree on; each check returns a text for people, or None.
+"""Rules of the mathematics; each check returns an error text, or None.
 
-pi/mu shall enter a loss once, and a ratio shall be taken against the policy that it is meant for.
+pi/mu enters a loss once, and a ratio is taken against the policy that it is meant for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from configs.settings import Settings
+from configs.schema import AllTables
 
 ABOUT_MU = ("topr", "m2po", "dppo_tv", "dppo_kl")
 """Surrogates whose papers measure from the policy that sampled."""
@@ -18,8 +15,8 @@ SEQUENCE_WEIGHTS = ("seq_tis", "geo_tis", "seq_mis")
 """Corrections that give every token the ratio of its whole episode."""
 
 
-def algorithm_disagreements(settings: Settings) -> list[str]:
-    """Say which choices do not make a method together, and what to change."""
+def algorithm_disagreements(settings: AllTables) -> list[str]:
+    """List choices that do not make a method together, each with what to change."""
     checks = (
         _drops_the_ratio,
         _ignores_nothing,
@@ -35,7 +32,7 @@ def algorithm_disagreements(settings: Settings) -> list[str]:
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def _drops_the_ratio(settings: Settings) -> str | None:
+def _drops_the_ratio(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     is_dropped = algorithm.correction == "none" and algorithm.proximal != "behaviour"
     if not is_dropped or algorithm.ignore_behaviour or settings.run.max_policy_lag == 0:
@@ -50,7 +47,7 @@ def _drops_the_ratio(settings: Settings) -> str | None:
     )
 
 
-def _ignores_nothing(settings: Settings) -> str | None:
+def _ignores_nothing(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if not algorithm.ignore_behaviour:
         return None
@@ -63,7 +60,7 @@ def _ignores_nothing(settings: Settings) -> str | None:
     )
 
 
-def _moves_the_anchor(settings: Settings) -> str | None:
+def _moves_the_anchor(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     steps = algorithm.num_epochs * algorithm.num_minibatches
     if algorithm.proximal != "interpolated" or steps == 1:
@@ -75,7 +72,7 @@ def _moves_the_anchor(settings: Settings) -> str | None:
     )
 
 
-def _measures_from_another_policy(settings: Settings) -> str | None:
+def _measures_from_another_policy(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.surrogate not in ABOUT_MU or algorithm.proximal == "behaviour":
         return None
@@ -86,7 +83,7 @@ def _measures_from_another_policy(settings: Settings) -> str | None:
     )
 
 
-def _corrects_what_tapers(settings: Settings) -> str | None:
+def _corrects_what_tapers(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.surrogate != "topr" or algorithm.correction == "none":
         return None
@@ -96,7 +93,7 @@ def _corrects_what_tapers(settings: Settings) -> str | None:
     )
 
 
-def _clips_products(settings: Settings) -> str | None:
+def _clips_products(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.correction not in SEQUENCE_WEIGHTS or algorithm.proximal != "behaviour":
         return None
@@ -109,7 +106,7 @@ def _clips_products(settings: Settings) -> str | None:
     )
 
 
-def _truncates_before_clipping(settings: Settings) -> str | None:
+def _truncates_before_clipping(settings: AllTables) -> str | None:
     algorithm, bound = settings.algorithm, 1 + settings.algorithm.clip_high
     if algorithm.proximal != "behaviour" or algorithm.surrogate not in ("clip", "cispo"):
         return None
@@ -121,7 +118,7 @@ def _truncates_before_clipping(settings: Settings) -> str | None:
     )
 
 
-def _clips_twice_in_vain(settings: Settings) -> str | None:
+def _clips_twice_in_vain(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.dual_clip is None:
         return None
@@ -138,7 +135,7 @@ def _clips_twice_in_vain(settings: Settings) -> str | None:
     return None
 
 
-def _keeps_nothing(settings: Settings) -> str | None:
+def _keeps_nothing(settings: AllTables) -> str | None:
     for low, high in (("mask_low", "mask_high"), ("geo_low", "geo_high")):
         lowest, highest = getattr(settings.algorithm, low), getattr(settings.algorithm, high)
         if not lowest <= 1 <= highest:
@@ -149,7 +146,7 @@ def _keeps_nothing(settings: Settings) -> str | None:
     return None
 
 
-def _cuts_groups(settings: Settings) -> str | None:
+def _cuts_groups(settings: AllTables) -> str | None:
     parts, groups = settings.algorithm.num_minibatches, settings.run.groups_per_batch
     if parts <= groups:
         return None

@@ -1,18 +1,15 @@
-"""What critic and algorithm must agree on; each check returns a text for people, or None."""
+"""Rules between critic and algorithm; each check returns an error text, or None."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from configs.settings import Settings
+from configs.schema import AllTables
 
 TOKEN_LEVEL = ("gae", "vtrace")
 """Advantages that are made of a critic's values."""
 
 
-def critic_disagreements(settings: Settings) -> list[str]:
-    """Say what is wrong about the critic, and what to change."""
+def critic_disagreements(settings: AllTables) -> list[str]:
+    """List what is wrong about the critic, each with what to change."""
     checks = (
         _is_missing_or_idle,
         _counts_behaviour_twice_or_never,
@@ -25,7 +22,7 @@ def critic_disagreements(settings: Settings) -> list[str]:
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def _is_missing_or_idle(settings: Settings) -> str | None:
+def _is_missing_or_idle(settings: AllTables) -> str | None:
     advantage, kind = settings.algorithm.advantage, settings.critic.kind
     if (advantage in TOKEN_LEVEL) == (kind != "none"):
         return None
@@ -40,7 +37,7 @@ def _is_missing_or_idle(settings: Settings) -> str | None:
     )
 
 
-def _counts_behaviour_twice_or_never(settings: Settings) -> str | None:
+def _counts_behaviour_twice_or_never(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.advantage != "vtrace":
         return None
@@ -59,7 +56,7 @@ def _counts_behaviour_twice_or_never(settings: Settings) -> str | None:
     return None
 
 
-def _whitens_groups(settings: Settings) -> str | None:
+def _whitens_groups(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.advantage not in TOKEN_LEVEL or algorithm.whiten != "group":
         return None
@@ -69,7 +66,7 @@ def _whitens_groups(settings: Settings) -> str | None:
     )
 
 
-def _centres_what_is_weighed(settings: Settings) -> str | None:
+def _centres_what_is_weighed(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.advantage != "vtrace" or algorithm.whiten != "batch":
         return None
@@ -79,7 +76,7 @@ def _centres_what_is_weighed(settings: Settings) -> str | None:
     )
 
 
-def _trace_outlasts_targets(settings: Settings) -> str | None:
+def _trace_outlasts_targets(settings: AllTables) -> str | None:
     critic = settings.critic
     if critic.c_bar <= critic.rho_bar:
         return None
@@ -89,7 +86,7 @@ def _trace_outlasts_targets(settings: Settings) -> str | None:
     )
 
 
-def _shares_no_trunk(settings: Settings) -> str | None:
+def _shares_no_trunk(settings: AllTables) -> str | None:
     critic = settings.critic
     if critic.kind == "head" or not critic.trunk_gradient:
         return None
@@ -99,7 +96,7 @@ def _shares_no_trunk(settings: Settings) -> str | None:
     )
 
 
-def _never_trains_the_policy(settings: Settings) -> str | None:
+def _never_trains_the_policy(settings: AllTables) -> str | None:
     warmup, steps = settings.critic.warmup_batches, settings.run.steps
     if settings.critic.kind == "none" or warmup < steps:
         return None

@@ -1,28 +1,25 @@
-"""What a KL to a reference must agree with; each check returns a text for people, or None."""
+"""Rules of the KL to a reference policy; each check returns an error text, or None."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from configs.settings import Settings
+from configs.schema import AllTables
 
 REWARDED_BY_TOKEN = ("reinforce_pp", "gae", "vtrace")
 """Advantages in which each token may have a reward of its own."""
 
 
-def reference_disagreements(settings: Settings) -> list[str]:
-    """Say what is wrong about the KL to a reference, and what to change."""
+def reference_disagreements(settings: AllTables) -> list[str]:
+    """List what is wrong about the KL to a reference, each with what to change."""
     checks = (_adapts_nothing, _pays_by_group, _pays_what_has_no_gradient, _whitens_groups)
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def pays_in_reward(settings: Settings) -> bool:
+def pays_in_reward(settings: AllTables) -> bool:
     """Whether tokens pay the KL with their reward."""
     return settings.algorithm.kl_coefficient > 0 and settings.algorithm.kl_in == "reward"
 
 
-def _adapts_nothing(settings: Settings) -> str | None:
+def _adapts_nothing(settings: AllTables) -> str | None:
     algorithm = settings.algorithm
     if algorithm.kl_target is None or algorithm.kl_coefficient > 0:
         return None
@@ -32,7 +29,7 @@ def _adapts_nothing(settings: Settings) -> str | None:
     )
 
 
-def _pays_by_group(settings: Settings) -> str | None:
+def _pays_by_group(settings: AllTables) -> str | None:
     advantage = settings.algorithm.advantage
     if not pays_in_reward(settings) or advantage in REWARDED_BY_TOKEN:
         return None
@@ -43,7 +40,7 @@ def _pays_by_group(settings: Settings) -> str | None:
     )
 
 
-def _pays_what_has_no_gradient(settings: Settings) -> str | None:
+def _pays_what_has_no_gradient(settings: AllTables) -> str | None:
     estimator = settings.algorithm.kl_estimator
     if not pays_in_reward(settings) or estimator == "k1":
         return None
@@ -53,7 +50,7 @@ def _pays_what_has_no_gradient(settings: Settings) -> str | None:
     )
 
 
-def _whitens_groups(settings: Settings) -> str | None:
+def _whitens_groups(settings: AllTables) -> str | None:
     if not pays_in_reward(settings) or settings.algorithm.whiten != "group":
         return None
     return (

@@ -1,11 +1,10 @@
-"""What Redis must be able to hold; each check returns a text for people, or None."""
+"""Memory that a run needs in Redis, and rules of replay; each check returns a text, or None."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from configs.settings import Settings
+from configs.schema import AllTables
+from configs.tables.buffer import BufferSettings
+from configs.tables.run import RunSettings
 
 COMMIT_AT_MEMORY = 0.6  # of maxmemory: from there on the learner commits what it has trained
 KEEP_AT_MEMORY = 0.5  # of maxmemory: from there on groups kept for reuse make way
@@ -16,19 +15,18 @@ BYTES_PER_COMPLETION_TOKEN = 9  # id, log-prob, mask
 MIB = 2**20
 
 
-def store_disagreements(settings: Settings) -> list[str]:
-    """Say what would not fit or not come about, and what to change."""
+def store_disagreements(settings: AllTables) -> list[str]:
+    """List what would not fit or not come about, each with what to change."""
     checks = (_keeps_no_group, _forgets_before_it_keeps, _ranks_groups_of_one, _is_too_small)
     return [text for check in checks if (text := check(settings)) is not None]
 
 
-def too_small_for(settings: Settings, limit_bytes: int) -> str | None:
-    """Say, with the arithmetic, why actors could stop for ever under this `maxmemory`; 0 = none.
+def memory_shortage(run: RunSettings, buffer: BufferSettings, limit_bytes: int) -> str | None:
+    """Explain, with its arithmetic, when actors may stop for ever under this `maxmemory`; 0 = none.
 
     While a batch fills, Redis holds the episodes that admission allows and what is trained and not
     committed. If both reach `buffer.pause_at_memory` first, the batch never fills.
     """
-    run, buffer = settings.run, settings.buffer
     units = int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin)
     record = min(
         buffer.inline_bytes if buffer.object_store else buffer.max_episode_bytes,
@@ -49,14 +47,15 @@ def too_small_for(settings: Settings, limit_bytes: int) -> str | None:
     )
 
 
-def _is_too_small(settings: Settings) -> str | None:
-    if settings.buffer.url is not None:
+def _is_too_small(settings: AllTables) -> str | None:
+    buffer = settings.buffer
+    if buffer.url is not None:
         return None  # the learner asks that server when it starts
-    text = too_small_for(settings, settings.buffer.maxmemory_mb * MIB)
+    text = memory_shortage(settings.run, buffer, buffer.maxmemory_mb * MIB)
     return text and text + "raise buffer.maxmemory_mb, or lower buffer.max_uncommitted_bytes"
 
 
-def _keeps_no_group(settings: Settings) -> str | None:
+def _keeps_no_group(settings: AllTables) -> str | None:
     capacity, size = settings.replay.capacity, settings.run.group_size
     if not 0 < capacity < size:
         return None
@@ -66,7 +65,7 @@ def _keeps_no_group(settings: Settings) -> str | None:
     )
 
 
-def _forgets_before_it_keeps(settings: Settings) -> str | None:
+def _forgets_before_it_keeps(settings: AllTables) -> str | None:
     max_lag, every = settings.replay.max_lag, settings.learner.checkpoint_every
     if not settings.replay.capacity or max_lag >= every:
         return None
@@ -76,7 +75,7 @@ def _forgets_before_it_keeps(settings: Settings) -> str | None:
     )
 
 
-def _ranks_groups_of_one(settings: Settings) -> str | None:
+def _ranks_groups_of_one(settings: AllTables) -> str | None:
     replay = settings.replay
     if settings.run.group_size > 1 or not replay.capacity or replay.sampling != "prioritised":
         return None

@@ -1,23 +1,20 @@
-"""What tables of settings must agree on; each check returns a text for people, or None."""
+"""Rules between tables of settings; each check returns an error text, or None."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from configs.schema import AllTables
 
 from .algorithm import algorithm_disagreements
 from .critic import critic_disagreements
 from .reference import reference_disagreements
 from .store import store_disagreements
 
-if TYPE_CHECKING:
-    from configs.settings import Settings
-
 WITHOUT_GROUPS = ("reinforce_pp", "gae", "vtrace")
 """Advantages that do not compare the members of a group."""
 
 
-def disagreements(settings: Settings) -> list[str]:
-    """Say what is wrong between the tables, and what to change."""
+def disagreements(settings: AllTables) -> list[str]:
+    """List what is wrong between the tables, each with what to change."""
     checks = (
         _publishes_too_rarely,
         _engine_is_too_short,
@@ -34,7 +31,7 @@ def disagreements(settings: Settings) -> list[str]:
     return own + mathematics + store_disagreements(settings)
 
 
-def _publishes_too_rarely(settings: Settings) -> str | None:
+def _publishes_too_rarely(settings: AllTables) -> str | None:
     longest = settings.run.max_policy_lag + 1
     if settings.learner.publish_every <= longest:
         return None
@@ -45,7 +42,7 @@ def _publishes_too_rarely(settings: Settings) -> str | None:
     )
 
 
-def _engine_is_too_short(settings: Settings) -> str | None:
+def _engine_is_too_short(settings: AllTables) -> str | None:
     longest = settings.run.max_prompt_tokens + settings.run.max_completion_tokens
     if settings.actors.max_model_len is None or settings.actors.max_model_len >= longest:
         return None
@@ -56,7 +53,7 @@ def _engine_is_too_short(settings: Settings) -> str | None:
     )
 
 
-def _beats_too_rarely(settings: Settings) -> str | None:
+def _beats_too_rarely(settings: AllTables) -> str | None:
     beat_s, broker = settings.actors.heartbeat_s, settings.broker
     if 2 * beat_s >= broker.lease_timeout_s:
         return (
@@ -73,7 +70,7 @@ def _beats_too_rarely(settings: Settings) -> str | None:
     return None
 
 
-def _best_of_more_than_there_are(settings: Settings) -> str | None:
+def _best_of_more_than_there_are(settings: AllTables) -> str | None:
     k, size = settings.algorithm.pass_k, settings.run.group_size
     if settings.algorithm.advantage != "pass_at_k" or k < size:
         return None
@@ -83,7 +80,7 @@ def _best_of_more_than_there_are(settings: Settings) -> str | None:
     )
 
 
-def _punishes_every_length(settings: Settings) -> str | None:
+def _punishes_every_length(settings: AllTables) -> str | None:
     buffer, limit = settings.rewards.overlong_buffer_tokens, settings.run.max_completion_tokens
     if buffer <= limit:
         return None
@@ -93,7 +90,7 @@ def _punishes_every_length(settings: Settings) -> str | None:
     )
 
 
-def _filters_what_teaches(settings: Settings) -> str | None:
+def _filters_what_teaches(settings: AllTables) -> str | None:
     if not settings.algorithm.filter_zero_variance:
         return None
     if settings.algorithm.advantage in WITHOUT_GROUPS:
@@ -110,7 +107,7 @@ def _filters_what_teaches(settings: Settings) -> str | None:
     return None
 
 
-def _names_two_rewards_alike(settings: Settings) -> str | None:
+def _names_two_rewards_alike(settings: AllTables) -> str | None:
     rewards = settings.run.reward
     if not isinstance(rewards, list) or len(settings.run.reward_functions) == len(rewards):
         return None
@@ -120,7 +117,7 @@ def _names_two_rewards_alike(settings: Settings) -> str | None:
     )
 
 
-def _pulls_from_nobody(settings: Settings) -> str | None:
+def _pulls_from_nobody(settings: AllTables) -> str | None:
     pull_from = settings.actors.pull_from
     if "publisher" in pull_from or ("store" in pull_from and settings.learner.weight_store):
         return None

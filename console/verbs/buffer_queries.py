@@ -36,7 +36,7 @@ def open_buffer(path: Path) -> Iterator[BufferOfRun]:
         NyalaError: There is no such run, or its Redis does not answer.
     """
     settings = load(run_folder_of(path).config)
-    with Store(redis_url(settings), run=settings.run.name) as store:
+    with Store(redis_url(settings.run, settings.buffer), run=settings.run.name) as store:
         store.ping()
         yield BufferOfRun(store)
 

@@ -101,7 +101,7 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
 
     folder = run_folder_of(run)
     settings = load(folder.config)
-    with Store(redis_url(settings), run=settings.run.name) as store:
+    with Store(redis_url(settings.run, settings.buffer), run=settings.run.name) as store:
         found = store.run(operations.publication())
     if found is None:
         raise WeightsError(f"{run} must have published weights, got none; is its learner up?")

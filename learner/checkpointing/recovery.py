@@ -18,8 +18,7 @@ import structlog
 
 from buffer import operations
 from buffer.operations.operation import Operation
-from configs.hashes import run_hashes
-from configs.loader import settings_hash
+from configs.hashes import run_hashes, settings_hash
 from configs.settings import RunSettings, Settings
 from learner.data.curriculum import training_tasks
 from learner.data.evaluation import is_due, round_tasks
@@ -81,8 +80,8 @@ def enter(settings: Settings, store: RunsOperations) -> None:
     run, buffer = settings.run, settings.buffer
     store.run(
         operations.begin_run(
-            settings_hash(settings),
-            run_hashes(settings),
+            settings_hash(settings.run),
+            run_hashes(settings.run),
             units_per_batch=run.groups_per_batch,
             max_policy_lag=run.max_policy_lag,
             margin=buffer.margin,

@@ -20,9 +20,9 @@ import structlog
 from buffer import operations
 from buffer.operations.values import Stats
 from configs.errors import CheckpointError, LostLineage
-from configs.loader import settings_hash
+from configs.hashes import settings_hash
 from configs.settings import Settings
-from configs.validation.store import too_small_for
+from configs.validation.store import memory_shortage
 from learner.data.ledger import Ledger, from_ranges
 from learner.data.retrying_store import PatientStore
 from learner.reporting.metrics import Totals
@@ -107,7 +107,9 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
     run_id = store.trust()
     enter(settings, store)
     store.run(operations.confirm(run_id))
-    if text := too_small_for(settings, store.run(operations.memory()).limit_bytes):
+    if text := memory_shortage(
+        settings.run, settings.buffer, store.run(operations.memory()).limit_bytes
+    ):
         log.warning("%sraise it, or lower buffer.max_uncommitted_bytes", text)
     stats = store.run(operations.stats())
     _report(stats, state)
@@ -171,7 +173,7 @@ def _take_over(
 def _fresh_state(settings: Settings) -> LearnerState:
     return LearnerState(
         run=settings.run.name,
-        settings_hash=settings_hash(settings),
+        settings_hash=settings_hash(settings.run),
         step=0,
         lineage=0,
         cursor=0,
@@ -183,7 +185,7 @@ def _fresh_state(settings: Settings) -> LearnerState:
 
 def _check_same_run(settings: Settings, state: LearnerState, path: Path) -> None:
     """Refuse other settings: the task of an id depends on them, and some would be trained twice."""
-    if (state.run, state.settings_hash) != (settings.run.name, settings_hash(settings)):
+    if (state.run, state.settings_hash) != (settings.run.name, settings_hash(settings.run)):
         raise CheckpointError(
             f"{path} must be of run {settings.run.name!r} with the same `run:` settings, got one "
             f"of {state.run!r} with others; restore the settings, or begin again with --fresh"

@@ -1,14 +1,9 @@
 """Settings from files and overrides: what is read, what is refused, and with which words."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from configs.errors import SettingsError
-from configs.loader import load, save, settings_hash
-from configs.settings import RunSettings, Settings
+from configs.loader import load, save
 
 
 @pytest.fixture
@@ -212,34 +207,3 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00run")
 
     assert "bytes that are not UTF-8" in refusal(path)
-
-
-def test_the_hash_is_the_same_in_another_process():
-    program = (
-        "from configs.loader import settings_hash\n"
-        "from configs.settings import RunSettings, Settings\n"
-        "print(settings_hash(Settings(run=RunSettings(model='m', environment_settings={EXTRA}))))"
-    )
-    ours = settings_hash(
-        Settings(run=RunSettings(model="m", environment_settings={"b": 1, "a": 2}))
-    )
-
-    theirs = subprocess.run(
-        [sys.executable, "-c", program.replace("EXTRA", "'a': 2, 'b': 1")],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-
-    assert theirs.stdout.strip() == ours
-
-
-def test_the_hash_speaks_for_what_roles_share_and_not_for_folders():
-    base = Settings(run=RunSettings(model="m"))
-    elsewhere = Settings(run=RunSettings(model="/other/m", directory=Path("/data")))
-    hotter = Settings(run=RunSettings(model="m", temperature=0.7))
-    more_actors = base.model_copy(update={"actors": base.actors.model_copy(update={"count": 9})})
-
-    assert settings_hash(elsewhere) == settings_hash(base)
-    assert settings_hash(more_actors) == settings_hash(base)
-    assert settings_hash(hotter) != settings_hash(base)

@@ -19,17 +19,22 @@ def settings_in(folder: Path, url: str | None = None) -> Settings:
 def test_environment_then_file_then_settings(tmp_path):
     settings = settings_in(tmp_path, "redis://settings")
 
-    assert redis_url(settings, {}) == "redis://settings"
+    assert redis_url(settings.run, settings.buffer, {}) == "redis://settings"
     write_secret(settings.run.folder / "redis.url", "redis://file")
-    assert redis_url(settings, {}) == "redis://file"
-    assert redis_url(settings, {"NYALA_REDIS_URL": "redis://environment"}) == "redis://environment"
+    assert redis_url(settings.run, settings.buffer, {}) == "redis://file"
+    assert (
+        redis_url(settings.run, settings.buffer, {"NYALA_REDIS_URL": "redis://environment"})
+        == "redis://environment"
+    )
 
 
 def test_without_any_of_the_three_the_error_says_what_to_do(tmp_path):
+    settings = settings_in(tmp_path)
+
     with pytest.raises(
         SettingsError, match=r"buffer\.url must be .* start the run with `nyala up`"
     ):
-        redis_url(settings_in(tmp_path), {})
+        redis_url(settings.run, settings.buffer, {})
 
 
 def test_a_secret_is_readable_by_its_owner_alone(tmp_path):
@@ -48,6 +53,9 @@ def test_the_environment_may_name_a_file_instead(tmp_path):
     secret.write_text("redis://mounted\n")
     settings = settings_in(tmp_path, "redis://settings")
 
-    assert redis_url(settings, {"NYALA_REDIS_URL_FILE": str(secret)}) == "redis://mounted"
+    assert (
+        redis_url(settings.run, settings.buffer, {"NYALA_REDIS_URL_FILE": str(secret)})
+        == "redis://mounted"
+    )
     with pytest.raises(SettingsError, match=r"NYALA_REDIS_URL_FILE must name .* No such file"):
-        redis_url(settings, {"NYALA_REDIS_URL_FILE": str(tmp_path / "absent")})
+        redis_url(settings.run, settings.buffer, {"NYALA_REDIS_URL_FILE": str(tmp_path / "absent")})

@@ -197,7 +197,7 @@ class Actor:
                 name,
                 host="simulated",
                 pid=1,
-                hashes=run_hashes(settings),
+                hashes=run_hashes(settings.run),
                 capacity=settings.actors.max_concurrent_episodes,
             ),
             broker=self.client,

@@ -17,7 +17,7 @@ from buffer import operations
 from buffer.operations.operation import Operation
 from buffer.record.episode import PolicyVersion
 from configs.errors import LostLineage, StoreUnreachable
-from configs.loader import settings_hash
+from configs.hashes import settings_hash
 from configs.settings import Settings
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.recovery import point, recover
@@ -137,7 +137,7 @@ class Learner:
         await asyncio.sleep(self._rng.uniform(0.1, 0.5))
         self._disk.saved = LearnerState(
             run=run.name,
-            settings_hash=settings_hash(self._settings),
+            settings_hash=settings_hash(self._settings.run),
             step=ledger.step,
             lineage=ledger.lineage,
             cursor=feeder.cursor,

@@ -12,7 +12,7 @@ from buffer import operations
 from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode
 from buffer.store import Store
-from configs.loader import settings_hash
+from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings, Settings
 from learner.data.ledger import Ledger
 
@@ -59,7 +59,7 @@ def begin_run(store: Store, run: RunSettings, buffer: BufferSettings | None = No
     buffer = buffer or BufferSettings()
     store.run(
         operations.begin_run(
-            settings_hash(Settings(run=run)),
+            settings_hash(run),
             {},
             units_per_batch=run.groups_per_batch,
             max_policy_lag=run.max_policy_lag,

@@ -1,16 +1,20 @@
-"""What processes of one run compare when they meet."""
+"""Hashes that the processes of one run compare when they meet."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from configs.errors import SettingsError
-from configs.hashes import reward_hash, run_hashes
+from configs.hashes import reward_hash, run_hashes, settings_hash
 from configs.settings import RunSettings, Settings
 
 
 def hashes(**run):
-    return run_hashes(Settings(run=RunSettings(model="init", **run)))
+    return run_hashes(RunSettings(model="init", **run))
 
 
 def test_each_hash_follows_its_own_part_of_the_settings(tmp_path):
@@ -62,3 +66,32 @@ def test_reward_hash_follows_source_and_name(tmp_path):
 def test_a_missing_reward_is_refused(reward, words):
     with pytest.raises(SettingsError, match=words):
         reward_hash(reward)
+
+
+def test_the_hash_is_the_same_in_another_process():
+    program = (
+        "from configs.hashes import settings_hash\n"
+        "from configs.settings import RunSettings\n"
+        "print(settings_hash(RunSettings(model='m', environment_settings={EXTRA})))"
+    )
+    ours = settings_hash(RunSettings(model="m", environment_settings={"b": 1, "a": 2}))
+
+    theirs = subprocess.run(
+        [sys.executable, "-c", program.replace("EXTRA", "'a': 2, 'b': 1")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert theirs.stdout.strip() == ours
+
+
+def test_the_hash_speaks_for_what_roles_share_and_not_for_folders():
+    base = Settings(run=RunSettings(model="m"))
+    elsewhere = Settings(run=RunSettings(model="/other/m", directory=Path("/data")))
+    hotter = Settings(run=RunSettings(model="m", temperature=0.7))
+    more_actors = base.model_copy(update={"actors": base.actors.model_copy(update={"count": 9})})
+
+    assert settings_hash(elsewhere.run) == settings_hash(base.run)
+    assert settings_hash(more_actors.run) == settings_hash(base.run)
+    assert settings_hash(hotter.run) != settings_hash(base.run)

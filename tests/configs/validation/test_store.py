@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from configs.settings import Settings
-from configs.validation.store import MIB, too_small_for
+from configs.validation.store import MIB, memory_shortage
 
 
 def make(**tables: dict[str, object]) -> Settings:
@@ -61,9 +61,9 @@ def test_what_comes_about_is_taken(tables: dict[str, dict[str, object]]) -> None
 def test_a_server_of_its_own_is_judged_by_its_own_limit() -> None:
     settings = make(run={"groups_per_batch": 512}, buffer={"url": "redis://there:6379/0"})
 
-    assert too_small_for(settings, 0) is None
-    assert too_small_for(settings, 4096 * MIB) is None
-    text = too_small_for(settings, 600 * MIB)
+    assert memory_shortage(settings.run, settings.buffer, 0) is None
+    assert memory_shortage(settings.run, settings.buffer, 4096 * MIB) is None
+    text = memory_shortage(settings.run, settings.buffer, 600 * MIB)
 
     assert text is not None
     assert "1536 groups x 8 episodes x 15 KiB = 180 MiB under way + 360 MiB trained" in text

@@ -1,0 +1,32 @@
+"""All tables of settings in one model; `settings.py` adds the rules between tables."""
+
+from __future__ import annotations
+
+from configs.tables.actors import ActorSettings
+from configs.tables.algorithm import AlgorithmSettings
+from configs.tables.base import Table
+from configs.tables.broker import BrokerSettings
+from configs.tables.buffer import BufferSettings
+from configs.tables.console import ConsoleSettings
+from configs.tables.critic import CriticSettings
+from configs.tables.guards import GuardSettings
+from configs.tables.learner import LearnerSettings
+from configs.tables.replay import ReplaySettings
+from configs.tables.rewards import RewardSettings
+from configs.tables.run import RunSettings
+
+
+class AllTables(Table):
+    """One table per role or concern, and `run` for what roles share."""
+
+    run: RunSettings
+    buffer: BufferSettings = BufferSettings()
+    broker: BrokerSettings = BrokerSettings()
+    actors: ActorSettings = ActorSettings()
+    learner: LearnerSettings = LearnerSettings()
+    rewards: RewardSettings = RewardSettings()
+    replay: ReplaySettings = ReplaySettings()
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    critic: CriticSettings = CriticSettings()
+    guards: GuardSettings = GuardSettings()
+    console: ConsoleSettings = ConsoleSettings()
