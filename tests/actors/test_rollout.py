@@ -7,37 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.environments.base import Conversation, Score, Segment, Step
+from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.episodes.rollout import Maker, ReplayMismatch, Rollout, State
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from tests.actors.support.fake_engine import STOP, CharacterTokenizer, Policy, sample, scripted
+from tests.actors.support.scripted_talk import Talk
 
 OLD, NEW = PolicyVersion(1, 4), PolicyVersion(1, 5)
 MULTIPLY = {"8*3=": "[8*3]", "24;": "31"}
-
-
-class Talk:
-    """A conversation that answers each turn with the next of `observations`, then is done."""
-
-    answer = None
-    demonstration: tuple[Segment, ...] = ()
-
-    def __init__(self, prompt: str, *observations: str) -> None:
-        self.prompt = prompt
-        self.observations = list(observations)
-        self.heard: list[str] = []
-
-    def step(self, text: str) -> Step:
-        self.heard.append(text)
-        if not self.observations:
-            return Step()
-        return Step(self.observations.pop(0), done=False)
-
-    def score(self) -> Score:
-        return Score(float(len(self.heard)))
 
 
 def calculator_talk() -> Talk:

@@ -8,7 +8,7 @@ from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion
 from tests.actors.support.fake_engine import CharacterTokenizer, sample, scripted
-from tests.actors.test_rollout import Talk
+from tests.actors.support.scripted_talk import Talk
 
 LETTERS = "abcdefghij"
 

@@ -27,9 +27,9 @@ from buffer.operations.operation import Operation
 from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RecordError
+from tests.broker.support.broker_process import free_port
+from tests.broker.support.records import completion
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
-from tests.broker.test_life import completion
-from tests.broker.test_restart import free_port
 
 
 def resident_mib() -> float:

@@ -8,17 +8,8 @@ from broker.server.flow_control import MAX_REQUESTS, Intake
 from broker.server.liveness import FORGET_AFTER, Liveness
 from broker.server.reaper import Reaper
 from broker.server.turnstile import Turnstile
+from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import hello
-
-
-class FakeClock:
-    """Time that passes when told: the classes only subtract two readings."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def table(clock: FakeClock, max_actors: int = 2, max_actors_per_key: int = 2) -> Liveness:

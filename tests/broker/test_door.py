@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
 
 import msgpack
 import pytest
-import redis
 import zmq
 import zmq.asyncio
 from zmq.utils import z85
@@ -33,23 +31,22 @@ from broker.transport.zap import DOMAIN, ZAP_ENDPOINT, Door
 from buffer import operations
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RefusedError, SettingsError
-from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring, settings_with
-from tests.broker.test_life import record_of, submission
+from tests.broker.support.records import record_of, submission
+from tests.broker.support.ring import (
+    FIRST,
+    RUN,
+    Ring,
+    begin,
+    fingerprint,
+    hello,
+    ring,
+    settings_with,
+)
 
 
 def stranger() -> KeyPair:
     public, secret = zmq.curve_keypair()
     return KeyPair(public, secret)
-
-
-def fingerprint(redis_url: str) -> str:
-    """Everything in the store that an actor could change; signs of life are no change."""
-    digest = hashlib.sha256()
-    with redis.Redis.from_url(redis_url) as client:
-        for key in sorted(client.scan_iter()):
-            if b":actors" not in key and b":a:" not in key:
-                digest.update(key + (client.dump(key) or b""))
-    return digest.hexdigest()
 
 
 async def refusal(socket: zmq.asyncio.Socket) -> Refusal:

@@ -6,7 +6,6 @@ import asyncio
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import redis
 
@@ -18,49 +17,14 @@ from broker.protocol.messages import (
     Lease,
     LeaseRequest,
     ReleaseRequest,
-    Submission,
-    SubmitRequest,
     Verdict,
 )
 from buffer import operations
-from buffer.record.codec import decode_episode, encode_completion, encode_episode
-from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.codec import decode_episode, encode_completion
+from buffer.record.episode import PolicyVersion
 from configs.errors import RefusedError
+from tests.broker.support.records import completion, submission
 from tests.broker.support.ring import FIRST, begin, create, hello, ring, spec_of
-
-
-def completion(fence: int, tokens: int = 3, incarnation: str = "actor-1") -> Completion:
-    return Completion(
-        token_ids=np.arange(tokens, dtype=np.int32),
-        behaviour_logprobs=np.full(tokens, -0.5, np.float32),
-        loss_mask=np.ones(tokens, np.uint8),
-        versions=(VersionSpan(FIRST, 0),),
-        fences=(FenceRun(fence, incarnation, 0),),
-    )
-
-
-def record_of(lease: Lease, *, task_id: int | None = None) -> bytes:
-    return encode_episode(
-        Episode(
-            task_id=lease.task_id if task_id is None else task_id,
-            group_id=lease.spec.group_id,
-            purpose="train",
-            prompt_ids=np.arange(4, dtype=np.int32),
-            completion=completion(lease.fence),
-            reward=1.0,
-            reward_parts={},
-            finish_reason="stop",
-            environment_metrics={},
-            incarnation="actor-1",
-            started_at=1.0,
-            finished_at=2.0,
-        )
-    )
-
-
-def submission(lease: Lease, record: bytes | None = None) -> SubmitRequest:
-    record = record_of(lease) if record is None else record
-    return SubmitRequest((Submission(lease.task_id, lease.fence, record),))
 
 
 def test_a_group_goes_from_lease_to_claim(redis_url: str, keys: Path) -> None:

@@ -13,8 +13,8 @@ from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode
 from buffer.record.object_store import ObjectStore, is_reference
 from configs.errors import DeadlineError, RefusedError
+from tests.broker.support.records import completion, record_of, submission
 from tests.broker.support.ring import FIRST, begin, ring
-from tests.broker.test_life import completion, record_of, submission
 
 
 def large_record(task_id: int, fence: int) -> bytes:

@@ -3,66 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from broker.protocol.messages import LeaseRequest, Verdict
-from broker.transport.keys import make_keys
 from buffer import operations
 from buffer.store import AsyncStore
 from configs.errors import StoreError
-from configs.loader import save
 from configs.settings import Settings
-from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring, settings_with
-from tests.broker.test_life import submission
+from tests.broker.support.broker_process import free_port, process
+from tests.broker.support.records import submission
+from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring
 from tests.conftest import find_redis_server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@pytest.fixture
-def run_settings(tmp_path: Path) -> Settings:
-    """A run folder with keys and a resolved config."""
-    plain = settings_with(endpoint=f"tcp://127.0.0.1:{free_port()}")
-    settings = plain.model_copy(
-        update={"run": plain.run.model_copy(update={"directory": tmp_path})}
-    )
-    make_keys(settings.run.folder / "keys")
-    save(settings, settings.run.folder / "config.yaml")
-    return settings
-
-
-@contextmanager
-def process(
-    settings: Settings, redis_url: str, *overrides: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m broker`, with its log in the run folder; killed at the end if it still runs."""
-    folder = settings.run.folder
-    flags = [text for override in overrides for text in ("--set", override)]
-    with (folder / "broker.log").open("ab") as log:
-        broker = subprocess.Popen(
-            [sys.executable, "-m", "broker", "--config", str(folder / "config.yaml"), *flags],
-            stderr=log,
-            env={**os.environ, "NYALA_REDIS_URL": redis_url, "PYTHONPATH": str(Path.cwd())},
-        )
-    try:
-        yield broker
-    finally:
-        broker.kill()
-        broker.wait()
 
 
 def test_actors_continue_when_the_broker_is_killed_and_restarted(

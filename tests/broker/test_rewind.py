@@ -14,8 +14,8 @@ from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, Verdict
 from buffer import operations
 from buffer.record.codec import encode_completion
 from buffer.store import Store
+from tests.broker.support.records import completion, submission
 from tests.broker.support.ring import FIRST, RUN, begin, ring
-from tests.broker.test_life import completion, submission
 from tests.learner.support.rewinding_redis import RewindingRedis, rewinding_redis
 
 LEASE_S = 0.6

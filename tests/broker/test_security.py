@@ -31,9 +31,8 @@ from buffer import operations
 from buffer.operations.brokers import brokers
 from configs.errors import RefusedError, SettingsError
 from configs.settings import RunSettings, Settings
-from tests.broker.support.ring import FIRST, Ring, begin, hello, ring
-from tests.broker.test_decisions import FakeClock
-from tests.broker.test_door import fingerprint
+from tests.broker.support.fake_clock import FakeClock
+from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, hello, ring
 
 
 @pytest.fixture

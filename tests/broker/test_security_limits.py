@@ -23,12 +23,10 @@ from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
 from configs.loader import save
 from configs.settings import Settings
+from tests.broker.support.broker_process import process
+from tests.broker.support.fake_clock import FakeClock
+from tests.broker.support.records import completion
 from tests.broker.support.ring import FIRST, RUN, Ring, begin
-from tests.broker.test_decisions import FakeClock
-from tests.broker.test_life import completion
-from tests.broker.test_restart import process, run_settings
-
-__all__ = ["run_settings"]
 
 LARGE = 900_000  # bytes of a message, near the limit of 1 MiB
 SMALL = 2_000

@@ -18,8 +18,8 @@ from broker.transport.key_rotation import (
 )
 from broker.transport.keys import load_pair, load_public, make_keys
 from configs.errors import DeadlineError, RefusedError, SettingsError
+from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, Ring, begin, hello, ring
-from tests.broker.test_life import submission
 
 
 async def let_in_only_with(here: Ring, server_key: bytes, outdated: bytes) -> None:

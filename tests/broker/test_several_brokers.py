@@ -10,11 +10,9 @@ from buffer import operations
 from buffer.store import AsyncStore
 from configs.loader import save
 from configs.settings import Settings
+from tests.broker.support.broker_process import free_port, process
+from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello
-from tests.broker.test_life import submission
-from tests.broker.test_restart import free_port, process, run_settings
-
-__all__ = ["run_settings"]
 
 GROUPS = 60
 

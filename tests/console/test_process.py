@@ -10,6 +10,7 @@ import pytest
 
 from console.run.process import Command, Process
 from console.run.process_guard import follow
+from tests.console.support.recorded_groups import Groups
 from tests.console.support.waiting import is_alive, read_pid, wait_until
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
@@ -19,19 +20,6 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 pathlib.Path(sys.argv[1]).write_text(f"{child.pid}\\n")
 print("hello", file=sys.stderr, flush=True)
 """
-
-
-class Groups:
-    """Records what the guard would be told."""
-
-    def __init__(self):
-        self.calls = []
-
-    def add(self, group):
-        self.calls.append(("+", group))
-
-    def remove(self, group):
-        self.calls.append(("-", group))
 
 
 @pytest.fixture

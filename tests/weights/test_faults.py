@@ -11,10 +11,9 @@ import time
 
 import pytest
 
+from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S
 from tests.weights.support.slow_link import SlowLink
-from tests.weights.test_plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 
-SLACK_S = 5.0  # of a busy machine
 ROWS: list[str] = []
 
 

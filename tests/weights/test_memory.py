@@ -22,7 +22,7 @@ from learner.weights.server import WeightServer
 from learner.weights.slots import Slots
 from learner.weights.sparse_chain import SparseChain
 from tests.weights.support.plane import grouped_plane
-from tests.weights.test_pull import ScriptedPublisher, contents, manifest, play
+from tests.weights.support.scripted_publisher import ScriptedPublisher, contents, manifest, play
 
 NUM_BYTES = 2 * BUCKET_BYTES + 12345
 READERS = ("memory", "publisher")

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from console.chaos.network_namespace import SecondNetwork, obstacle
-from tests.weights.support.plane import Plane
-from tests.weights.test_faults import SLACK_S
-from tests.weights.test_plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
+from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S, Plane
 
 RECONNECT_S = 10.0
 """A dead connection is found by heartbeats in 6 s, and made again within 2 s."""

@@ -20,7 +20,7 @@ from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Pee
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 from learner.weights.pull_tree import FAN_OUT, PullTree
-from tests.weights.test_pull import CALLER, CHUNK_BYTES, NUM_BYTES, contents
+from tests.weights.support.scripted_publisher import CALLER, CHUNK_BYTES, NUM_BYTES, contents
 
 VERSION = PolicyVersion(1, 1)
 DIGESTS = chunk_digests(contents(1), CHUNK_BYTES)

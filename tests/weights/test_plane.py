@@ -13,9 +13,7 @@ import pytest
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import make_keys
 from tests.weights.support.listening import addresses
-
-JOIN_AND_SEND_S = 4.0  # of Plane's settings: no version takes longer than this to be given up
-MAX_PUBLISH_S = 0.5
+from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 
 
 def test_ten_versions_reach_all_actors_by_one_group(plane, actors):

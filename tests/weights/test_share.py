@@ -20,9 +20,8 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.weights.pull_tree import FAN_OUT
 from tests.weights.support.listening import addresses
-from tests.weights.support.plane import Plane
-from tests.weights.test_plane import MAX_PUBLISH_S
-from tests.weights.test_pull import manifest
+from tests.weights.support.plane import MAX_PUBLISH_S, Plane
+from tests.weights.support.scripted_publisher import manifest
 
 BALLAST = 3_000_000  # 12 MB: three slices
 

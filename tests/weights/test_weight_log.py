@@ -10,7 +10,7 @@ from buffer.record.episode import PolicyVersion
 from learner.weights.log import FILE_NAME, WeightLog, paused_fraction, read_weight_log
 from learner.weights.pauses import Pauses
 from learner.weights.server import Sent
-from tests.weights.test_pull import manifest
+from tests.weights.support.scripted_publisher import manifest
 
 
 def sent(step: int, **changes) -> Sent:

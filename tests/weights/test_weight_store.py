@@ -28,7 +28,7 @@ from learner.weights.object_store_writer import Keyframes
 from learner.weights.slots import Slots
 from learner.weights.versions_on_offer import Shelf
 from tests.weights.support.plane import Plane
-from tests.weights.test_pull import CALLER
+from tests.weights.support.scripted_publisher import CALLER
 
 NUM_BYTES = CHUNK_BYTES + 1000  # two slices
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import redis
 import zmq
 import zmq.asyncio
 
@@ -155,3 +157,13 @@ async def ring(
         stop.set()
         await asyncio.wait_for(serving, 10)
         await running.close()
+
+
+def fingerprint(redis_url: str) -> str:
+    """Everything in the store that an actor could change; signs of life are no change."""
+    digest = hashlib.sha256()
+    with redis.Redis.from_url(redis_url) as client:
+        for key in sorted(client.scan_iter()):
+            if b":actors" not in key and b":a:" not in key:
+                digest.update(key + (client.dump(key) or b""))
+    return digest.hexdigest()

@@ -15,6 +15,10 @@ from learner.weights.publish import WeightPublisher
 from tests.weights.support import actor_process
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
+JOIN_AND_SEND_S = 4.0  # of Plane's settings: no version takes longer than this to be given up
+MAX_PUBLISH_S = 0.5
+SLACK_S = 5.0  # of a busy machine
+
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.weights.support.actor_process", "torch.distributed.fsdp"])
 
