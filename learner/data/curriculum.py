@@ -11,11 +11,11 @@ or a newer learner owns the run.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Iterable, Mapping
 
-import structlog
 from msgspec.structs import replace
 
 from broker.protocol.codec import encode_spec
@@ -23,13 +23,11 @@ from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import NewTask, Stats
-from configs.errors import NyalaError
 from configs.settings import BufferSettings, RunSettings
+from configs.worker import Worker
 
 from .ledger import Ledger
 from .retrying_store import PatientStore
-
-log = structlog.get_logger()
 
 PAUSE_S = 0.1  # between two looks; a batch takes longer to make
 SEED_BITS = 31  # what every library takes as a seed
@@ -125,8 +123,7 @@ class Feeder:
         self._ahead = 2 * int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin) + 1
         self._cursor = cursor
         self._stopping = threading.Event()
-        self._error: NyalaError | None = None
-        self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
+        self._worker = Worker(self._work, name="feeder")
 
     @property
     def cursor(self) -> int:
@@ -135,32 +132,26 @@ class Feeder:
 
     def start(self) -> None:
         """Begin to create tasks."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Create no more; returns when the thread has ended."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._worker.start()
 
     def check(self) -> None:
-        """Raise what ended the thread, if anything did.
+        """Raise what ended the thread, if anything did; call it while waiting for its tasks.
 
         Raises:
             NyalaError: The store refused it or was away for too long.
+            Exception: A defect.
         """
-        if self._error is not None:
-            raise self._error
+        self._worker.check()
+
+    def stop(self) -> None:
+        """Create no more; returns when the thread has ended, and leaves its error to `check`."""
+        self._stopping.set()
+        with contextlib.suppress(Exception):
+            self._worker.join()
 
     def _work(self) -> None:
         while not self._stopping.is_set():
-            try:
-                created = self.feed()
-            except NyalaError as error:
-                log.error("the feeder stopped", reason=str(error))
-                self._error = error
-                return
-            if not created:
+            if not self.feed():
                 self._stopping.wait(PAUSE_S)
 
     def feed(self) -> int:

@@ -22,6 +22,7 @@ from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
 from learner import loop
 from learner.data import batch
+from learner.data.curriculum import Feeder
 from learner.model.ranks import Ranks
 from learner.training import step
 from tests.learner.support.ring_in_process import LifeEnded, RingInProcess
@@ -233,6 +234,22 @@ def test_a_finished_run_lives_again_without_training(
     stats = _stats(redis_url)
     assert stats.committed == 2 * 16
     assert _is_conserved(stats)
+
+
+def test_a_feeder_that_dies_of_a_defect_ends_the_learner_that_waits_for_its_tasks(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(feeder: Feeder) -> int:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(Feeder, "feed", fail)
+    ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
+    give_up = threading.Timer(20.0, ring.stopping.set)
+    give_up.start()
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        ring.live()
+    give_up.cancel()
 
 
 def test_a_newer_learner_ends_this_one(redis_url: str, tmp_path: Path, ranks: Ranks) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 from msgspec import structs
@@ -126,3 +127,22 @@ def test_the_prompt_of_a_dropped_group_is_asked_again_once_under_a_new_id(redis_
     ledger.assign_second_tries([4, 11])  # a create that failed is repeated with more groups
     assert ledger.second_tries == {4: 1, 5: 0, 11: 6}
     store.close()
+
+
+class BrokenStore:
+    """A store that fails as no store of ours should: a defect, which is no `NyalaError`."""
+
+    def run(self, operation: object) -> None:
+        """Fail."""
+        raise RuntimeError("a defect")
+
+
+def test_whatever_ends_the_feeder_is_raised_to_those_who_wait_for_its_tasks() -> None:
+    store = cast("PatientStore", BrokenStore())
+    feeder = Feeder(store, RUN, BufferSettings(), ledger=new_ledger(1), cursor=0)
+
+    feeder.start()
+    feeder.stop()
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        feeder.check()
