@@ -61,12 +61,12 @@ def _train(settings: Settings, arguments: list[str]) -> int:
         from .launch import launch
 
         return launch(arguments, ranks=settings.learner.ranks)
-    from .assembly import live
+    from .assembly import run_learner
 
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    is_finished = live(settings, stopping)
+    is_finished = run_learner(settings, stopping)
     log.info("finished" if is_finished else "stopped")
     return 0
 

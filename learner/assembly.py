@@ -1,7 +1,6 @@
-"""One life of the learner on one rank: join, load, resume, run.
+"""Start of the learner on one rank: join, load, resume, run.
 
-Puts the parts together in the order in which they need each other, and says on the way how far it
-is.
+Wires the components in the order of their dependencies, and logs each stage.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import Settings
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.recovery import point, recover
-from learner.checkpointing.resume import Opening, open_life
+from learner.checkpointing.recovery import publish_pointer, recover
+from learner.checkpointing.resume import StartState, take_over
 from learner.data.ledger import Ledger
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from learner.model.policy import Policy, freeze, load_causal_lm, probe_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.critic import Critic, make_critic
 from learner.training.optimizer import AdamWithSchedule, Schedule
 from learner.weights.publish import WeightPublisher
 
-from .components import Parts
+from .components import Components
 from .loop import Loop
 
 log = structlog.get_logger()
@@ -37,7 +36,7 @@ PROBE_TOKENS = (
 )
 
 
-def live(settings: Settings, stopping: threading.Event) -> bool:
+def run_learner(settings: Settings, stopping: threading.Event) -> bool:
     """Run one life of the learner; True when the run has finished, False when asked to stop.
 
     Raises:
@@ -51,7 +50,7 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
     admits = (lambda *_: False) if ranks.is_first else None
     url = redis_url(settings.run, settings.buffer)
     with Store(url, settings.run.name, admits=admits) as raw_store:
-        store = PatientStore(raw_store)
+        store = RetryingStore(raw_store)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks)
         reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
@@ -64,22 +63,22 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
             critic=critic,
         )
         log.info("starting", stage="taking the run over")
-        opening = Opening.decode(
+        start = StartState.decode(
             ranks.broadcast(
-                open_life(settings, store, checkpoints).encode() if ranks.is_first else None
+                take_over(settings, store, checkpoints).encode() if ranks.is_first else None
             )
         )
-        ledger = opening.ledger() if ranks.is_first else None
+        ledger = start.ledger() if ranks.is_first else None
         if ledger is not None:
             recovers_from(store, settings, ledger)
-        if opening.checkpoint is not None:
-            log.info("starting", stage="loading the checkpoint", path=str(opening.checkpoint))
-            checkpoints.load(opening.checkpoint, policy, optimizer)
+        if start.checkpoint is not None:
+            log.info("starting", stage="loading the checkpoint", path=str(start.checkpoint))
+            checkpoints.load(start.checkpoint, policy, optimizer)
         log.info("starting", stage="starting the publisher")
         publisher = make_publisher(settings, ranks, store, policy, ledger)
         try:
             log.info("starting", stage="waiting for episodes")
-            parts = Parts(
+            components = Components(
                 settings=settings,
                 ranks=ranks,
                 store=store,
@@ -88,11 +87,11 @@ def live(settings: Settings, stopping: threading.Event) -> bool:
                 critic=critic,
                 checkpoints=checkpoints,
                 publisher=publisher,
-                opening=opening,
+                start=start,
                 ledger=ledger,
                 reference=reference,
             )
-            return Loop(parts, stopping).run()
+            return Loop(components, stopping).run()
         finally:
             publisher.close()
             ranks.leave()
@@ -155,20 +154,20 @@ def schedule(settings: Settings) -> Schedule:
     )
 
 
-def recovers_from(store: PatientStore, settings: Settings, ledger: Ledger) -> None:
+def recovers_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> None:
     """Have a store that lost writes put right from the ledger, whichever operation notices."""
     store.on_rewind(lambda fresh, run_id: recover(fresh, run_id, settings=settings, ledger=ledger))
 
 
 def make_publisher(
-    settings: Settings, ranks: Ranks, store: PatientStore, policy: Policy, ledger: Ledger | None
+    settings: Settings, ranks: Ranks, store: RetryingStore, policy: Policy, ledger: Ledger | None
 ) -> WeightPublisher:
     """Start the weight publisher; its pointer goes into the store under this learner's lineage."""
 
     def put(publication: Publication) -> None:
         assert ledger is not None, "only rank 0 has something to point to"
         ledger.publication = publication
-        point(store, ledger)
+        publish_pointer(store, ledger)
 
     # An engine that scores a prompt samples one token more.
     room = settings.run.max_prompt_tokens + settings.run.max_completion_tokens - 1

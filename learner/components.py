@@ -11,9 +11,9 @@ from torch import nn
 from buffer.record.episode import PolicyVersion
 from configs.settings import Settings
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.resume import Opening
+from learner.checkpointing.resume import StartState
 from learner.data.ledger import Ledger
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.critic import Critic
@@ -34,17 +34,17 @@ class Publisher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Components:
     """What a life of the learner is made of, on every rank."""
 
     settings: Settings
     ranks: Ranks
-    store: PatientStore
+    store: RetryingStore
     policy: Policy
     optimizer: AdamWithSchedule
     checkpoints: Checkpoints
     publisher: Publisher
-    opening: Opening
+    start: StartState
     ledger: Ledger | None
     """On rank 0."""
     reference: Policy | None = None

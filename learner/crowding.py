@@ -12,7 +12,7 @@ import structlog
 from buffer import operations
 from configs.settings import BufferSettings
 from configs.validation.store import COMMIT_AT_MEMORY
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 
 log = structlog.get_logger()
 
@@ -22,7 +22,7 @@ WORTH_COMMITTING = 0.05  # of maxmemory: committing less would not help whatever
 class Crowding:
     """Follows what batches hold that are trained and not committed. Rank 0 only."""
 
-    def __init__(self, store: PatientStore, buffer: BufferSettings) -> None:
+    def __init__(self, store: RetryingStore, buffer: BufferSettings) -> None:
         self._store = store
         self._limit_bytes = buffer.max_uncommitted_bytes
         self._bytes: dict[int, int] = {}

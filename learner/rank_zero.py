@@ -13,12 +13,12 @@ from dataclasses import asdict
 import structlog
 
 from configs.settings import Settings
-from learner.checkpointing.resume import Opening
+from learner.checkpointing.resume import StartState
 from learner.data.claims import ClaimedBatch, Claims
 from learner.data.curriculum import Feeder
 from learner.data.evaluation import Evaluation, Evaluations, is_due
 from learner.data.ledger import Ledger, as_ranges
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import Totals
@@ -26,36 +26,36 @@ from learner.reporting.metrics import Totals
 log = structlog.get_logger()
 
 
-class Front:
+class RankZero:
     """What only rank 0 has: the store's side of a life, and the files that people read."""
 
     def __init__(
         self,
         settings: Settings,
-        store: PatientStore,
-        opening: Opening,
+        store: RetryingStore,
+        start: StartState,
         *,
         ledger: Ledger,
         vocabulary: int,
     ) -> None:
         self._run = settings.run
         self.journal = Journal(settings.run.folder)
-        self.journal.rewind(opening.state.step)
+        self.journal.rewind(start.state.step)
         self.ledger = ledger
         self.claims = Claims(store, settings, ledger=ledger, vocabulary=vocabulary)
         self.batch_log = BatchLog(
             self.journal,
             self.claims.dropped,
-            lineage=opening.lineage,
-            lineages=opening.lineages,
-            totals=opening.state.totals,
+            lineage=start.lineage,
+            lineages=start.lineages,
+            totals=start.state.totals,
         )
         self.feeder = Feeder(
             store,
             settings.run,
             settings.buffer,
             ledger=ledger,
-            cursor=opening.state.cursor,
+            cursor=start.state.cursor,
         )
         self.evaluations = Evaluations(store, settings, ledger=ledger, report=self._report)
 

@@ -18,10 +18,10 @@ from configs.secrets import redis_url
 from configs.settings import Settings
 from learner.assembly import load_policy, make_publisher
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.resume import open_life
+from learner.checkpointing.resume import take_over
 from learner.data.claims import Claims
 from learner.data.curriculum import training_task
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from learner.model.ranks import join
 
 AHEAD = 64  # batches that are created before they are needed: actors never wait for tasks
@@ -39,13 +39,13 @@ class Sink:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._raw_store = Store(redis_url(settings.run, settings.buffer), settings.run.name)
-        self._store = PatientStore(self._raw_store)
+        self._store = RetryingStore(self._raw_store)
         self._ranks = join("cpu", threads=1)
         policy = load_policy(settings, self._ranks)
         checkpoints = Checkpoints(settings.run.folder / "checkpoints", keep=1, ranks=self._ranks)
-        opening = open_life(settings, self._store, checkpoints)
-        self._lineage = opening.lineage
-        ledger = opening.ledger()
+        start = take_over(settings, self._store, checkpoints)
+        self._lineage = start.lineage
+        ledger = start.ledger()
         self._claims = Claims(self._store, settings, ledger=ledger, vocabulary=policy.vocabulary)
         self._step = 0
         self._create(range(AHEAD * settings.run.groups_per_batch))

@@ -49,7 +49,7 @@ def recover(store: RunsOperations, run_id: str, *, settings: Settings, ledger: L
         LostLineage: Another learner began this lineage, or a later one.
         StoreError: The store refused, or is away again.
     """
-    enter(settings, store)
+    register_run(settings, store)
     store.run(operations.confirm(run_id))
     was_lost = store.run(
         operations.restore_lineage(
@@ -63,7 +63,7 @@ def recover(store: RunsOperations, run_id: str, *, settings: Settings, ledger: L
     created = _create_again(store, settings.run, ledger)
     _reopen_rounds(store, settings.run, ledger)
     if ledger.publication is not None:
-        point(store, ledger)
+        publish_pointer(store, ledger)
     store.run(operations.recovered(ledger.lineage, run_id))
     log.info(
         "recovered",
@@ -75,7 +75,7 @@ def recover(store: RunsOperations, run_id: str, *, settings: Settings, ledger: L
     )
 
 
-def enter(settings: Settings, store: RunsOperations) -> None:
+def register_run(settings: Settings, store: RunsOperations) -> None:
     """Enter the run into the store, or check that the one there has the same settings."""
     run, buffer = settings.run, settings.buffer
     store.run(
@@ -91,7 +91,7 @@ def enter(settings: Settings, store: RunsOperations) -> None:
     )
 
 
-def point(store: RunsOperations, ledger: Ledger) -> None:
+def publish_pointer(store: RunsOperations, ledger: Ledger) -> None:
     """Say in the store where the newest weights are."""
     publication = ledger.publication
     assert publication is not None

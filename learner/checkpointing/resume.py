@@ -24,19 +24,19 @@ from configs.hashes import settings_hash
 from configs.settings import Settings
 from configs.validation.store import memory_shortage
 from learner.data.ledger import Ledger, from_ranges
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 
 from .checkpoint import Checkpoints, LearnerState
 from .lineages import LineageFile
-from .recovery import enter, known_groups, recover
+from .recovery import known_groups, recover, register_run
 
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class StartState:
     """What every rank must know before the first batch of a life."""
 
     lineage: int
@@ -63,7 +63,7 @@ class Opening:
         return bytes(msgpack.packb(fields) or b"")
 
     @classmethod
-    def decode(cls, encoded: bytes) -> Opening:
+    def decode(cls, encoded: bytes) -> StartState:
         """Read what `encode` wrote."""
         lineage, lineages, owner, state, path, reach, again = msgpack.unpackb(encoded)
         return cls(
@@ -91,7 +91,7 @@ class Opening:
         )
 
 
-def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints) -> Opening:
+def take_over(settings: Settings, store: RetryingStore, checkpoints: Checkpoints) -> StartState:
     """Take the run over at its newest checkpoint; rank 0 only.
 
     Raises:
@@ -105,7 +105,7 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
         path, state = newest
         _check_same_run(settings, state, path)
     run_id = store.trust()
-    enter(settings, store)
+    register_run(settings, store)
     store.run(operations.confirm(run_id))
     if text := memory_shortage(
         settings.run, settings.buffer, store.run(operations.memory()).limit_bytes
@@ -113,12 +113,10 @@ def open_life(settings: Settings, store: PatientStore, checkpoints: Checkpoints)
         log.warning("%sraise it, or lower buffer.max_uncommitted_bytes", text)
     stats = store.run(operations.stats())
     _report(stats, state)
-    opening = _take_over(settings, store, stats, state, path)
-    recover(store, run_id, settings=settings, ledger=opening.ledger())
-    log.info(
-        "life begins", lineage=opening.lineage, step=state.step, checkpoint=str(path or "none")
-    )
-    return opening
+    start = _begin_lineage(settings, store, stats, state, path)
+    recover(store, run_id, settings=settings, ledger=start.ledger())
+    log.info("life begins", lineage=start.lineage, step=state.step, checkpoint=str(path or "none"))
+    return start
 
 
 def _report(stats: Stats, state: LearnerState) -> None:
@@ -139,9 +137,9 @@ def _report(stats: Stats, state: LearnerState) -> None:
         )
 
 
-def _take_over(
-    settings: Settings, store: PatientStore, stats: Stats, state: LearnerState, path: Path | None
-) -> Opening:
+def _begin_lineage(
+    settings: Settings, store: RetryingStore, stats: Stats, state: LearnerState, path: Path | None
+) -> StartState:
     """Begin a lineage that no learner of this run has had, and remember it."""
     file = LineageFile(settings.run.folder)
     remembered = file.read()
@@ -159,7 +157,7 @@ def _take_over(
     lineages = remembered | store.run(operations.lineages())
     file.write(lineages)
     known = np.flatnonzero(known_groups(store, settings.run))
-    return Opening(
+    return StartState(
         lineage,
         lineages,
         owner,

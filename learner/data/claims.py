@@ -26,7 +26,7 @@ from .dropped import Dropped
 from .ledger import Ledger
 from .policy_lag import oldest_lag
 from .records import Records, check_weights
-from .retrying_store import PatientStore
+from .retrying_store import RetryingStore
 from .reuse import Reuse, ReusedGroup
 
 log = structlog.get_logger()
@@ -67,7 +67,7 @@ class Claims:
 
     def __init__(
         self,
-        store: PatientStore,
+        store: RetryingStore,
         settings: Settings,
         *,
         ledger: Ledger,
@@ -139,7 +139,7 @@ class Claims:
 
     def _hold(self, step: int, claim: Claim, reused: Iterable[int]) -> bool:
         """From here on the batch is what this process has read; False if the store forgot it."""
-        with self._store.calm():
+        with self._store.lock:
             if self._recoveries != self._store.recoveries:
                 return False
             self._ledger.hold(step, (unit.group_id for unit in claim.units), reused)

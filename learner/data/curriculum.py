@@ -27,7 +27,7 @@ from configs.settings import BufferSettings, RunSettings
 from configs.worker import Worker
 
 from .ledger import Ledger
-from .retrying_store import PatientStore
+from .retrying_store import RetryingStore
 
 PAUSE_S = 0.1  # between two looks; a batch takes longer to make
 SEED_BITS = 31  # what every library takes as a seed
@@ -108,7 +108,7 @@ class Feeder:
 
     def __init__(
         self,
-        store: PatientStore,
+        store: RetryingStore,
         run: RunSettings,
         buffer: BufferSettings,
         *,

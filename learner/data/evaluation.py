@@ -24,7 +24,7 @@ from configs.settings import RunSettings, Settings
 
 from .curriculum import eval_task, eval_task_id
 from .ledger import Ledger
-from .retrying_store import PatientStore
+from .retrying_store import RetryingStore
 
 log = structlog.get_logger()
 
@@ -80,7 +80,7 @@ class Evaluations:
 
     def __init__(
         self,
-        store: PatientStore,
+        store: RetryingStore,
         settings: Settings,
         *,
         ledger: Ledger,

@@ -19,7 +19,7 @@ from buffer.record.object_store import ObjectStore, is_reference
 from configs.errors import RecordError, SettingsError
 from configs.settings import BufferSettings, RewardSettings, RunSettings
 
-from .retrying_store import PatientStore
+from .retrying_store import RetryingStore
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class Records:
 
     def __init__(
         self,
-        store: PatientStore,
+        store: RetryingStore,
         run: RunSettings,
         buffer: BufferSettings,
         rewards: RewardSettings,

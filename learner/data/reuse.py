@@ -26,7 +26,7 @@ from configs.validation.store import KEEP_AT_MEMORY
 from .ledger import Ledger
 from .policy_lag import oldest_lag
 from .records import Records
-from .retrying_store import PatientStore
+from .retrying_store import RetryingStore
 
 log = structlog.get_logger()
 
@@ -46,7 +46,7 @@ class Reuse:
     """Gives batches groups that were trained before."""
 
     def __init__(
-        self, store: PatientStore, settings: Settings, *, ledger: Ledger, records: Records
+        self, store: RetryingStore, settings: Settings, *, ledger: Ledger, records: Records
     ) -> None:
         self._store = store
         self._records = records

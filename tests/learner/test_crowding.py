@@ -11,7 +11,7 @@ from buffer import operations
 from buffer.store import Store
 from configs.settings import BufferSettings
 from learner.crowding import Crowding
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 
 RECORD = b"x" * 100_000
@@ -30,7 +30,7 @@ def run(redis_url: str) -> Iterator[RunInStore]:
 
 
 def _crowding(run: RunInStore, limit_bytes: int) -> Crowding:
-    return Crowding(PatientStore(run.store), BufferSettings(max_uncommitted_bytes=limit_bytes))
+    return Crowding(RetryingStore(run.store), BufferSettings(max_uncommitted_bytes=limit_bytes))
 
 
 def test_batches_add_up_until_they_are_committed(run: RunInStore) -> None:

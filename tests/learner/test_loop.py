@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 import time
 from pathlib import Path
@@ -94,9 +95,12 @@ def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_aft
     claimed, train = threading.Event(), step.train_batch
     ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
 
+    usual_s = sys.getswitchinterval()
+
     def on_publish(step: int) -> None:
         if step == 1:
             assert claimed.wait(30.0)  # of batch 2, by the other thread
+            assert sys.getswitchinterval() < usual_s / 5, "publishing is served sooner"
             time.sleep(SLOW_S)
         events.append(f"published {step}")
 
@@ -107,6 +111,7 @@ def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_aft
         return batch.pack(*args, **kwargs)
 
     def train_batch(*args: Any, **kwargs: Any) -> Any:
+        assert sys.getswitchinterval() == pytest.approx(usual_s)
         trained = train(*args, **kwargs)
         events.append("trained")
         return trained
@@ -119,6 +124,7 @@ def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_aft
 
     steps = ["published 0", "trained", "packed", "published 1", "trained", "published 2"]
     assert events == steps
+    assert sys.getswitchinterval() == pytest.approx(usual_s)
     first, second = _lines(ring.settings.run.folder, "metrics.jsonl")
     assert first["weights_s"] < SLOW_S <= second["weights_s"] + 0.1 * SLOW_S
 

@@ -1,4 +1,4 @@
-"""A simulated learner: the real opening, claims, feeder and recovery around a step that takes time.
+"""A simulated learner: the real start, claims, feeder and recovery around a step that takes time.
 
 Between any two operations it may die. Its disk (checkpoints) outlives it.
 """
@@ -20,13 +20,13 @@ from configs.errors import LostLineage, StoreUnreachable
 from configs.hashes import settings_hash
 from configs.settings import Settings
 from learner.checkpointing.checkpoint import LearnerState
-from learner.checkpointing.recovery import point, recover
-from learner.checkpointing.resume import Opening, open_life
+from learner.checkpointing.recovery import publish_pointer, recover
+from learner.checkpointing.resume import StartState, take_over
 from learner.data.claims import ClaimedBatch, Claims
 from learner.data.curriculum import Feeder
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.policy_lag import oldest_lag
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from tests.actors.support.fake_engine import ALPHABET
 from tests.simulation.history import History
@@ -39,7 +39,7 @@ LOOK_S = 0.1
 
 @dataclass
 class Disk:
-    """The checkpoints, as far as `open_life` asks for them."""
+    """The checkpoints, as far as `take_over` asks for them."""
 
     saved: LearnerState | None = None
     trained: dict[int, list[int]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Learner:
         self._settings, self._disk, self._history, self._rng = settings, disk, history, rng
         self._train_s = train_s
         # Patience would sleep in real time: here an unreachable store is asked again by `_until`.
-        self._store = PatientStore(LearnersStore(server, settings.run.name), patience_s=0.0)
+        self._store = RetryingStore(LearnersStore(server, settings.run.name), patience_s=0.0)
         self._trained: dict[int, list[int]] = {}
         self.is_ending = False
         """Asked to finish the run after the batch at hand."""
@@ -73,24 +73,24 @@ class Learner:
     async def live(self) -> None:
         """Take the run over and train until it is asked to end, or another learner takes over."""
         try:
-            opening = await self._until(
-                lambda: open_life(self._settings, self._store, self._disk)  # type: ignore[arg-type]
+            start = await self._until(
+                lambda: take_over(self._settings, self._store, self._disk)  # type: ignore[arg-type]
             )
-            ledger = opening.ledger()
+            ledger = start.ledger()
             self._store.on_rewind(
                 lambda fresh, run_id: recover(fresh, run_id, settings=self._settings, ledger=ledger)
             )
             self._trained = dict(self._disk.trained)
-            self._history.life_begins(opening.lineage, opening.state.step)
-            await self._train(opening, ledger)
+            self._history.life_begins(start.lineage, start.state.step)
+            await self._train(start, ledger)
         except LostLineage:
             self._history.note("learner lost its lineage")
 
-    async def _train(self, opening: Opening, ledger: Ledger) -> None:
+    async def _train(self, start: StartState, ledger: Ledger) -> None:
         run = self._settings.run
         claims = Claims(self._store, self._settings, ledger=ledger, vocabulary=len(ALPHABET))
         feeder = Feeder(
-            self._store, run, self._settings.buffer, ledger=ledger, cursor=opening.state.cursor
+            self._store, run, self._settings.buffer, ledger=ledger, cursor=start.state.cursor
         )
         recoveries = self._store.recoveries
         await self._publish(ledger)
@@ -129,7 +129,7 @@ class Learner:
         version = PolicyVersion(ledger.lineage, ledger.step)
         digest = f"weights of {version.lineage}.{version.step}"
         ledger.publication = Publication(version, digest, "tcp://publisher", "key")
-        await self._until(lambda: point(self._store, ledger))
+        await self._until(lambda: publish_pointer(self._store, ledger))
 
     async def _checkpoint(self, ledger: Ledger, feeder: Feeder) -> None:
         """Save, then COMMIT; the life may end between the two."""

@@ -16,7 +16,7 @@ from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
 from learner.checkpointing.lineages import LineageFile
-from learner.checkpointing.recovery import enter, recover
+from learner.checkpointing.recovery import recover, register_run
 from learner.data.curriculum import training_tasks
 from learner.data.ledger import Ledger, as_ranges, from_ranges
 from tests.learner.support.made_episodes import make_episode
@@ -58,7 +58,7 @@ def put_right(store: Store, settings: Settings, ledger: Ledger) -> None:
 
 def filled(store: Store, settings: Settings, *, groups: int, lineage: int = 1) -> None:
     """Enter the run as an older learner did, with finished groups in the buffer."""
-    enter(settings, store)
+    register_run(settings, store)
     for expected in range(lineage):
         store.run(operations.begin_lineage(expected, 0, owner=OWNER))
     store.run(operations.create(lineage, training_tasks(settings.run, range(groups), {})))

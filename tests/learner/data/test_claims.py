@@ -23,7 +23,7 @@ from configs.settings import Settings
 from learner.data.batch import plan_batch
 from learner.data.claims import Claims
 from learner.data.ledger import Ledger
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 
@@ -39,12 +39,12 @@ class Bench:
     settings: Settings
     lineage: int
     ledger: Ledger = field(init=False)
-    patient: PatientStore = field(init=False)
+    patient: RetryingStore = field(init=False)
 
     def claims(self) -> Claims:
         """Start a life of the learner in the present lineage."""
         self.ledger = new_ledger(self.lineage, self.store.run(operations.lineages()))
-        self.patient = PatientStore(self.store)
+        self.patient = RetryingStore(self.store)
         return Claims(self.patient, self.settings, ledger=self.ledger, vocabulary=VOCABULARY)
 
     def restart(self, step: int) -> Claims:

@@ -15,7 +15,7 @@ from buffer.operations.values import ClaimCounts, EvalCounts, Stats
 from buffer.store import Store
 from configs.settings import BufferSettings, RunSettings
 from learner.data.curriculum import Feeder, eval_task, eval_task_id, training_task, units_to_create
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from tests.learner.support.tiny_run import begin_run, new_ledger
 
 RUN = RunSettings(model="m", seed=3, group_size=4, steps=10, eval_episodes=5)
@@ -92,7 +92,7 @@ def test_no_more_units_are_created_than_the_run_needs(
 def test_the_feeder_fills_up_and_a_resumed_one_creates_nothing_twice(redis_url: str) -> None:
     store, run = Store(redis_url, RUN.name), RUN.model_copy(update={"groups_per_batch": 2})
     begin_run(store, run)
-    patient = PatientStore(store)
+    patient = RetryingStore(store)
     lineage = store.run(operations.begin_lineage(0, 0))
     assert lineage is not None
     feeder = Feeder(patient, run, BufferSettings(), ledger=new_ledger(lineage), cursor=0)
@@ -113,7 +113,7 @@ def test_the_prompt_of_a_dropped_group_is_asked_again_once_under_a_new_id(redis_
     assert lineage is not None
     ledger = new_ledger(lineage)
     ledger.ask_again([1, 0])
-    feeder = Feeder(PatientStore(store), run, BufferSettings(), ledger=ledger, cursor=4)
+    feeder = Feeder(RetryingStore(store), run, BufferSettings(), ledger=ledger, cursor=4)
 
     assert feeder.feed() == 7
     lease = store.run(operations.lease("a", ttl_ms=60_000, n=12, version=(lineage, 0)))
@@ -138,7 +138,7 @@ class BrokenStore:
 
 
 def test_whatever_ends_the_feeder_is_raised_to_those_who_wait_for_its_tasks() -> None:
-    store = cast("PatientStore", BrokenStore())
+    store = cast("RetryingStore", BrokenStore())
     feeder = Feeder(store, RUN, BufferSettings(), ledger=new_ledger(1), cursor=0)
 
     feeder.start()

@@ -13,7 +13,7 @@ from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from learner.data.evaluation import Evaluation, Evaluations, exactness, is_due
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 
@@ -48,7 +48,7 @@ def _evaluations(
 ) -> Evaluations:
     settings = tiny_settings(tmp_path, run={"eval_episodes": 4}, learner={"eval_timeout_s": 10})
     return Evaluations(
-        PatientStore(store), settings, ledger=new_ledger(1), report=reported.append, clock=clock
+        RetryingStore(store), settings, ledger=new_ledger(1), report=reported.append, clock=clock
     )
 
 

@@ -15,7 +15,7 @@ from buffer.record.object_store import ObjectStore
 from buffer.store import Store
 from configs.errors import RecordError
 from learner.data.records import Records
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import LEASE_MS, begin_run, tiny_settings
 
@@ -49,7 +49,7 @@ def bench(redis_url: str, tmp_path: Path) -> Iterator[Bench]:
             for t in lease.tasks
         ]
         assert set(store.run(operations.submit(rows))) == {"OK"}
-        records = Records(PatientStore(store), settings.run, settings.buffer, settings.rewards)
+        records = Records(RetryingStore(store), settings.run, settings.buffer, settings.rewards)
         yield Bench(store, objects, records, tmp_path / "objects")
 
 
@@ -75,7 +75,7 @@ def test_a_learner_without_the_object_store_says_what_is_missing(
     bench: Bench, tmp_path: Path
 ) -> None:
     settings = tiny_settings(tmp_path)
-    records = Records(PatientStore(bench.store), settings.run, settings.buffer, settings.rewards)
+    records = Records(RetryingStore(bench.store), settings.run, settings.buffer, settings.rewards)
 
     with pytest.raises(RecordError, match=r"got a reference; set buffer\.object_store"):
         records.episodes([0])

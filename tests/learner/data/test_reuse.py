@@ -16,11 +16,11 @@ from buffer.operations.values import NewTask
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
-from learner.checkpointing.recovery import enter, recover
+from learner.checkpointing.recovery import recover, register_run
 from learner.data import reuse
 from learner.data.claims import ClaimedBatch, Claims
 from learner.data.ledger import Ledger
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals, batch_figures
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, new_ledger, tiny_settings
@@ -43,7 +43,7 @@ class Bench:
     def live(self, ledger: Ledger) -> None:
         """Begin a life."""
         self.ledger = ledger
-        self.claims = Claims(PatientStore(self.store), self.settings, ledger=ledger, vocabulary=32)
+        self.claims = Claims(RetryingStore(self.store), self.settings, ledger=ledger, vocabulary=32)
 
     def fill(self, k: int, *, spread: float = 1.0) -> None:
         """Have actors make the new groups of batch k under the newest weights."""
@@ -81,7 +81,7 @@ def make_bench(url: str, folder: Path, replay: Mapping[str, object]) -> Bench:
     """Begin a run with these settings of replay."""
     settings = tiny_settings(folder, replay=replay, learner={"checkpoint_every": 1})
     store = Store(url, settings.run.name)
-    enter(settings, store)
+    register_run(settings, store)
     lineage = store.run(operations.begin_lineage(0, 0, owner="owner"))
     assert lineage == 1
     return Bench(store, settings, new_ledger(lineage))

@@ -14,11 +14,11 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.settings import Settings
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.resume import open_life
+from learner.checkpointing.resume import take_over
 from learner.data.claims import Claims
 from learner.data.curriculum import Feeder
 from learner.data.ledger import Ledger
-from learner.data.retrying_store import PatientStore
+from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
@@ -33,10 +33,10 @@ class NoCheckpoint:
 
 
 def begin_life(store: Store, settings: Settings) -> tuple[Ledger, Feeder]:
-    patient = PatientStore(store)
-    opening = open_life(settings, patient, cast("Checkpoints", NoCheckpoint()))
-    ledger = opening.ledger()
-    cursor = opening.state.cursor
+    patient = RetryingStore(store)
+    start = take_over(settings, patient, cast("Checkpoints", NoCheckpoint()))
+    ledger = start.ledger()
+    cursor = start.state.cursor
     return ledger, Feeder(patient, settings.run, settings.buffer, ledger=ledger, cursor=cursor)
 
 
@@ -49,7 +49,7 @@ def drop_two_groups(store: Store, settings: Settings, ledger: Ledger) -> None:
         lambda i, spec: make_episode(i, group_id=spec.group_id, versions=[(version, 0)]),
     )
     store.run(operations.advance(ledger.lineage, STALE_AT - 1))
-    claims = Claims(PatientStore(store), settings, ledger=ledger, vocabulary=32)
+    claims = Claims(RetryingStore(store), settings, ledger=ledger, vocabulary=32)
     assert claims.look(STALE_AT) is None
     assert claims.dropped.units == {"stale": 2}
 

@@ -23,9 +23,9 @@ from configs.errors import StoreUnreachable
 from configs.settings import Settings
 from learner.assembly import load_policy, load_reference, recovers_from, schedule
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.resume import open_life
-from learner.components import Parts
-from learner.data.retrying_store import PatientStore
+from learner.checkpointing.resume import take_over
+from learner.components import Components
+from learner.data.retrying_store import RetryingStore
 from learner.loop import Loop
 from learner.model.policy import load_causal_lm
 from learner.model.ranks import Ranks
@@ -168,14 +168,14 @@ class RingInProcess:
             settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks
         )
         with Store(self.url, settings.run.name, admits=lambda *_: False) as raw:
-            store = PatientStore(raw, patience_s=self.patience_s)
-            opening = open_life(settings, store, checkpoints)
-            if opening.checkpoint is not None:
-                checkpoints.load(opening.checkpoint, policy, optimizer)
+            store = RetryingStore(raw, patience_s=self.patience_s)
+            start = take_over(settings, store, checkpoints)
+            if start.checkpoint is not None:
+                checkpoints.load(start.checkpoint, policy, optimizer)
             self.shelf.model = load_causal_lm(settings.run.model_path)
-            ledger = opening.ledger()
+            ledger = start.ledger()
             recovers_from(store, settings, ledger)
-            parts = Parts(
+            components = Components(
                 settings=settings,
                 ranks=ranks,
                 store=store,
@@ -183,11 +183,11 @@ class RingInProcess:
                 optimizer=optimizer,
                 checkpoints=checkpoints,
                 publisher=self.shelf,
-                opening=opening,
+                start=start,
                 ledger=ledger,
                 reference=load_reference(settings, ranks, vocabulary=policy.vocabulary),
             )
             self.shelf.version = NOTHING_YET
             bears_outages = self.patience_s > 0
             with ActorThread(self.url, settings, self.shelf, bears_outages=bears_outages):
-                return Loop(parts, self.stopping).run()
+                return Loop(components, self.stopping).run()
