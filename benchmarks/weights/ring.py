@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import uvloop
-from msgspec import structs
+from msgspec import convert, structs
 from torch import nn
 
 from broker.protocol.messages import Publication
@@ -28,6 +28,7 @@ from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource
 from console.chaos.network_namespace import enter
+from learner.weights.log import read_weight_log
 from learner.weights.server import Sent
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -110,9 +111,10 @@ class WeightRing:
         self._pointed = 0.0
         self._model = model
         self._step = 0
+        self._run = RunSettings(name="weights", model="none", directory=folder)
         self._publisher = WeightPublisher(
             model,
-            RunSettings(name="weights", model="none", directory=folder),
+            self._run,
             LearnerSettings(device="cpu", **settings),
             rank=0,
             keys=keys,
@@ -153,10 +155,12 @@ class WeightRing:
         """Publish, and wait until all receivers have confirmed."""
         self.publish()
         deadline = time.monotonic() + TIMEOUT_S
-        while not (found := self._publisher.deliveries()) or found[-1].version.step != self._step:
-            assert time.monotonic() < deadline, "no report of a delivery"
+        while time.monotonic() < deadline:
+            for line in read_weight_log(self._run.folder):
+                if line["event"] == "delivered" and line["version"] == [1, self._step]:
+                    return convert(line, Sent)
             time.sleep(0.002)
-        return found[-1]
+        raise AssertionError("no report of a delivery")
 
     def pull(self) -> float:
         """Publish, and wait until every receiver has it; returns seconds from the seal."""

@@ -16,13 +16,12 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
 import torch
-from msgspec import structs
+from msgspec import convert, structs
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -36,7 +35,7 @@ from configs.errors import StoreError
 from configs.settings import LearnerSettings, RunSettings
 
 from .log import WeightLog
-from .publisher_process import PublisherSettings, as_sent
+from .publisher_process import PublisherSettings
 from .server import Sent
 from .sidecar import Sidecar
 from .slots import NUM_SLOTS, Slots
@@ -46,9 +45,6 @@ log = structlog.get_logger()
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What torch.compile and activation checkpointing put into names that actors would not know."""
-
-MAX_DELIVERIES = 1000
-"""Reports kept for a learner that does not ask for them."""
 
 ProbeFunction = Callable[[nn.Module, tuple[int, ...]], Sequence[float]]
 
@@ -171,15 +167,6 @@ class WeightPublisher:
         front.announce(slot, manifest)
         return manifest
 
-    def deliveries(self) -> list[Sent]:
-        """Return what became of versions since the last call, oldest first; for metrics."""
-        return self._front.deliveries() if self._front is not None else []
-
-    @property
-    def publisher_pid(self) -> int:
-        """Process id of the sidecar; 0 on other ranks."""
-        return self._front.sidecar.pid if self._front is not None else 0
-
     def close(self) -> None:
         """End the sidecar and free the shared memory."""
         if self._front is not None:
@@ -204,7 +191,6 @@ class _Front:
             WeightStore(settings.weight_store, run.name)  # a wrong URL is the learner's to report
         self.log = WeightLog(run.folder)
         self._pointed: Publication | None = None
-        self._sent: deque[Sent] = deque(maxlen=MAX_DELIVERIES)
         self._lock = threading.Lock()  # training thread against the one that watches the sidecar
         self._folder = SharedFolder(
             "slots", num_bytes=NUM_SLOTS * num_bytes, fallback=(run.folder / "shared").resolve()
@@ -247,9 +233,6 @@ class _Front:
         )
         self._point(self._pointed)
 
-    def deliveries(self) -> list[Sent]:
-        return [self._sent.popleft() for _ in range(len(self._sent))]
-
     def close(self) -> None:
         self.sidecar.close()
         self._folder.close()
@@ -262,9 +245,7 @@ class _Front:
     def _heard(self, line: dict[str, object]) -> None:
         """Take a line of the sidecar, in the watching thread."""
         if line.pop("event") == "sent":
-            sent = as_sent(line)
-            self._sent.append(sent)
-            self.log.delivered(sent)
+            self.log.delivered(convert(line, Sent))
             return
         pointed = self._pointed
         if pointed is not None and pointed.endpoint != line["endpoint"]:

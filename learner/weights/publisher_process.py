@@ -8,7 +8,6 @@ Writes JSON lines to stdout: `listening` once, `alive` every second, `sent` for 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import ctypes
@@ -17,19 +16,19 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import zmq
 import zmq.asyncio
+from msgspec import Struct
 
 from broker.transport.allow_list import AllowList, Role
 from broker.transport.keys import load_pair
 from broker.transport.sockets import bound_endpoint
 from broker.weights.object_store import WeightStore
 from broker.weights.port import host_and_port, open_router, reachable
-from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
@@ -41,9 +40,8 @@ ALIVE_EVERY_S = 1.0
 PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PublisherSettings:
-    """The command line of the process."""
+class PublisherSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The one argument of the process, as JSON."""
 
     run: str
     slots: Path
@@ -57,38 +55,26 @@ class PublisherSettings:
     store: str | None = None
     """URL of the object store."""
 
-    def arguments(self) -> list[str]:
-        """Return the command line that `parse` reads."""
-        return [
-            f"--run={self.run}",
-            f"--slots={self.slots}",
-            f"--keys={self.keys}",
-            f"--endpoint={self.endpoint}",
-            f"--join-s={self.join_s}",
-            f"--send-s={self.send_s}",
-            *["--broadcast"] * self.broadcast,
-            *["--use-cuda"] * self.use_cuda,
-            *["--sparse"] * self.sparse,
-            *([] if self.store is None else [f"--store={self.store}"]),
-        ]
+    def argument(self) -> str:
+        """Return the text that `parse` reads."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
 
 
-def parse(arguments: list[str]) -> PublisherSettings:
-    """Read what `PublisherSettings.arguments` wrote."""
-    parser = argparse.ArgumentParser(prog="learner.weights.publisher_process", allow_abbrev=False)
-    for name, kind in (("run", str), ("slots", Path), ("keys", Path), ("endpoint", str)):
-        parser.add_argument(f"--{name}", type=kind, required=True)
-    for name in ("join-s", "send-s"):
-        parser.add_argument(f"--{name}", type=float, required=True)
-    for name in ("broadcast", "use-cuda", "sparse"):
-        parser.add_argument(f"--{name}", action="store_true")
-    parser.add_argument("--store")
-    return PublisherSettings(**vars(parser.parse_args(arguments)))
+def parse(argument: str) -> PublisherSettings:
+    """Read the text of `PublisherSettings.argument`.
+
+    Raises:
+        msgspec.ValidationError: A field is missing, unknown or of another type.
+    """
+    return msgspec.json.decode(
+        argument, type=PublisherSettings, dec_hook=lambda kind, text: kind(text)
+    )
 
 
 def main() -> None:
     """Serve until stdin ends."""
-    settings = parse(sys.argv[1:])
+    (argument,) = sys.argv[1:]
+    settings = parse(argument)
     parent = os.getppid()
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
@@ -145,11 +131,6 @@ async def _say_alive(allowed: AllowList) -> None:
         _say({"event": "alive"})
         allowed.refresh()  # a key may be taken off the list while its holder is connected
         await asyncio.sleep(ALIVE_EVERY_S)
-
-
-def as_sent(line: dict[str, Any]) -> Sent:
-    """Read a `sent` line, without its `event`."""
-    return Sent(version=PolicyVersion(*line.pop("version")), **line)
 
 
 def _report(sent: Sent) -> None:

@@ -16,11 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 import structlog
+from msgspec import structs
 
 from configs.errors import WeightsError
 from configs.worker import Worker
@@ -155,9 +155,9 @@ class Sidecar:
     def _spawn(self) -> subprocess.Popen[bytes]:
         settings = self._settings
         if self._is_listening:  # actors reconnect to the same port by themselves
-            settings = replace(settings, endpoint=self._endpoint)
+            settings = structs.replace(settings, endpoint=self._endpoint)
         process = subprocess.Popen(
-            [sys.executable, "-m", "learner.weights.publisher_process", *settings.arguments()],
+            [sys.executable, "-m", "learner.weights.publisher_process", settings.argument()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],  # where `learner` is importable, also when not installed

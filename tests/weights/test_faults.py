@@ -102,7 +102,7 @@ def test_a_stopped_actor_that_comes_back_catches_up(plane, actors, victims):
 def test_the_publisher_killed_during_a_send(plane, actors, victims):
     plane.publish()  # hangs on the victims
     time.sleep(0.5)
-    os.kill(plane.publisher.publisher_pid, signal.SIGKILL)
+    os.kill(plane.publisher_pid, signal.SIGKILL)
 
     # Survivors notice at their own deadlines, or by the next publisher's news.
     holds(plane, actors, "publisher killed during a send", patience_s=25.0)

@@ -255,7 +255,7 @@ def test_a_reader_struck_down_delays_nobody(plane, actors, number):
 
 
 def test_readers_go_on_with_the_next_publisher(plane, actors):
-    os.kill(plane.publisher.publisher_pid, signal.SIGKILL)
+    os.kill(plane.publisher_pid, signal.SIGKILL)
     newest = plane.publish()
 
     for actor in actors:

@@ -36,7 +36,7 @@ def test_ten_versions_reach_all_actors_by_one_group(plane, actors):
 def test_nothing_listens_beyond_this_machine(plane, actors):
     plane.publish()
 
-    for pid in (plane.publisher.publisher_pid, *(actor.pid for actor in actors)):
+    for pid in (plane.publisher_pid, *(actor.pid for actor in actors)):
         found = addresses(pid)
         assert found, "a group is open, so each process listens"
         assert {host for host, _ in found} == {"127.0.0.1"}
@@ -116,7 +116,7 @@ def test_a_dead_publisher_is_replaced_and_offers_the_newest_version_again(plane,
         actor.applied(before)
     endpoint = plane.publication.endpoint
 
-    os.kill(plane.publisher.publisher_pid, signal.SIGKILL)
+    os.kill(plane.publisher_pid, signal.SIGKILL)
 
     late = plane.actor("after-the-death", timeout_s=30.0)
     assert late.wait("synced", timeout_s=30.0)["version"] == before.version

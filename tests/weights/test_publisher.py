@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import ValidationError
 
 from broker.transport.keys import make_keys
 from broker.weights.port import host_and_port, reachable
@@ -36,7 +37,23 @@ def settings(folder: Path, **changes) -> PublisherSettings:
 
 
 def test_the_command_line_says_all_settings(tmp_path):
-    assert parse(settings(tmp_path).arguments()) == settings(tmp_path)
+    for changes in ({}, {"store": "memory://bucket", "broadcast": True, "sparse": False}):
+        assert parse(settings(tmp_path, **changes).argument()) == settings(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"join_s": "soon"}, r"Expected `float`, got `str` - at `\$.join_s`"),
+        ({"colour": "red"}, "contains unknown field `colour`"),
+        ({"slots": 3}, r"at `\$.slots`"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(tmp_path, changes, problem):
+    argument = json.dumps({**json.loads(settings(tmp_path).argument()), **changes})
+
+    with pytest.raises(ValidationError, match=problem):
+        parse(argument)
 
 
 def test_a_publisher_on_all_interfaces_names_one_that_others_can_reach():
@@ -54,7 +71,7 @@ def test_the_publisher_ends_with_its_stdin(tmp_path):
             sys.executable,
             "-m",
             "learner.weights.publisher_process",
-            *settings(tmp_path).arguments(),
+            settings(tmp_path).argument(),
         ],
         cwd=ROOT,
         stdin=subprocess.PIPE,

@@ -1,17 +1,22 @@
 """A weight plane of real processes: this one as learner rank 0, its sidecar, and actors."""
 
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from msgspec import convert
 
 from broker.transport.keys import make_keys
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
+from console.chaos.proc_stat import descendants, plays
+from learner.weights.log import read_weight_log
 from learner.weights.publish import WeightPublisher
+from learner.weights.server import Sent
 from tests.weights.support import actor_process
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
@@ -87,10 +92,12 @@ class Plane:
         self.model = ToyModel(ballast)
         self.step = 0
         self.slowest_publish_s = 0.0
+        self._run = RunSettings(name="toy", model="toy", directory=folder)
+        self._num_read = 0
         defaults = {"broadcast_join_s": 2.0, "broadcast_send_s": 2.0, "device": "cpu"}
         self.publisher = WeightPublisher(
             self.model,
-            RunSettings(name="toy", model="toy", directory=folder),
+            self._run,
             LearnerSettings(**{**defaults, **settings}),
             rank=0,
             keys=self.keys,
@@ -99,14 +106,28 @@ class Plane:
             probe=probe_logprobs,
         )
 
-    def deliveries(self, until=None) -> list:
+    @property
+    def publisher_pid(self) -> int:
+        """Process id of the sidecar."""
+        (pid,) = (
+            pid
+            for pid, words in descendants(os.getpid()).items()
+            if plays("publisher", words) and str(self.keys) in words[-1]
+        )
+        return pid
+
+    def deliveries(self, until=None) -> list[Sent]:
         """What became of versions since the last call; waits for the one of `until`."""
-        found = self.publisher.deliveries()
         deadline = time.monotonic() + 20.0
-        while until is not None and all(sent.version != until for sent in found):
+        while True:
+            lines = read_weight_log(self._run.folder)
+            found = [convert(line, Sent) for line in lines if line["event"] == "delivered"]
+            found = found[self._num_read :]
+            if until is None or any(sent.version == until for sent in found):
+                break
             assert time.monotonic() < deadline, f"no report of {until}"
             time.sleep(0.01)
-            found += self.publisher.deliveries()
+        self._num_read += len(found)
         return found
 
     def wait_until_groups_are_possible(self) -> None:
