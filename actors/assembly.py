@@ -27,7 +27,7 @@ from broker.transport.keys import ACTOR, load_pair, load_public
 from configs.hashes import run_hashes
 from configs.settings import RunSettings, Settings
 
-from .loop import ActorLoop, Crew
+from .loop import ActorLoop, EpisodeTools
 
 log = structlog.get_logger()
 
@@ -70,11 +70,13 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
         staging=settings.run.folder / "staging",
         keys_folder=keys_folder,
         device=device,
-        gate=gate.passed,
+        gate=gate.wait,
     )
     loop = ActorLoop(
-        settings,
         greeting(settings, incarnation),
+        run=settings.run,
+        actors=settings.actors,
+        max_message_bytes=settings.broker.max_message_bytes,
         broker=client,
         engine=engine,
         weights=receiver,
@@ -100,7 +102,7 @@ def greeting(settings: Settings, incarnation: str) -> Hello:
     )
 
 
-async def prepare(settings: Settings, incarnation: str) -> Crew:
+async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
     """Make environment, tokenizer and reward functions, and try them on a sample.
 
     Raises:
@@ -112,7 +114,7 @@ async def prepare(settings: Settings, incarnation: str) -> Crew:
     environment, tokenizer = await asyncio.to_thread(_load, run)
     if not run.reward_functions:
         log.info("reward", function=f"the score of {run.environment}")
-        return Crew(EpisodeMaker(environment, tokenizer, run, incarnation), None)
+        return EpisodeTools(EpisodeMaker(environment, tokenizer, run, incarnation), None)
     rewards = RewardPool(settings)
     sample = environment.begin(0, run.seed, held_out=False)
     try:
@@ -121,7 +123,7 @@ async def prepare(settings: Settings, incarnation: str) -> Crew:
         await rewards.close()
         raise
     log.info("reward", function=description)
-    return Crew(EpisodeMaker(environment, tokenizer, run, incarnation), rewards)
+    return EpisodeTools(EpisodeMaker(environment, tokenizer, run, incarnation), rewards)
 
 
 def make_engine(settings: Settings) -> tuple[Engine, str]:

@@ -6,14 +6,15 @@ Consumes leases and the engine's tokens; produces records. Its tasks, each with 
 
 | task | waits for | unblocked by |
 | --- | --- | --- |
-| lease | room, then the broker's long poll | finished flights; work, DONE or a stop |
+| lease | room, then the broker's long poll | closed leases; work, DONE or a stop |
 | pump | `engine.deltas` | tokens, or the engine's death |
-| judge, score | ended turns, finished episodes | `Finishing`'s queues, within time limits |
+| judge, score | ended turns, finished episodes | `Scoring`'s queues, within time limits |
+| next turns | episodes that go on | `Scoring`'s queue |
 | deliver | the outbox | finished episodes, then the broker |
 | beat | the clock, then the broker | never waits for the engine |
 | weights | the publisher | `WeightReceiver` |
 
-A broker that is gone stops nothing at once: what is in flight goes on, calls are repeated for
+A broker that is gone stops nothing at once: active episodes go on, calls are repeated for
 `GIVE_UP_S`, and then the actor ends with an error.
 """
 
@@ -30,30 +31,29 @@ from typing import Any, TypeVar
 import structlog
 
 from actors.engine.engine import Engine
-from actors.episodes.environment_thread import Workbench
-from actors.episodes.flights import Flights
-from actors.episodes.heartbeat import Heartbeat
+from actors.episodes.environment_thread import EnvironmentThread
+from actors.episodes.heartbeat import PUNCTUALITY, Heartbeat
+from actors.episodes.held_leases import HeldLeases
 from actors.episodes.interfaces import Broker, Weights
 from actors.episodes.maker import EpisodeMaker
-from actors.episodes.meter import Meter
 from actors.episodes.outbox import Outbox
 from actors.episodes.sampling import Sampling
+from actors.episodes.scoring import Scoring
 from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import RewardPool
 from broker.protocol.messages import (
     Hello,
-    Lease,
     LeaseReply,
     LeaseRequest,
     Publication,
     ReleaseRequest,
 )
-from configs.errors import DeadlineError, NyalaError
-from configs.settings import Settings
+from configs.errors import DeadlineError, NyalaError, first_error
+from configs.settings import ActorSettings, RunSettings
 
 GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops
-LAST_WORDS_S = 2.0  # to give leases back after a failure, and for BYE
+LEAVE_S = 2.0  # to release leases after a failure, and for BYE
 MAX_RELEASES = 1024  # leases of one message: a quarter of what the broker takes
 DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
 
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class Phase(StrEnum):
-    """Where an actor is in its life."""
+    """Phases of one incarnation."""
 
     JOIN = "join"
     SYNC = "sync"
@@ -72,84 +72,82 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """What the loop works with once an actor has started up."""
+class EpisodeTools:
+    """Environment, tokenizer and rewards, made while an actor starts up."""
 
     maker: EpisodeMaker
     rewards: RewardPool | None
+    """None = the environment's own score."""
 
 
 class ActorLoop:
     """One incarnation of an actor.
 
     Example:
-        loop = ActorLoop(settings, hello, broker=client, engine=engine, weights=receiver,
-                         gate=gate, prepare=prepare)
+        loop = ActorLoop(hello, run=settings.run, actors=settings.actors, max_message_bytes=2**25,
+                         broker=client, engine=engine, weights=receiver, gate=gate, prepare=prepare)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, loop.stop)
         await loop.run()
     """
 
     def __init__(
         self,
-        settings: Settings,
         hello: Hello,
         *,
+        run: RunSettings,
+        actors: ActorSettings,
+        max_message_bytes: int,
         broker: Broker,
         engine: Engine,
         weights: Weights,
         gate: SwapGate,
-        prepare: Callable[[], Awaitable[Crew]],
+        prepare: Callable[[], Awaitable[EpisodeTools]],
         give_up_s: float = GIVE_UP_S,
     ) -> None:
         """Connect the parts; nothing runs yet.
 
         Args:
-            settings: Of the run.
-            hello: How this incarnation introduces itself.
+            hello: Identity and settings of this incarnation, for the broker.
+            run: Settings of the run.
+            actors: Settings of the actors.
+            max_message_bytes: Of the broker.
             broker: Client of the run's broker.
             engine: Not started yet.
             weights: Keeps the engine current.
             gate: Holds swaps back; the receiver has it too.
             prepare: Makes environment, tokenizer and reward, while the engine starts.
-            give_up_s: How long a silent broker is borne.
+            give_up_s: Longest silence of the broker.
         """
         self.phase = Phase.JOIN
-        self._group_size = settings.run.group_size
-        self._capacity = hello.capacity
-        self._drain_s = settings.actors.drain_s
         self._hello = hello
+        self._group_size = run.group_size
+        self._drain_s = actors.drain_s
+        self._give_up_s = give_up_s
         self._broker = broker
         self._engine = engine
         self._weights = weights
         self._prepare = prepare
-        self._give_up_s = give_up_s
         self._stop = asyncio.Event()
         self._publication: Publication | None = None
         self._published = asyncio.Event()
-        self._flights = Flights(gate)
-        self._outbox = Outbox(
-            broker,
-            deadline_s=give_up_s,
-            max_message_bytes=settings.broker.max_message_bytes,
+        self._outbox = Outbox(broker, deadline_s=give_up_s, max_message_bytes=max_message_bytes)
+        self._leases = leases = HeldLeases(
+            gate,
+            heartbeat_s=PUNCTUALITY * actors.heartbeat_s,
+            snapshot_s=PUNCTUALITY * actors.snapshot_s,
+            clock=time.monotonic,
         )
-        self._meter = Meter(time.monotonic)
+        thread = EnvironmentThread(timeout_s=run.reward_timeout_s)
+        self._scoring = Scoring(thread, leases=leases, outbox=self._outbox)
+        self._sampling = Sampling(engine, thread, self._scoring, leases=leases, outbox=self._outbox)
         self._heartbeat = Heartbeat(
             broker,
-            settings.actors,
-            version=lambda: engine.version,
-            stats=self._stats,
-            on_lost=self._lose,
+            engine,
+            self._sampling,
+            leases=leases,
+            settings=actors,
             on_publication=self._see,
             deadline_s=give_up_s,
-        )
-        self._snapshots = self._heartbeat.snapshots
-        self._sampling = Sampling(
-            engine,
-            Workbench(timeout_s=settings.run.reward_timeout_s),
-            flights=self._flights,
-            snapshots=self._snapshots,
-            outbox=self._outbox,
-            meter=self._meter,
         )
 
     def stop(self) -> None:
@@ -162,30 +160,32 @@ class ActorLoop:
         Raises:
             NyalaError: The first failure of any task; leases are given back where that is possible.
         """
-        crew: Crew | None = None
+        tools: EpisodeTools | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 services: list[asyncio.Task[None]] = []
-                crew = await unless(self._start_up(tasks, services), self._stop.wait())
-                if crew is not None:
-                    services += self._start_work(crew, tasks)
-                    await unless(self._lease(crew.maker), self._stop.wait())
+                tools = await unless(self._start_up(tasks, services), self._stop.wait())
+                if tools is not None:
+                    services += self._start_work(tools, tasks)
+                    await unless(self._lease(tools.maker), self._stop.wait())
                     await self._drain()
                 for service in services:
                     service.cancel()
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise first_error(group) from group
         finally:
-            await self._leave(crew)
+            await self._leave(tools)
 
-    async def _start_up(self, tasks: asyncio.TaskGroup, services: list[asyncio.Task[None]]) -> Crew:
+    async def _start_up(
+        self, tasks: asyncio.TaskGroup, services: list[asyncio.Task[None]]
+    ) -> EpisodeTools:
         """Join, load, then wait for the current weights."""
         log.info("starting", stage="joining the run")
         welcome = await self._broker.hello(self._hello, deadline_s=self._give_up_s)
         self._see(welcome.publication)
         services.append(tasks.create_task(self._heartbeat.run()))
         log.info("starting", stage="loading the environment")
-        crew = await self._prepare()
+        tools = await self._prepare()
         # Not beside `prepare`: transformers' lazy imports break when two threads meet in them.
         log.info("starting", stage="loading the engine")
         await self._engine.start()
@@ -194,7 +194,7 @@ class ActorLoop:
         services.append(tasks.create_task(self._weights.run()))
         version = await self._weights.first_sync(await self._first_publication())
         log.info("serving", stage="sampling", lineage=version.lineage, step=version.step)
-        return crew
+        return tools
 
     async def _first_publication(self) -> Publication:
         try:
@@ -208,36 +208,34 @@ class ActorLoop:
         assert self._publication is not None
         return self._publication
 
-    def _start_work(self, crew: Crew, tasks: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+    def _start_work(
+        self, tools: EpisodeTools, tasks: asyncio.TaskGroup
+    ) -> list[asyncio.Task[None]]:
         self.phase = Phase.SERVING
-        finishing = self._sampling.finishing
-        scorers = range(1 if crew.rewards is None else crew.rewards.num_workers)
-        return [
-            tasks.create_task(self._sampling.pump()),
-            tasks.create_task(finishing.judge_turns()),
-            *(
-                tasks.create_task(finishing.score_episodes(crew.maker, crew.rewards))
-                for _ in scorers
-            ),
-            tasks.create_task(self._sampling.deliver()),
+        num_scorers = 1 if tools.rewards is None else tools.rewards.num_workers
+        work = [
+            self._sampling.pump(),
+            self._sampling.begin_turns(),
+            self._sampling.deliver(),
+            self._scoring.judge_turns(),
+            *(self._scoring.score_episodes(tools.maker, tools.rewards) for _ in range(num_scorers)),
         ]
+        return [tasks.create_task(each) for each in work]
 
     async def _lease(self, maker: EpisodeMaker) -> None:
         """Keep the engine full until the run has ended."""
         # Whole groups come together where they fit, and share their prompt in the prefix cache.
-        enough = max(1, min(self._group_size, self._capacity // 4))
+        capacity, leases = self._hello.capacity, self._leases
+        enough = max(1, min(self._group_size, capacity // 4))
         while True:
-            await self._flights.until(lambda: self._capacity - len(self._flights) >= enough)
-            await self._outbox.until_below(UNACKED_PER_SLOT * self._capacity)
+            await leases.until_active_below(capacity - enough + 1)
+            await self._outbox.until_below(UNACKED_PER_SLOT * capacity)
             if self._weights.is_dirty:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
-            request = LeaseRequest(self._capacity - len(self._flights), self._engine.version)
-            # The broker judges by the version it was told: newer weights may be let in at once.
-            reply = await unless(
-                self._ask(request),
-                self._weights.newer_than(request.version),
-            )
+            request = LeaseRequest(capacity - leases.num_active, self._engine.version)
+            # The broker decides by the version of the request: newer weights may be let in at once.
+            reply = await unless(self._ask(request), self._weights.newer_than(request.version))
             if reply is None:
                 continue
             self._see(reply.publication)
@@ -245,51 +243,50 @@ class ActorLoop:
                 log.info("the run has ended")
                 return
             if reply.leases:
-                await self._sampling.begin(maker, reply.leases)
+                await self._sampling.begin(maker)
             else:
                 await asyncio.sleep(reply.retry_after_s)
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply:
-        """Ask for leases and hold them at once: a drain that comes now gives them back."""
+        """Request leases and hold them at once: a drain that comes now releases them."""
         reply = await self._broker.lease(request, deadline_s=self._give_up_s)
-        for lease in reply.leases:
-            self._snapshots.hold(lease)
+        self._sampling.hold(reply.leases)
         return reply
 
     async def _drain(self) -> None:
-        """Finish what has all its tokens, give the rest back."""
+        """Finish episodes that have all their tokens, release the others."""
         self.phase = Phase.DRAINING
-        log.info("draining", in_flight=len(self._flights), unacked=len(self._outbox))
+        log.info("draining", in_flight=self._leases.num_active, unacked=len(self._outbox))
         try:
             async with asyncio.timeout(self._drain_s / 2):
                 await self._sampling.stop()
-                await self._flights.until(lambda: len(self._flights) == 0)
+                await self._leases.until_active_below(1)
                 await self._outbox.until_below(1)
         except TimeoutError:
-            log.warning("episodes are given back unjudged", episodes=len(self._snapshots))
+            log.warning("episodes are given back unjudged", episodes=len(self._leases))
         with suppress(TimeoutError):
             async with asyncio.timeout(self._drain_s / 2):
-                await self._give_back()
+                await self._release()
 
-    async def _give_back(self) -> None:
-        await self._heartbeat.say_last()
-        leases = self._snapshots.leases()
+    async def _release(self) -> None:
+        await self._heartbeat.send_last()
+        leases = [(held.lease.task_id, held.lease.fence) for held in self._leases]
         for start in range(0, len(leases), MAX_RELEASES):
             request = ReleaseRequest(tuple(leases[start : start + MAX_RELEASES]))
             await self._broker.release(request, deadline_s=self._give_up_s)
         for task_id, fence in leases:
-            self._snapshots.let_go(task_id, fence)
+            self._leases.end(task_id, fence)
 
-    async def _leave(self, crew: Crew | None) -> None:
-        """Give back what is left, say BYE, and end the engine and the reward's process."""
+    async def _leave(self, tools: EpisodeTools | None) -> None:
+        """Release what is left, send BYE, and end the engine and the rewards' processes."""
         self.phase = Phase.BYE
         with suppress(TimeoutError, NyalaError):
-            async with asyncio.timeout(LAST_WORDS_S):
-                if len(self._snapshots):
-                    await self._give_back()
-                await self._broker.bye(deadline_s=LAST_WORDS_S)
-        if crew is not None and crew.rewards is not None:
-            await crew.rewards.close()
+            async with asyncio.timeout(LEAVE_S):
+                if len(self._leases):
+                    await self._release()
+                await self._broker.bye(deadline_s=LEAVE_S)
+        if tools is not None and tools.rewards is not None:
+            await tools.rewards.close()
         await self._engine.close()
 
     def _see(self, publication: Publication | None) -> None:
@@ -297,16 +294,6 @@ class ActorLoop:
             self._publication = publication
             self._published.set()
             self._weights.offer(publication)
-
-    def _lose(self, lease: Lease) -> None:
-        self._sampling.lose(lease)
-
-    def _stats(self) -> dict[str, float]:
-        return self._meter.report(
-            in_flight=len(self._flights),
-            unacked=len(self._outbox),
-            finished=self._sampling.finishing.num_finished,
-        )
 
 
 async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
@@ -319,12 +306,3 @@ async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object
         for each in (task, other):
             each.cancel()
         await asyncio.gather(task, other, return_exceptions=True)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error that a person can act on, else the first."""
-    ours, rest = group.split(NyalaError)
-    found: BaseException = ours or rest or group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

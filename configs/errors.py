@@ -95,3 +95,12 @@ def exit_code(error: NyalaError) -> int:
     ):
         return 2
     return 3 if isinstance(error, LostLineage) else 1
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group that a person can act on, else its first."""
+    ours, rest = group.split(NyalaError)
+    found: BaseException = ours or rest or group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found

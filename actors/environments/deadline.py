@@ -1,4 +1,4 @@
-"""Run foreign code under a deadline.
+"""Foreign code under a deadline.
 
 A thread cannot be killed, but it can be left behind: a daemon thread does not keep the process from
 ending. That is enough for start-up checks (the process ends with an error) and, with a count, for
@@ -7,11 +7,12 @@ items that hang.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 from configs.errors import DeadlineError
+from configs.worker import Worker
 
 T = TypeVar("T")
 
@@ -22,23 +23,18 @@ def call_within(timeout_s: float, function: Callable[[], T], *, what: str) -> T:
     Raises:
         DeadlineError: It did not end within `timeout_s`; its thread is left behind.
     """
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    outcome: Future[T] = Future()
 
     def call() -> None:
         try:
-            outcome.append(function())
+            outcome.set_result(function())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            failure.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=call, name=f"deadline-{what}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if failure:
-        raise failure[0]
-    if not outcome:
+    Worker(call, name=f"deadline-{what}").start().join(timeout_s)
+    if not outcome.done():
         raise DeadlineError(
             f"{what} must end within {timeout_s:g} s, got no end; "
             "settings of some generators make them search for ever"
         )
-    return outcome[0]
+    return outcome.result()

@@ -1,4 +1,4 @@
-"""The thread in which an environment works, off the event loop and with a time limit for each item.
+"""The thread of an environment, off the event loop and with a time limit for each item.
 
 One daemon thread: an environment need not be thread-safe, and one that hangs does not keep the
 process from ending. An item that takes too long fails, its thread is left behind, and a new one
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from configs.errors import DeadlineError
+from configs.worker import Worker
 
 MAX_HUNG = 3  # threads left behind: each may hold the interpreter lock for good
 
@@ -35,11 +36,11 @@ class _Job:
     abandoned: bool = False
 
 
-class Workbench:
+class EnvironmentThread:
     """Applies functions to batches of items.
 
     Example:
-        for rollout, judgement in zip(batch, await bench.map(Rollout.judge, batch)):
+        for rollout, judgement in zip(batch, await thread.map(Rollout.judge, batch)):
             ...
     """
 
@@ -51,7 +52,7 @@ class Workbench:
         """
         self._timeout_s = timeout_s
         self._jobs: queue.SimpleQueue[_Job] | None = None
-        self._turn = asyncio.Lock()
+        self._one_at_a_time = asyncio.Lock()
         self._num_hung = 0
 
     async def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R | Exception]:
@@ -61,7 +62,7 @@ class Workbench:
             DeadlineError: Too many items have hung: the environment cannot be worked with.
         """
         results: list[R | Exception] = []
-        async with self._turn:
+        async with self._one_at_a_time:
             while len(results) < len(items):
                 results += await self._attempt(function, items[len(results) :])
         return results
@@ -94,9 +95,8 @@ class Workbench:
     def _queue(self) -> queue.SimpleQueue[_Job]:
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
-            threading.Thread(
-                target=_work, args=(self._jobs,), name="environment", daemon=True
-            ).start()
+            # Foreign code can end it, by `sys.exit`; the item has then failed like one that hangs.
+            Worker(partial(_work, self._jobs), name="environment").start()
         return self._jobs
 
 

@@ -1,117 +1,192 @@
-"""What the store has of every lease this actor holds, and what it must be told.
+"""Leases of one actor, from the grant to the acknowledgement of the record.
 
-    HELD --due: tokens the store lacks, or silence--> SAID --settle--> HELD | lost
+    GRANTED --begin--> ACTIVE --close--> CLOSED --end--> ENDED
+       |                  |                                ^
+       +------------------+------ released, or lost -------+
 
-A lease is held from its grant until its record is acknowledged or it is lost. The store's own
-length, which comes with every verdict, is the only one that counts: after a gap or a rewind the
-tokens from there on are sent again. Pure; the clock is injected.
+Heartbeats keep a lease alive in each of the first three stages, and bring the store the tokens that
+it lacks. The store's own length, which comes with every verdict, is the only one that counts: after
+a gap or a rewind the tokens from there on are sent again.
+
+Invariant: a lease is in the table exactly until it has ended. No I/O; the clock is injected.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from broker.protocol.messages import Beat, Lease, TaskVerdict, Verdict
 from buffer.record.codec import encode_completion
 
 from .rollout import Rollout, State
+from .swap_gate import SwapGate
 
 MAX_LINES = 1024  # of one heartbeat: a quarter of what the broker takes
 MAX_CHUNK_BYTES = 2**20  # of one heartbeat together: no message delays another by long
 
 
+class Stage(StrEnum):
+    """Progress of the work on a lease."""
+
+    GRANTED = "granted"
+    ACTIVE = "active"
+    """The environment, the engine or a reward function has its episode."""
+    CLOSED = "closed"
+    """Its record or failure is in the outbox, or it waits for its release."""
+    ENDED = "ended"
+    """Acknowledged, released, or owned by another fence: work in hand is dropped."""
+
+
 @dataclass(eq=False, slots=True)
-class _Held:
+class HeldLease:
+    """One lease and the episode that is made under it."""
+
     lease: Lease
-    stored: int
+    num_stored: int
     """Tokens the store has."""
-    said_at: float
-    """When the store last heard of it."""
+    confirmed_at: float
+    """Time of the grant or of the store's last verdict, seconds of the clock."""
+    stage: Stage = Stage.GRANTED
+    started_at: float = 0.0
+    """Begin of the work, Unix seconds."""
     rollout: Rollout | None = None
+    """None until the environment has begun the episode."""
+    request_id: str | None = None
+    """Set while the engine has the episode."""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether this actor no longer holds the lease."""
+        return self.stage is Stage.ENDED
+
+    def begun(self) -> Rollout:
+        """Return the rollout of an episode that the environment has begun."""
+        assert self.rollout is not None
+        return self.rollout
+
     def has_news(self) -> bool:
+        """Whether there are tokens that the store lacks."""
         # A restarted episode does not continue the stored chunks: they must not be mixed.
         rollout = self.rollout
-        return rollout is not None and not rollout.restarted and rollout.length > self.stored
+        return rollout is not None and not rollout.restarted and rollout.length > self.num_stored
 
 
-class Snapshots:
-    """The leases of one actor, by task id."""
+class HeldLeases:
+    """The table of leases, by task; active ones of an evaluation keep the swap gate closed."""
 
     def __init__(
-        self, *, heartbeat_s: float, snapshot_s: float = 0.0, clock: Callable[[], float]
+        self,
+        gate: SwapGate,
+        *,
+        heartbeat_s: float,
+        snapshot_s: float = 0.0,
+        clock: Callable[[], float],
     ) -> None:
         """Begin with no lease.
 
         Args:
-            heartbeat_s: A lease of which nothing was said for this long is due.
+            gate: Closed while an evaluation is active.
+            heartbeat_s: A lease without a verdict for this long is due.
             snapshot_s: So is one with new tokens after this long: an episode that is shorter than
                 that travels once, as its record.
             clock: Seconds.
         """
+        self._gate = gate
         self._heartbeat_s = heartbeat_s
         self._snapshot_s = snapshot_s
         self._clock = clock
-        self._held: dict[int, _Held] = {}
+        self._by_task: dict[int, HeldLease] = {}
+        self._changed = asyncio.Event()
+        self.num_active = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._by_task)
 
-    def hold(self, lease: Lease) -> None:
-        """Keep a lease alive; a newer one of the same task takes the place of the older."""
-        self._held[lease.task_id] = _Held(lease, lease.length, self._clock())
+    def __iter__(self) -> Iterator[HeldLease]:
+        return iter(list(self._by_task.values()))
 
-    def watch(self, rollout: Rollout) -> None:
-        """Send the tokens of this episode from now on."""
-        held = self._held.get(rollout.lease.task_id)
-        if held is not None and held.lease.fence == rollout.lease.fence:
-            held.rollout = rollout
+    def get(self, task_id: int) -> HeldLease | None:
+        """The lease of a task, if one is held."""
+        return self._by_task.get(task_id)
 
-    def let_go(self, task_id: int, fence: int) -> None:
-        """Forget a lease that has ended."""
-        held = self._held.get(task_id)
+    def hold(self, lease: Lease) -> HeldLease:
+        """Keep a new lease alive; an older one of the same task must have ended."""
+        assert lease.task_id not in self._by_task
+        held = HeldLease(lease, lease.length, self._clock())
+        self._by_task[lease.task_id] = held
+        return held
+
+    def begin(self, held: HeldLease, *, started_at: float) -> None:
+        """Begin the work on a lease."""
+        assert held.stage is Stage.GRANTED
+        held.started_at = started_at
+        if held.lease.spec.purpose == "eval":
+            self._gate.begin_evaluation(held.lease.task_id)
+        self._enter(held, Stage.ACTIVE)
+
+    def close(self, held: HeldLease) -> None:
+        """Note that nothing more is made under a lease."""
+        self._enter(held, Stage.CLOSED)
+
+    def end(self, task_id: int, fence: int) -> None:
+        """Take a lease out of the table; no-op where another fence of the task is held."""
+        held = self._by_task.get(task_id)
         if held is not None and held.lease.fence == fence:
-            del self._held[task_id]
+            del self._by_task[task_id]
+            self._enter(held, Stage.ENDED)
 
-    def leases(self) -> list[tuple[int, int]]:
-        """Return (task id, fence) of everything held."""
-        return [(task_id, held.lease.fence) for task_id, held in self._held.items()]
+    async def until_active_below(self, limit: int) -> None:
+        """Wait until fewer leases than this are active."""
+        while self.num_active >= limit:
+            self._changed.clear()
+            await self._changed.wait()
 
     def due(self, *, final: bool = False) -> list[Beat]:
-        """Return what is to be said now: new tokens, and signs of life of the silent.
+        """Return the beats that are due: new tokens, and signs of life of leases without any.
 
         Args:
-            final: Only tokens, of finished episodes too: the leases are about to be given back.
+            final: Only tokens, of finished episodes too: the leases are about to be released.
         """
         now = self._clock()
         beats: list[Beat] = []
-        for task_id, held in self._held.items():
+        for task_id, held in self._by_task.items():
             # The record of a finished episode is on its way; its tokens need not travel twice.
             is_finished = held.rollout is not None and held.rollout.state is State.FINISHED
-            silent_s = now - held.said_at
+            silent_s = now - held.confirmed_at
             is_due = final or (not is_finished and silent_s >= self._snapshot_s)
-            if held.has_news and is_due:
-                beats.append(_chunk(task_id, held))
+            if is_due and held.has_news():
+                beats.append(_chunk(held))
             elif not final and silent_s >= self._heartbeat_s:
                 beats.append(Beat(task_id, held.lease.fence))
         return beats
 
-    def settle(self, beats: Iterable[Beat], verdicts: Iterable[TaskVerdict]) -> list[Lease]:
-        """Take the store's verdicts, one for each beat, and return the leases that are lost."""
+    def settle(self, beats: Iterable[Beat], verdicts: Iterable[TaskVerdict]) -> list[HeldLease]:
+        """Apply the store's verdicts, one for each beat.
+
+        Returns:
+            Leases that another actor holds by now; the caller ends them.
+        """
         now = self._clock()
-        lost: list[Lease] = []
+        lost: list[HeldLease] = []
         for beat, verdict in zip(beats, verdicts, strict=True):
-            held = self._held.get(beat.task_id)
+            held = self._by_task.get(beat.task_id)
             if held is None or held.lease.fence != beat.fence:
                 continue
             if verdict.verdict in (Verdict.STALE, Verdict.GONE):
-                lost.append(held.lease)
-                del self._held[beat.task_id]
+                lost.append(held)
             elif verdict.verdict in (Verdict.OK, Verdict.GAP):
-                held.stored, held.said_at = verdict.length, now
+                held.num_stored, held.confirmed_at = verdict.length, now
         return lost
+
+    def _enter(self, held: HeldLease, stage: Stage) -> None:
+        self.num_active += (stage is Stage.ACTIVE) - (held.stage is Stage.ACTIVE)
+        held.stage = stage
+        if stage is not Stage.ACTIVE:
+            self._gate.end_evaluation(held.lease.task_id)
+        self._changed.set()
 
 
 def portions(beats: Sequence[Beat]) -> Iterator[tuple[Beat, ...]]:
@@ -128,13 +203,12 @@ def portions(beats: Sequence[Beat]) -> Iterator[tuple[Beat, ...]]:
         yield tuple(portion)
 
 
-def _chunk(task_id: int, held: _Held) -> Beat:
-    assert held.rollout is not None
-    completion = held.rollout.completion(held.stored)
+def _chunk(held: HeldLease) -> Beat:
+    completion = held.begun().completion(held.num_stored)
     return Beat(
-        task_id=task_id,
+        task_id=held.lease.task_id,
         fence=held.lease.fence,
-        offset=held.stored,
+        offset=held.num_stored,
         num_tokens=len(completion.token_ids),
         chunk=encode_completion(completion),
     )

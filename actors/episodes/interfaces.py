@@ -1,4 +1,4 @@
-"""What the episode loop asks of the broker's client and of the weight receiver."""
+"""Interfaces of the broker's client and the weight receiver, as the episode loop uses them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from broker.protocol.messages import (
 from buffer.record.episode import PolicyVersion
 
 
-class Broker(Protocol):
+class DeliveryClient(Protocol):
+    """The calls of the broker's client that end the work on a task."""
+
+    async def submit(self, request: SubmitRequest, *, deadline_s: float) -> Verdicts: ...
+
+    async def fail(self, request: FailRequest, *, deadline_s: float) -> Verdicts: ...
+
+
+class Broker(DeliveryClient, Protocol):
     """`broker.client.client.BrokerClient`: every call is repeated until its deadline."""
 
     async def hello(self, hello: Hello, *, deadline_s: float) -> Welcome: ...
@@ -27,10 +35,6 @@ class Broker(Protocol):
     async def lease(self, request: LeaseRequest, *, deadline_s: float) -> LeaseReply: ...
 
     async def beat(self, request: BeatRequest, *, deadline_s: float) -> Verdicts: ...
-
-    async def submit(self, request: SubmitRequest, *, deadline_s: float) -> Verdicts: ...
-
-    async def fail(self, request: FailRequest, *, deadline_s: float) -> Verdicts: ...
 
     async def release(self, request: ReleaseRequest, *, deadline_s: float) -> Verdicts: ...
 
@@ -46,7 +50,7 @@ class Weights(Protocol):
         ...
 
     def offer(self, publication: Publication | None) -> None:
-        """Take the newest address of the publisher."""
+        """Follow the publisher to its newest address."""
         ...
 
     async def first_sync(self, publication: Publication) -> PolicyVersion:

@@ -1,7 +1,7 @@
 """Finished episodes and failures on their way to the broker, kept until it acknowledges them.
 
-Consumes what `Finishing` puts in; waits for the broker's verdicts; a full outbox stops the leasing,
-and with it everything before. Small batches wait a moment for company, since the store does a batch
+Consumes what `Scoring` puts in; waits for the broker's verdicts; a full outbox stops the leasing,
+and with it everything before. A small batch waits a moment for more, since the store writes a batch
 in one round trip.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
 
 import structlog
 
@@ -23,9 +22,10 @@ from broker.protocol.messages import (
     SubmitRequest,
     TaskVerdict,
     Verdict,
-    Verdicts,
 )
 from configs.errors import RefusedError
+
+from .interfaces import DeliveryClient
 
 BATCH = 64
 BATCH_BYTES = 4 * 2**20  # a longer message would keep a heartbeat waiting behind it
@@ -36,18 +36,12 @@ log = structlog.get_logger()
 Parcel = Submission | Failure
 
 
-class Receiver(Protocol):
-    """The two calls of the broker's client that the outbox needs."""
-
-    async def submit(self, request: SubmitRequest, *, deadline_s: float) -> Verdicts: ...
-
-    async def fail(self, request: FailRequest, *, deadline_s: float) -> Verdicts: ...
-
-
 class Outbox:
     """Parcels that are not acknowledged yet."""
 
-    def __init__(self, broker: Receiver, *, deadline_s: float, max_message_bytes: int) -> None:
+    def __init__(
+        self, broker: DeliveryClient, *, deadline_s: float, max_message_bytes: int
+    ) -> None:
         self._broker = broker
         self._batch_bytes = min(BATCH_BYTES, max_message_bytes - RECORD_MARGIN)
         self._deadline_s = deadline_s
@@ -83,9 +77,7 @@ class Outbox:
         try:
             return await self._send(parcels)
         except BaseException:
-            self._waiting.extendleft(
-                reversed(parcels)
-            )  # for who tries again, or counts what is left
+            self._waiting.extendleft(reversed(parcels))  # for another try, and for `len`
             raise
         finally:
             self._num_sent = 0

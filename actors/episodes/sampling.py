@@ -1,30 +1,29 @@
 """From leases to the engine, and from its tokens to ended turns.
 
-    lease --begin--> with the engine --pump--> turn ended --> Finishing --> outbox --deliver--> gone
-                          ^                        |
-                          +------- next turn ------+
+    lease --begin--> with the engine --pump--> turn ended --> Scoring --> outbox --deliver--> ended
+                            ^                                    |
+                            +------------ next turn -------------+
 
-Every held lease is in the snapshots until its record is acknowledged, so that it is kept alive
-whatever its episode waits for.
+A lease is held in the table until its record is acknowledged, so that it is kept alive whatever its
+episode waits for.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 
 import structlog
 
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Lease, Verdict
 
-from .environment_thread import Workbench
-from .flights import Flight, Flights
-from .held_leases import Snapshots
+from .environment_thread import EnvironmentThread
+from .held_leases import HeldLease, HeldLeases, Stage
 from .maker import EpisodeMaker
-from .meter import Meter
 from .outbox import Outbox
 from .rollout import State
-from .scoring import Finishing
+from .scoring import Scoring, next_batch
 
 log = structlog.get_logger()
 
@@ -33,51 +32,58 @@ WHOLE_TURN = (None, "stop", "length")
 
 
 class Sampling:
-    """Moves flights between engine, environment and outbox."""
+    """Moves episodes between environment, engine, `Scoring` and outbox."""
 
     def __init__(
         self,
         engine: Engine,
-        bench: Workbench,
+        environment: EnvironmentThread,
+        scoring: Scoring,
         *,
-        flights: Flights,
-        snapshots: Snapshots,
+        leases: HeldLeases,
         outbox: Outbox,
-        meter: Meter,
     ) -> None:
         self._engine = engine
-        self._bench = bench
-        self._flights = flights
-        self._snapshots = snapshots
+        self._environment = environment
+        self._scoring = scoring
+        self._leases = leases
         self._outbox = outbox
-        self._meter = meter
+        self._in_engine: dict[str, HeldLease] = {}
+        """By request id."""
         self._is_stopped = False
-        self.finishing = Finishing(bench, flights=flights, outbox=outbox, go_on=self._board)
+        self._num_lost = 0
+        self._reported_at = time.monotonic()
+        self._reported_tokens = 0
+        self.num_tokens = 0
+        """Sampled tokens."""
 
-    async def begin(self, maker: EpisodeMaker, leases: tuple[Lease, ...]) -> None:
-        """Begin or continue the episodes of these leases."""
-        flights = [Flight(lease, time.time()) for lease in leases]
-        for flight in flights:
-            older = self._flights.get(flight.lease.task_id)
+    def hold(self, leases: Iterable[Lease]) -> None:
+        """Keep new leases alive from now on; each takes the place of an older one of its task."""
+        for lease in leases:
+            older = self._leases.get(lease.task_id)
             if older is not None:
-                self._lose(older)
-            self._flights.add(flight)
-            self._snapshots.hold(flight.lease)
-        results = await self._bench.map(maker.begin, leases)
-        boarding: list[Flight] = []
-        for flight, result in zip(flights, results, strict=True):
-            if flight.is_lost:
+                self.lose(older)
+            self._leases.hold(lease)
+
+    async def begin(self, maker: EpisodeMaker) -> None:
+        """Begin or continue the episodes of all new leases."""
+        granted = [held for held in self._leases if held.stage is Stage.GRANTED]
+        for held in granted:
+            self._leases.begin(held, started_at=time.time())
+        results = await self._environment.map(maker.begin, [held.lease for held in granted])
+        ready: list[HeldLease] = []
+        for held, result in zip(granted, results, strict=True):
+            if held.has_ended:
                 continue
             if isinstance(result, Exception):
-                self.finishing.fail(flight, "data", f"{type(result).__name__}: {result}")
+                self._scoring.fail(held, "data", f"{type(result).__name__}: {result}")
                 continue
-            flight.rollout = result
-            self._snapshots.watch(result)
+            held.rollout = result
             if result.state is State.SAMPLING:
-                boarding.append(flight)
+                ready.append(held)
             else:
-                self.finishing.turned(flight)
-        self._board(boarding)
+                self._scoring.put(held)
+        self._submit(ready)
 
     async def pump(self) -> None:
         """Append the engine's tokens to their episodes, until cancelled."""
@@ -88,69 +94,89 @@ class Sampling:
                     has_begun = True
                     newest = delta.versions[-1].version
                     log.info("first tokens", lineage=newest.lineage, step=newest.step)
-                flight = self._flights.of_request(delta.request_id)
-                if flight is not None:
-                    self._take(flight, delta)
+                self._append(delta)
+
+    async def begin_turns(self) -> None:
+        """Give the engine the episodes that go on with another turn, until cancelled."""
+        while True:
+            batch = await next_batch(self._scoring.next_turns)
+            self._submit([held for held in batch if not held.has_ended])
 
     async def deliver(self) -> None:
         """Send records and failures; a lease ends with its acknowledgement."""
         while True:
             for parcel, verdict in await self._outbox.deliver():
-                self._snapshots.let_go(parcel.task_id, parcel.fence)
+                self._leases.end(parcel.task_id, parcel.fence)
                 if verdict.verdict in (Verdict.STALE, Verdict.GONE):
-                    self._meter.num_lost += 1
+                    self._num_lost += 1
 
-    def lose(self, lease: Lease) -> None:
-        """Stop an episode at once that another actor has by now."""
-        flight = self._flights.get(lease.task_id)
-        if flight is not None and flight.lease.fence == lease.fence:
-            self._lose(flight)
+    def lose(self, held: HeldLease) -> None:
+        """Stop work at once on an episode that another actor has by now."""
+        if held.request_id is not None:
+            self._engine.abort([held.request_id])
+        self._leave_engine(held)
+        self._num_lost += held.stage is Stage.ACTIVE
+        self._leases.end(held.lease.task_id, held.lease.fence)
 
     async def stop(self) -> None:
-        """Stop sampling; what has all its tokens is still judged and delivered.
+        """Stop sampling; episodes that have all their tokens are still scored and delivered.
 
         Raises:
             EngineError: The engine died.
         """
         self._is_stopped = True
         for delta in await self._engine.halt():
-            flight = self._flights.of_request(delta.request_id)
-            if flight is not None:
-                self._take(flight, delta)
-        for flight in self._flights:
-            if flight.request_id is not None or flight.rollout is None:
-                self._flights.remove(flight)
+            self._append(delta)
+        for held in self._leases:
+            if held.stage is Stage.ACTIVE and (held.request_id or held.rollout is None):
+                self._leave_engine(held)
+                self._leases.close(held)
 
-    def _board(self, flights: list[Flight]) -> None:
-        """Give flights to the engine; once stopped they wait for their release instead."""
+    def report(self) -> dict[str, float]:
+        """Return figures for `nyala status`; the rate is that since the last report."""
+        now = time.monotonic()
+        num_recent = self.num_tokens - self._reported_tokens
+        rate = num_recent / max(now - self._reported_at, 1e-3)
+        self._reported_at, self._reported_tokens = now, self.num_tokens
+        return {
+            "tokens_per_s": rate,
+            "tokens": float(self.num_tokens),
+            "in_flight": float(self._leases.num_active),
+            "unacked": float(len(self._outbox)),
+            "finished": float(self._scoring.num_finished),
+            "lost": float(self._num_lost),
+        }
+
+    def _submit(self, ready: Sequence[HeldLease]) -> None:
+        """Give episodes to the engine; once stopped they wait for their release instead."""
         requests = []
-        for flight in flights:
-            assert flight.rollout is not None
+        for held in ready:
             if self._is_stopped:
-                self._flights.remove(flight)
+                self._leases.close(held)
                 continue
-            requests.append(flight.rollout.request())
-            self._flights.board(flight, requests[-1].request_id)
+            request = held.begun().request()
+            requests.append(request)
+            held.request_id = request.request_id
+            self._in_engine[request.request_id] = held
         if requests:
             self._engine.submit(requests)
 
-    def _take(self, flight: Flight, delta: Delta) -> None:
-        assert flight.rollout is not None
+    def _append(self, delta: Delta) -> None:
+        held = self._in_engine.get(delta.request_id)
+        if held is None:
+            return
         if delta.finish_reason is not None:
-            self._flights.leave_engine(flight)
+            self._leave_engine(held)
         if delta.finish_reason not in WHOLE_TURN:
             reason = f"the engine broke it off: {delta.finish_reason!r}"
-            self.finishing.fail(flight, "infrastructure", reason)
+            self._scoring.fail(held, "infrastructure", reason)
             return
-        self._meter.count(len(delta.token_ids))
-        flight.rollout.take(delta)
+        self.num_tokens += len(delta.token_ids)
+        held.begun().take(delta)
         if delta.finish_reason is not None:
-            self.finishing.turned(flight)
+            self._scoring.put(held)
 
-    def _lose(self, flight: Flight) -> None:
-        """Stop at once: another actor has this episode."""
-        flight.is_lost = True
-        self._meter.num_lost += 1
-        if flight.request_id is not None:
-            self._engine.abort([flight.request_id])
-        self._flights.remove(flight)
+    def _leave_engine(self, held: HeldLease) -> None:
+        if held.request_id is not None:
+            del self._in_engine[held.request_id]
+            held.request_id = None

@@ -1,7 +1,7 @@
-"""New weights wait while evaluations run.
+"""Gate that holds new weights back while evaluations run.
 
-An evaluation is to be made by one policy. While the actor holds leases of one, a swap waits, but
-never longer than `actors.eval_hold_s`: then the evaluation's version spans tell what happened.
+An evaluation is to be made by one policy. While the actor works on one, a swap waits, but never
+longer than `actors.eval_hold_s`: then the version spans of the evaluation show the change.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ class SwapGate:
         self._open = asyncio.Event()
         self._open.set()
 
-    def enter(self, task_id: int) -> None:
-        """An evaluation episode begins."""
+    def begin_evaluation(self, task_id: int) -> None:
+        """Close the gate for an evaluation episode."""
         self._running.add(task_id)
         self._open.clear()
 
-    def leave(self, task_id: int) -> None:
-        """It has all its tokens, or was lost; other episodes may say so too."""
+    def end_evaluation(self, task_id: int) -> None:
+        """Open the gate if this was the last one. Idempotent; ids of other episodes are ignored."""
         self._running.discard(task_id)
         if not self._running:
             self._open.set()
 
-    async def passed(self) -> None:
-        """Wait for the gate to open, or for the longest time it may stay closed."""
+    async def wait(self) -> None:
+        """Wait until the gate is open, at most for the longest time it may stay closed."""
         try:
             async with asyncio.timeout(self._hold_s):
                 await self._open.wait()

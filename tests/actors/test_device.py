@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ class OneGpu:
     def nvmlInit(self) -> int:
         return 0
 
-    def nvmlDeviceGetCount_v2(self, count: object) -> int:
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
         ctypes.cast(count, ctypes.POINTER(ctypes.c_int))[0] = 1
         return 0
 

@@ -64,7 +64,7 @@ def test_compact_prompts_look_as_documented():
 
 ELSEWHERE = """
 import json
-from actors.deadline import call_within
+from actors.environments.deadline import call_within
 from actors.environments.registry import check_environment, make_environment
 from configs.errors import DeadlineError
 from configs.settings import RunSettings

@@ -11,15 +11,15 @@ from actors.episodes.swap_gate import SwapGate
 def test_a_swap_waits_for_the_last_evaluation_episode():
     async def story():
         gate = SwapGate(hold_s=10)
-        gate.enter(1)
-        gate.enter(2)
-        swap = asyncio.create_task(gate.passed())
-        gate.leave(1)
+        gate.begin_evaluation(1)
+        gate.begin_evaluation(2)
+        swap = asyncio.create_task(gate.wait())
+        gate.end_evaluation(1)
         await asyncio.sleep(0.02)
         assert not swap.done()
 
-        gate.leave(2)
-        gate.leave(3)  # not an evaluation: nothing to it
+        gate.end_evaluation(2)
+        gate.end_evaluation(3)  # not an evaluation: nothing to it
         await asyncio.wait_for(swap, 1)
 
     asyncio.run(story())
@@ -28,9 +28,9 @@ def test_a_swap_waits_for_the_last_evaluation_episode():
 def test_a_swap_waits_no_longer_than_it_is_told():
     async def story():
         gate = SwapGate(hold_s=0.05)
-        gate.enter(1)
+        gate.begin_evaluation(1)
         begun = time.monotonic()
-        await gate.passed()
+        await gate.wait()
 
         assert 0.04 < time.monotonic() - begun < 2
 

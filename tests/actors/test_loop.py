@@ -90,7 +90,7 @@ def test_a_killed_actors_episodes_are_continued_where_they_were(redis_url, keys,
     async def story(ring):
         first = Actor(ring, "first", engine=FakeEngine(solve, tokens_per_step=1), kind=KilledLoop)
         hang_after(first.engine, steps)
-        await until_true(lambda: first.loop._meter.num_tokens >= steps * 2 * GROUP)
+        await until_true(lambda: first.loop._sampling.num_tokens >= steps * 2 * GROUP)
         await asyncio.sleep(0.3)  # several snapshots
         first.life.cancel()
         await asyncio.gather(first.life, return_exceptions=True)
@@ -127,7 +127,7 @@ def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redi
         engine.kept_back = 1
         actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=5.0)
         hang_after(engine, 2)
-        await until_true(lambda: actor.loop._meter.num_tokens > 0)
+        await until_true(lambda: actor.loop._sampling.num_tokens > 0)
         await asyncio.sleep(0.1)
         begun = time.monotonic()
         actor.loop.stop()
@@ -172,7 +172,7 @@ def test_a_lease_that_went_to_another_actor_is_aborted_at_once(redis_url, keys):
         await until_true(lambda: len(engine.aborted) == GROUP)
 
         assert {r.request_id for r in engine.submitted} == set(engine.aborted)
-        assert len(actor.loop._flights) == 0
+        assert len(actor.loop._leases) == actor.loop._leases.num_active == 0
         actor.loop.stop()
         await actor.end()
 
@@ -231,7 +231,11 @@ async def steal(ring: Ring, actor: Actor) -> None:
     """Give every lease back behind the actor's back and take it for another."""
     stolen = 0
     while stolen < GROUP:  # a heartbeat in between revives what nobody has taken yet
-        await ring.store.run(operations.release(actor.loop._snapshots.leases()))
+        await ring.store.run(
+            operations.release(
+                [(held.lease.task_id, held.lease.fence) for held in actor.loop._leases]
+            )
+        )
         taken = await ring.store.run(
             operations.lease("thief", ttl_ms=60_000, n=GROUP, version=FIRST)
         )

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from actors.engine.engine import Delta, Request, StagedWeights
-from actors.episodes.environment_thread import Workbench
+from actors.episodes.environment_thread import EnvironmentThread
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
-from actors.loop import ActorLoop, Crew
+from actors.loop import ActorLoop, EpisodeTools
 from broker.client.client import BrokerClient
 from broker.protocol.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
 from broker.transport.keys import KeyPair
@@ -128,13 +128,13 @@ class MovingWeights:
             assert self._newest is not None
             version = self._newest.version
             await asyncio.sleep(TRANSFER_S * self._rng.uniform(0.5, 1.5))
-            await self._gate.passed()
+            await self._gate.wait()
             if version > self._engine.version:
                 self._engine.version = version
                 self._swapped.set()
 
 
-class InlineBench(Workbench):
+class InlineEnvironment(EnvironmentThread):
     """The environment's work without its thread, which would run in real time."""
 
     async def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
@@ -160,9 +160,9 @@ class KilledLoop(ActorLoop):
 
     is_killed: Callable[[], bool] = staticmethod(lambda: False)
 
-    async def _leave(self, crew: Crew | None) -> None:
+    async def _leave(self, tools: EpisodeTools | None) -> None:
         if not self.is_killed():
-            await super()._leave(crew)
+            await super()._leave(tools)
 
 
 class Actor:
@@ -192,7 +192,6 @@ class Actor:
         engine = TableEngine(rng, step_s)
         gate = SwapGate(hold_s=settings.actors.eval_hold_s)
         self.loop = KilledLoop(
-            settings,
             Hello(
                 name,
                 host="simulated",
@@ -200,6 +199,9 @@ class Actor:
                 hashes=run_hashes(settings.run),
                 capacity=settings.actors.max_concurrent_episodes,
             ),
+            run=settings.run,
+            actors=settings.actors,
+            max_message_bytes=settings.broker.max_message_bytes,
             broker=self.client,
             engine=engine,
             weights=MovingWeights(engine, gate, rng),
@@ -215,9 +217,9 @@ class Actor:
         finally:
             await self.client.close()
 
-    async def _prepare(self) -> Crew:
+    async def _prepare(self) -> EpisodeTools:
         maker = EpisodeMaker(Talks(), CharacterTokenizer(), self._settings.run, self._name)
-        return Crew(maker, None)
+        return EpisodeTools(maker, None)
 
 
 def _outcome(function: Callable[[Any], Any], item: Any) -> Any:

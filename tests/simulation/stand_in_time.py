@@ -16,7 +16,7 @@ from unittest import mock
 
 import structlog
 
-from tests.simulation.actor import InlineBench
+from tests.simulation.actor import InlineEnvironment
 from tests.simulation.network import Network
 
 EPOCH_S = 1_800_000_000.0
@@ -41,7 +41,7 @@ def stand_in(loop: asyncio.AbstractEventLoop, network: Network, seed: int) -> It
         ):
             stack.enter_context(mock.patch.object(target, name, replacement))
         stack.enter_context(mock.patch("broker.client.connection.connect_dealer", network.dial))
-        stack.enter_context(mock.patch("actors.loop.Workbench", InlineBench))
+        stack.enter_context(mock.patch("actors.loop.EnvironmentThread", InlineEnvironment))
         random.seed(seed)
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
         try:

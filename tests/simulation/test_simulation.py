@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from msgspec import structs
 
-from actors.episodes.held_leases import Snapshots
+from actors.episodes.held_leases import HeldLeases
 from broker.protocol.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
 from broker.server.service import Service
 from tests.simulation.nemesis import Rates
@@ -74,16 +74,16 @@ def test_a_broker_that_acknowledges_before_it_writes_is_caught(tmp_path: Path) -
 
 
 def test_an_actor_that_ignores_gaps_is_caught(tmp_path: Path) -> None:
-    settle = Snapshots.settle
+    settle = HeldLeases.settle
 
-    def deaf(self: Snapshots, beats: Any, verdicts: Any) -> Any:
+    def deaf(self: HeldLeases, beats: Any, verdicts: Any) -> Any:
         heard = [
             structs.replace(v, length=b.offset + b.num_tokens) if v.verdict is Verdict.GAP else v
             for b, v in zip(beats, verdicts, strict=True)
         ]
         return settle(self, beats, heard)
 
-    with mock.patch.object(Snapshots, "settle", deaf):
+    with mock.patch.object(HeldLeases, "settle", deaf):
         _must_fail("GAP", tmp_path, rewinds=True)
 
 

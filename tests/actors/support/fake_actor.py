@@ -11,7 +11,7 @@ from actors.environments.arithmetic import evaluate
 from actors.environments.calculator import Calculator
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
-from actors.loop import ActorLoop, Crew
+from actors.loop import ActorLoop, EpisodeTools
 from actors.rewards.pool import RewardPool
 from broker.protocol.messages import Publication
 from buffer.record.episode import PolicyVersion
@@ -89,8 +89,10 @@ class Actor:
         self.gate = SwapGate(hold_s=0.2)
         self.client = wrap(ring.client(name))
         self.loop = kind(
-            self.settings,
             hello(name, capacity=self.settings.actors.max_concurrent_episodes),
+            run=self.settings.run,
+            actors=self.settings.actors,
+            max_message_bytes=self.settings.broker.max_message_bytes,
             broker=self.client,
             engine=self.engine,
             weights=self.weights,
@@ -101,9 +103,9 @@ class Actor:
         self.name = name
         self.life = asyncio.create_task(self.loop.run())
 
-    async def _prepare(self) -> Crew:
+    async def _prepare(self) -> EpisodeTools:
         maker = EpisodeMaker(Calculator(), CharacterTokenizer(), self.settings.run, self.name)
-        return Crew(maker, RewardPool(self.settings) if self.settings.run.reward else None)
+        return EpisodeTools(maker, RewardPool(self.settings) if self.settings.run.reward else None)
 
     async def end(self, timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
@@ -111,7 +113,7 @@ class Actor:
 
 
 class KilledLoop(ActorLoop):
-    """A process that is killed says nothing more: cancel its task."""
+    """A process that is killed sends nothing more: cancel its task."""
 
-    async def _leave(self, crew: Crew | None) -> None:
+    async def _leave(self, tools: EpisodeTools | None) -> None:
         pass

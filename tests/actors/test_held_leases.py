@@ -1,9 +1,13 @@
-"""What a heartbeat says of each lease, and what it learns from the verdicts."""
+"""The beats of held leases, the verdicts on them, and the leases that are active."""
 
 from __future__ import annotations
 
-from actors.episodes.held_leases import MAX_CHUNK_BYTES, Snapshots, portions
+import asyncio
+from collections.abc import Callable
+
+from actors.episodes.held_leases import MAX_CHUNK_BYTES, HeldLease, HeldLeases, portions
 from actors.episodes.rollout import Maker, Rollout, State
+from actors.episodes.swap_gate import SwapGate
 from broker.protocol.messages import Beat, Lease, TaskSpec, TaskVerdict, Verdict
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import PolicyVersion
@@ -38,17 +42,17 @@ class Store:
 
 def held(
     task_id: int = 1, fence: int = 5, snapshot_s: float = 0.0
-) -> tuple[Clock, Snapshots, Rollout]:
+) -> tuple[Clock, HeldLeases, Rollout]:
     clock = Clock()
-    snapshots = Snapshots(heartbeat_s=2.0, snapshot_s=snapshot_s, clock=clock)
+    gate = SwapGate(hold_s=0.0)
+    leases = HeldLeases(gate, heartbeat_s=2.0, snapshot_s=snapshot_s, clock=clock)
     spec = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)
     lease = Lease(task_id, fence, spec, length=0)
     talk = Talk("go>")
     tokenizer = CharacterTokenizer()
     rollout = Rollout(lease, talk, tokenizer.encode_prompt("go>"), Maker(tokenizer, "me", 64))
-    snapshots.hold(lease)
-    snapshots.watch(rollout)
-    return clock, snapshots, rollout
+    leases.hold(lease).rollout = rollout
+    return clock, leases, rollout
 
 
 def grow(rollout: Rollout, num_tokens: int) -> None:
@@ -57,117 +61,117 @@ def grow(rollout: Rollout, num_tokens: int) -> None:
 
 
 def test_new_tokens_are_said_once():
-    _, snapshots, rollout = held()
+    _, leases, rollout = held()
     store = Store()
 
     for num_tokens in (3, 2):
         grow(rollout, num_tokens)
-        beats = snapshots.due()
+        beats = leases.due()
         assert [(b.offset, b.num_tokens) for b in beats] == [(store.length, num_tokens)]
-        assert snapshots.settle(beats, map(store.take, beats)) == []
+        assert leases.settle(beats, map(store.take, beats)) == []
 
-    assert snapshots.due() == []
+    assert leases.due() == []
     joined = join_completions([decode_completion(chunk) for chunk in store.chunks])
     assert CharacterTokenizer().decode(joined.token_ids.tolist()) == LETTERS[:5]
 
 
 def test_tokens_of_a_young_episode_are_said_once_it_is_old_enough():
-    clock, snapshots, rollout = held(snapshot_s=1.0)
+    clock, leases, rollout = held(snapshot_s=1.0)
     grow(rollout, 3)
 
     clock.now += 0.5
-    assert snapshots.due() == []
-    assert [b.num_tokens for b in snapshots.due(final=True)] == [3]
+    assert leases.due() == []
+    assert [b.num_tokens for b in leases.due(final=True)] == [3]
     clock.now += 0.5
-    assert [b.num_tokens for b in snapshots.due()] == [3]
+    assert [b.num_tokens for b in leases.due()] == [3]
 
 
 def test_a_silent_lease_is_kept_alive_without_tokens():
-    clock, snapshots, _ = held()
+    clock, leases, _ = held()
 
-    assert snapshots.due() == []
+    assert leases.due() == []
     clock.now = 2.0
 
-    assert snapshots.due() == [Beat(1, 5)]
+    assert leases.due() == [Beat(1, 5)]
 
 
 def test_a_gap_is_closed_from_where_the_store_is():
-    _, snapshots, rollout = held()
+    _, leases, rollout = held()
     store = Store()
     grow(rollout, 2)
-    beats = snapshots.due()
-    snapshots.settle(beats, map(store.take, beats))
+    beats = leases.due()
+    leases.settle(beats, map(store.take, beats))
 
     # The store was rewound behind the actor's back.
     store.chunks.clear()
     store.length = 0
     grow(rollout, 2)
-    beats = snapshots.due()
+    beats = leases.due()
     verdicts = [store.take(beat) for beat in beats]
     assert verdicts[0].verdict is Verdict.GAP
-    snapshots.settle(beats, verdicts)
+    leases.settle(beats, verdicts)
 
-    (again,) = snapshots.due()
+    (again,) = leases.due()
     assert (again.offset, again.num_tokens) == (0, 4)
     assert store.take(again).verdict is Verdict.OK
 
 
 def test_a_lost_answer_leads_to_a_duplicate_that_the_store_ignores():
-    _, snapshots, rollout = held()
+    _, leases, rollout = held()
     store = Store()
     grow(rollout, 2)
-    for beat in snapshots.due():
+    for beat in leases.due():
         store.take(beat)  # its answer never arrives
     grow(rollout, 1)
 
-    beats = snapshots.due()
-    snapshots.settle(beats, map(store.take, beats))
-    beats = snapshots.due()
-    snapshots.settle(beats, map(store.take, beats))
+    beats = leases.due()
+    leases.settle(beats, map(store.take, beats))
+    beats = leases.due()
+    leases.settle(beats, map(store.take, beats))
 
     assert store.length == 3
-    assert snapshots.due() == []
+    assert leases.due() == []
 
 
 def test_stale_and_gone_leases_are_lost():
     for verdict in (Verdict.STALE, Verdict.GONE):
-        clock, snapshots, rollout = held()
+        clock, leases, rollout = held()
         clock.now = 2.0
 
-        lost = snapshots.settle(snapshots.due(), [TaskVerdict(1, verdict)])
+        lost = leases.settle(leases.due(), [TaskVerdict(1, verdict)])
 
-        assert lost == [rollout.lease]
-        assert len(snapshots) == 0
+        assert [held.lease for held in lost] == [rollout.lease]
+        assert lost == list(leases), "it is the caller who ends them"
 
 
 def test_a_verdict_on_an_older_fence_does_not_touch_the_newer_lease():
-    _, snapshots, rollout = held(fence=6)
+    _, leases, rollout = held(fence=6)
 
-    assert snapshots.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.STALE)]) == []
-    snapshots.let_go(1, 5)
+    assert leases.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.STALE)]) == []
+    leases.end(1, 5)
 
-    assert snapshots.leases() == [(1, 6)]
+    assert [held.lease.fence for held in leases] == [6]
     assert rollout.lease.fence == 6
 
 
 def test_a_restarted_episode_adds_nothing_to_the_chunks_of_the_first_try():
-    clock, snapshots, rollout = held()
+    clock, leases, rollout = held()
     rollout.restarted = True
     grow(rollout, 3)
     clock.now = 2.0
 
-    assert snapshots.due() == [Beat(1, 5)]
-    assert snapshots.due(final=True) == []
+    assert leases.due() == [Beat(1, 5)]
+    assert leases.due(final=True) == []
 
 
 def test_tokens_of_a_finished_episode_travel_only_if_it_is_given_back():
-    _, snapshots, rollout = held()
+    _, leases, rollout = held()
     grow(rollout, 64)
     rollout.settle(rollout.judge())
     assert rollout.state is State.FINISHED
 
-    assert snapshots.due() == []
-    assert [b.num_tokens for b in snapshots.due(final=True)] == [len(LETTERS) + 1]
+    assert leases.due() == []
+    assert [b.num_tokens for b in leases.due(final=True)] == [len(LETTERS) + 1]
 
 
 def test_beats_are_cut_into_messages_of_bounded_size():
@@ -180,3 +184,41 @@ def test_beats_are_cut_into_messages_of_bounded_size():
     assert all(sum(len(b.chunk) for b in portion) <= MAX_CHUNK_BYTES for portion in cut)
     assert max(map(len, cut)) <= 1024
     assert list(portions([])) == []
+
+
+def test_a_lease_is_active_from_its_begin_until_it_is_closed_or_ends():
+    _, leases, _ = held(task_id=1)
+    spec = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)
+    one, other = leases.get(1), leases.hold(Lease(2, 7, spec, length=0))
+    assert one is not None
+    assert leases.num_active == 0
+
+    leases.begin(one, started_at=0.0)
+    leases.begin(other, started_at=0.0)
+    assert leases.num_active == 2
+
+    leases.close(one)
+    leases.end(1, 5)
+    leases.end(2, 7)
+    assert (leases.num_active, len(leases)) == (0, 0)
+    assert one.has_ended
+    assert other.has_ended
+
+
+def test_the_gate_is_closed_while_an_evaluation_is_active_whatever_ends_it():
+    async def story(finish: Callable[[HeldLeases, HeldLease], None]) -> None:
+        gate = SwapGate(hold_s=60.0)
+        leases = HeldLeases(gate, heartbeat_s=2.0, clock=Clock())
+        spec = TaskSpec(group_id=0, index=0, seed=0, purpose="eval", temperature=0.0)
+        evaluation = leases.hold(Lease(1, 5, spec, length=0))
+        await asyncio.wait_for(gate.wait(), 1)
+        leases.begin(evaluation, started_at=0.0)
+        swap = asyncio.create_task(gate.wait())
+        await asyncio.sleep(0.02)
+        assert not swap.done()
+
+        finish(leases, evaluation)
+        await asyncio.wait_for(swap, 1)
+
+    asyncio.run(story(lambda leases, evaluation: leases.close(evaluation)))
+    asyncio.run(story(lambda leases, _: leases.end(1, 5)))
