@@ -156,7 +156,10 @@ def schedule(settings: Settings) -> Schedule:
 
 def recovers_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> None:
     """Have a store that lost writes put right from the ledger, whichever operation notices."""
-    store.on_rewind(lambda fresh, run_id: recover(fresh, run_id, settings=settings, ledger=ledger))
+    run, buffer = settings.run, settings.buffer
+    store.on_rewind(
+        lambda fresh, run_id: recover(fresh, run_id, run=run, buffer=buffer, facts=ledger.facts)
+    )
 
 
 def make_publisher(
@@ -166,8 +169,8 @@ def make_publisher(
 
     def put(publication: Publication) -> None:
         assert ledger is not None, "only rank 0 has something to point to"
-        ledger.publication = publication
-        publish_pointer(store, ledger)
+        ledger.publish(publication)
+        publish_pointer(store, publication)
 
     # An engine that scores a prompt samples one token more.
     room = settings.run.max_prompt_tokens + settings.run.max_completion_tokens - 1

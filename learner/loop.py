@@ -161,7 +161,7 @@ class Loop:
     def _hand_on(self) -> None:
         """Say that the batch is trained, and publish what came of it."""
         if self._coordinator is not None:
-            self._coordinator.ledger.step = self._step
+            self._coordinator.ledger.advance(self._step)
             self._components.store.run(operations.advance(self._lineage, self._step))
         # An evaluation waits for actors that have exactly these weights, or newer ones.
         every = self._components.settings.learner.publish_every
@@ -266,8 +266,7 @@ class Loop:
         self._checkpointed = self._step
         self._recoveries = recoveries
         if coordinator is not None:
-            with components.store.lock:
-                coordinator.ledger.checkpoint(self._step)
+            coordinator.ledger.checkpoint(self._step)
             committed = components.store.run(operations.commit(self._lineage, self._step))
             self._crowding.committed(self._step)
             self._records.sweep()

@@ -89,7 +89,7 @@ class RankZero:
 
     def trained_groups(self, step: int) -> tuple[tuple[int, int], ...]:
         """Write down the groups of all batches up to `step`, for the checkpoint."""
-        return tuple(as_ranges(self.ledger.groups_up_to(step)))
+        return tuple(as_ranges(self.ledger.facts.groups_up_to(step)))
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the result of the evaluation after `step` is written down, or none is due."""

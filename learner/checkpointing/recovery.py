@@ -1,11 +1,11 @@
-"""Putting a store right that lost writes: restarted, rewound, failed over, or wiped.
+"""Recovery of a store that lost writes: restarted, rewound, failed over, or wiped.
 
     CONFIRM -> lineage -> RECONCILE, COMMIT -> CREATE -> rounds, publication -> RECOVERED
 
-The store comes back older than the learner: it may know batches as claimed, ready or not at all
-that weights already contain. So the learner re-asserts what it trained, from its ledger, and
-creates again what the store forgot besides. Every step may be repeated; leasing and claiming stay
-closed until the last, and actors find out by their next message what became of their leases.
+The store comes back older than the learner: batches that weights already contain may be claimed,
+ready or missing there. So the learner asserts what it trained, from the facts of its ledger, and
+creates again what else is missing. Every step may be repeated; leasing and claiming stay closed
+until the last, and the next reply to an actor lists the leases that it lost.
 """
 
 from __future__ import annotations
@@ -16,72 +16,75 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from broker.protocol.messages import Publication
 from buffer import operations
 from buffer.operations.operation import Operation
 from configs.hashes import run_hashes, settings_hash
-from configs.settings import RunSettings, Settings
+from configs.settings import BufferSettings, RunSettings
 from learner.data.curriculum import training_tasks
 from learner.data.evaluation import is_due, round_tasks
-from learner.data.ledger import Ledger
+from learner.data.ledger import Facts
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
 
 class RunsOperations(Protocol):
-    """A store's client, patient or not."""
+    """A store's client, with retries or without."""
 
     def run(self, operation: Operation[T]) -> T:
-        """Carry an operation out."""
+        """Run an operation."""
         ...
 
 
-def recover(store: RunsOperations, run_id: str, *, settings: Settings, ledger: Ledger) -> None:
-    """Make the store agree with the ledger, then let actors and learner go on.
+def recover(
+    store: RunsOperations, run_id: str, *, run: RunSettings, buffer: BufferSettings, facts: Facts
+) -> None:
+    """Make the store agree with the facts, then let actors and learner go on.
 
     Args:
-        store: Works with this life of the server only.
-        run_id: Of that life.
-        settings: Of the run.
-        ledger: What this learner knows.
+        store: Works with this server process only.
+        run_id: Of that process.
+        run: Settings of the run.
+        buffer: Settings that the store is registered with.
+        facts: Of this learner's ledger.
 
     Raises:
         LostLineage: Another learner began this lineage, or a later one.
         StoreError: The store refused, or is away again.
     """
-    register_run(settings, store)
+    register_run(store, run, buffer)
     store.run(operations.confirm(run_id))
     was_lost = store.run(
         operations.restore_lineage(
-            ledger.lineage, ledger.step, owner=ledger.owner, lineages=ledger.lineages
+            facts.lineage, facts.step, owner=facts.owner, lineages=facts.lineages
         )
     )
-    reused = {k: ledger.reused.get(k, ()) for k in ledger.batches}
-    unkept = store.run(operations.check_replay(ledger.lineage, ledger.checkpoint_step, reused))
-    store.run(operations.ask_again(ledger.lineage, ledger.asked_again))
-    forgotten = _reassert_batches(store, settings.run, ledger)
-    created = _create_again(store, settings.run, ledger)
-    _reopen_rounds(store, settings.run, ledger)
-    if ledger.publication is not None:
-        publish_pointer(store, ledger)
-    store.run(operations.recovered(ledger.lineage, run_id))
+    reused = {k: facts.reused.get(k, ()) for k in facts.batches}
+    unkept = store.run(operations.check_replay(facts.lineage, facts.checkpoint_step, reused))
+    store.run(operations.ask_again(facts.lineage, facts.asked_again))
+    forgotten = _reassert_batches(store, run, facts)
+    created = _create_again(store, run, facts)
+    _reopen_rounds(store, run, facts)
+    if facts.publication is not None:
+        publish_pointer(store, facts.publication)
+    store.run(operations.recovered(facts.lineage, run_id))
     log.info(
         "recovered",
         lineage_was_lost=was_lost,
         committed_groups_forgotten=forgotten,
         kept_groups_forgotten=unkept,
         tasks_created_again=created,
-        batches_reconciled=sorted(ledger.batches),
+        batches_reconciled=sorted(facts.batches),
     )
 
 
-def register_run(settings: Settings, store: RunsOperations) -> None:
-    """Enter the run into the store, or check that the one there has the same settings."""
-    run, buffer = settings.run, settings.buffer
+def register_run(store: RunsOperations, run: RunSettings, buffer: BufferSettings) -> None:
+    """Register the run in the store, or check that the one there has the same settings."""
     store.run(
         operations.begin_run(
-            settings_hash(settings.run),
-            run_hashes(settings.run),
+            settings_hash(run),
+            run_hashes(run),
             units_per_batch=run.groups_per_batch,
             max_policy_lag=run.max_policy_lag,
             margin=buffer.margin,
@@ -91,10 +94,8 @@ def register_run(settings: Settings, store: RunsOperations) -> None:
     )
 
 
-def publish_pointer(store: RunsOperations, ledger: Ledger) -> None:
-    """Say in the store where the newest weights are."""
-    publication = ledger.publication
-    assert publication is not None
+def publish_pointer(store: RunsOperations, publication: Publication) -> None:
+    """Put the pointer to the newest weights into the store."""
     fields = {
         "digest": publication.digest,
         "endpoint": publication.endpoint,
@@ -103,51 +104,51 @@ def publish_pointer(store: RunsOperations, ledger: Ledger) -> None:
     store.run(operations.publish(*publication.version, fields))
 
 
-def _reassert_batches(store: RunsOperations, run: RunSettings, ledger: Ledger) -> int:
-    """Bring claims and commits to where training is; returns the committed groups it had lost."""
-    lineage = ledger.lineage
+def _reassert_batches(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
+    """Bring claims and commits up to the facts; returns how many committed groups were lost."""
+    lineage = facts.lineage
     committed = _groups_in(store.run(operations.committed_tasks()), run.group_size)
-    forgotten = [g for g in sorted(ledger.checkpointed) if g >= len(committed) or not committed[g]]
+    forgotten = [g for g in sorted(facts.checkpointed) if g >= len(committed) or not committed[g]]
     if forgotten:
         store.run(operations.restore_committed(lineage, forgotten))
-    # What an old claim of a committed batch holds besides was not trained: back to the buffer.
+    # Other groups in an old claim of a committed batch were not trained: back to the buffer.
     for claim in store.run(operations.stats()).claims:
-        if claim.k <= ledger.checkpoint_step:
+        if claim.k <= facts.checkpoint_step:
             store.run(operations.reconcile(lineage, claim.k, ()))
-    for k, groups in sorted(ledger.batches.items()):
+    for k, groups in sorted(facts.batches.items()):
         store.run(operations.reconcile(lineage, k, groups))
-    store.run(operations.advance(lineage, ledger.step))
-    store.run(operations.commit(lineage, ledger.checkpoint_step))
+    store.run(operations.advance(lineage, facts.step))
+    store.run(operations.commit(lineage, facts.checkpoint_step))
     return len(forgotten)
 
 
-def _create_again(store: RunsOperations, run: RunSettings, ledger: Ledger) -> int:
-    """Create the groups that the store knows nothing of any more; returns the tasks."""
+def _create_again(store: RunsOperations, run: RunSettings, facts: Facts) -> int:
+    """Create the groups that are missing from the store; returns the number of tasks."""
     known = known_groups(store, run)
-    missing = [g for g in range(ledger.reach) if g >= len(known) or not known[g]]
+    missing = [g for g in range(facts.reach) if g >= len(known) or not known[g]]
     if not missing:
         return 0
-    tasks = training_tasks(run, missing, ledger.second_tries)
-    return store.run(operations.create(ledger.lineage, tasks))
+    tasks = training_tasks(run, missing, facts.second_tries)
+    return store.run(operations.create(facts.lineage, tasks))
 
 
-def _reopen_rounds(store: RunsOperations, run: RunSettings, ledger: Ledger) -> None:
+def _reopen_rounds(store: RunsOperations, run: RunSettings, facts: Facts) -> None:
     """Create what is missing of open evaluation rounds, and end those that have ended."""
-    for step in range(ledger.step + 1):
-        if step in ledger.open_rounds:
-            tasks = round_tasks(run, ledger.lineage, step)
-            store.run(operations.create(ledger.lineage, tasks))
+    for step in range(facts.step + 1):
+        if step in facts.open_rounds:
+            tasks = round_tasks(run, facts.lineage, step)
+            store.run(operations.create(facts.lineage, tasks))
         elif is_due(run, step):
-            store.run(operations.close_eval(ledger.lineage, step))
+            store.run(operations.close_eval(facts.lineage, step))
 
 
 def known_groups(store: RunsOperations, run: RunSettings) -> npt.NDArray[np.bool_]:
-    """Read which groups the store knows. Shape [groups up to the last that it knows, at least]."""
+    """Read which groups the store has. Shape [groups, at least up to the last that it has]."""
     return _groups_in(store.run(operations.known_tasks()), run.group_size)
 
 
 def _groups_in(bits: bytes, group_size: int) -> npt.NDArray[np.bool_]:
-    """Which groups have a member in a bitmap of tasks. Shape [groups]."""
+    """Reduce a bitmap of tasks to the groups with a member in it. Shape [groups]."""
     tasks = np.unpackbits(np.frombuffer(bits, dtype=np.uint8))
     padded = np.pad(tasks, (0, -len(tasks) % group_size))
     return np.asarray(padded.reshape(-1, group_size).any(axis=1))

@@ -9,7 +9,6 @@ lineage.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from configs.errors import CheckpointError, LostLineage
 from configs.hashes import settings_hash
 from configs.settings import Settings
 from configs.validation.store import memory_shortage
-from learner.data.ledger import Ledger, from_ranges
+from learner.data.ledger import Facts, Ledger, from_ranges
 from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
@@ -79,15 +78,19 @@ class StartState:
     def ledger(self) -> Ledger:
         """Begin the ledger of this life."""
         return Ledger(
-            lineage=self.lineage,
-            owner=self.owner,
-            lineages=self.lineages,
-            step=self.state.step,
-            checkpoint_step=self.state.step,
-            checkpointed=from_ranges(self.state.trained),
-            reach=self.reach,
-            second_tries={g: dropped for dropped, g in self.asked_again.items() if g is not None},
-            waiting=deque(sorted(d for d, group in self.asked_again.items() if group is None)),
+            Facts(
+                lineage=self.lineage,
+                owner=self.owner,
+                lineages=self.lineages,
+                step=self.state.step,
+                checkpoint_step=self.state.step,
+                checkpointed=from_ranges(self.state.trained),
+                reach=self.reach,
+                second_tries={
+                    g: dropped for dropped, g in self.asked_again.items() if g is not None
+                },
+                waiting=tuple(sorted(d for d, group in self.asked_again.items() if group is None)),
+            )
         )
 
 
@@ -105,7 +108,7 @@ def take_over(settings: Settings, store: RetryingStore, checkpoints: Checkpoints
         path, state = newest
         _check_same_run(settings, state, path)
     run_id = store.trust()
-    register_run(settings, store)
+    register_run(store, settings.run, settings.buffer)
     store.run(operations.confirm(run_id))
     if text := memory_shortage(
         settings.run, settings.buffer, store.run(operations.memory()).limit_bytes
@@ -114,7 +117,7 @@ def take_over(settings: Settings, store: RetryingStore, checkpoints: Checkpoints
     stats = store.run(operations.stats())
     _report(stats, state)
     start = _begin_lineage(settings, store, stats, state, path)
-    recover(store, run_id, settings=settings, ledger=start.ledger())
+    recover(store, run_id, run=settings.run, buffer=settings.buffer, facts=start.ledger().facts)
     log.info("life begins", lineage=start.lineage, step=state.step, checkpoint=str(path or "none"))
     return start
 

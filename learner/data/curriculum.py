@@ -165,12 +165,11 @@ class Feeder:
         )
         if wanted:
             groups = range(self._cursor, self._cursor + wanted)
-            # Before they are created: a store that forgets them at once is told again.
+            # Before they are created: recovery creates again what the store loses at once.
             ledger = self._ledger
-            assigned = ledger.assign_second_tries(groups)
-            ledger.reach = max(ledger.reach, groups.stop)
+            assigned = ledger.create(groups)
             self._store.run(operations.ask_again(ledger.lineage, assigned))
-            tasks = training_tasks(run, groups, ledger.second_tries)
+            tasks = training_tasks(run, groups, ledger.facts.second_tries)
             self._store.run(operations.create(ledger.lineage, tasks))
             # Known ids count as created: they were, by the learner that this one resumes.
             self._cursor += wanted

@@ -99,7 +99,7 @@ class Evaluations:
 
     def begin(self, step: int) -> None:
         """Create the tasks of a round."""
-        self._ledger.open_rounds.add(step)
+        self._ledger.open_round(step)
         tasks = round_tasks(self._run, self._lineage, step)
         self._store.run(operations.create(self._lineage, tasks))
         self._open.append(_Open(step, self._clock()))
@@ -115,7 +115,7 @@ class Evaluations:
             if result.unfinished and now - round_.began < self._timeout_s:
                 continue
             self._open.remove(round_)
-            self._ledger.open_rounds.discard(round_.step)
+            self._ledger.close_round(round_.step)
             self._store.run(operations.close_eval(self._lineage, round_.step))
             self._close(round_, result, now)
 

@@ -1,24 +1,25 @@
-"""What this learner knows better than a store that lost writes, and puts right there.
+"""Facts that rank 0 asserts again after Redis lost writes.
 
     held (its batch is about to be sealed) -> trained -> checkpointed (inside a durable checkpoint)
 
-Invariant: a group that weights contain, or soon will, is in exactly one of these. Written by the
-loop and the feeder, read by whichever thread notices a rewind; writers keep the store's calm
-(`retrying_store.py`) where two facts must change together.
+Invariant: a group that weights contain, or soon will, is in exactly one of these. The loop, the
+feeder and the publisher write; recovery reads, in whichever thread finds the store rewound. So the
+facts are one frozen value, which the ledger replaces under its lock: a reader sees a state that
+was true at one moment, and it stays as it is.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from broker.protocol.messages import Publication
 
 
-@dataclass(slots=True)
-class Ledger:
-    """The facts of one life of the learner, on rank 0."""
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The ledger at one moment. Producer: `Ledger`. Consumers: recovery and checkpoints."""
 
     lineage: int
     owner: str
@@ -29,66 +30,120 @@ class Ledger:
     """Batches trained."""
     checkpoint_step: int
     """Batches inside the newest durable checkpoint."""
-    checkpointed: set[int]
+    checkpointed: frozenset[int]
     """Groups of the batches inside it."""
     reach: int = 0
-    """Groups below it were created, or are being created now."""
-    batches: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """First group id not yet created, nor being created."""
+    batches: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups of the batches since then: k -> trained, or k = step + 1, held."""
-    reused: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    reused: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups that those batches train again."""
-    second_tries: dict[int, int] = field(default_factory=dict)
+    second_tries: Mapping[int, int] = field(default_factory=dict)
     """Group -> the dropped group whose prompt it asks again."""
-    waiting: deque[int] = field(default_factory=deque)
-    """Dropped groups whose prompts are to be asked again. The store has both, for the next life."""
-    open_rounds: set[int] = field(default_factory=set)
+    waiting: tuple[int, ...] = ()
+    """Dropped groups whose prompts are to be asked again, oldest first."""
+    open_rounds: frozenset[int] = frozenset()
     """Evaluation rounds of this lineage, by step, that wait for answers."""
     publication: Publication | None = None
-    """The last that this life put into the store."""
+    """The newest pointer to weights that this learner put into the store."""
+
+    @property
+    def asked_again(self) -> dict[int, int | None]:
+        """Dropped group -> its second try, None while it waits for one; the store keeps the same.
+
+        A learner that starts later begins with what the store has of it.
+        """
+        waiting: dict[int, int | None] = dict.fromkeys(self.waiting)
+        return waiting | {dropped: group for group, dropped in self.second_tries.items()}
+
+    def groups_up_to(self, step: int) -> frozenset[int]:
+        """Collect the groups of all batches up to `step`."""
+        recent = (groups for k, groups in self.batches.items() if k <= step)
+        return self.checkpointed.union(*recent)
+
+
+class Ledger:
+    """The facts of one learner, on rank 0; any thread may read and write."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._lock = threading.Lock()
+        self.lineage = facts.lineage
+        self.lineages = facts.lineages
+
+    @property
+    def facts(self) -> Facts:
+        """The facts as they are now."""
+        return self._facts
 
     def hold(self, k: int, group_ids: Iterable[int], reused: Iterable[int] = ()) -> None:
         """Note what batch k is about to be sealed with: new groups, and those trained before."""
-        self.batches[k] = tuple(group_ids)
-        self.reused[k] = tuple(reused)
+        with self._lock:
+            self._facts = replace(
+                self._facts,
+                batches={**self._facts.batches, k: tuple(group_ids)},
+                reused={**self._facts.reused, k: tuple(reused)},
+            )
+
+    def advance(self, step: int) -> None:
+        """Note that batch `step` is trained."""
+        with self._lock:
+            self._facts = replace(self._facts, step=step)
+
+    def checkpoint(self, step: int) -> None:
+        """Note that the batches up to `step` are inside a durable checkpoint."""
+        with self._lock:
+            facts = self._facts
+            self._facts = replace(
+                facts,
+                checkpoint_step=step,
+                checkpointed=facts.groups_up_to(step),
+                batches={k: groups for k, groups in facts.batches.items() if k > step},
+                reused={k: groups for k, groups in facts.reused.items() if k > step},
+            )
 
     def ask_again(self, group_ids: Iterable[int]) -> list[int]:
         """Note groups that are too old; a second try gets no third. Returns those that are new."""
-        known = {*self.second_tries, *self.second_tries.values(), *self.waiting}
-        new = [group for group in group_ids if group not in known]
-        self.waiting.extend(new)
-        return new
+        with self._lock:
+            facts = self._facts
+            known = {*facts.second_tries, *facts.second_tries.values(), *facts.waiting}
+            new = [group for group in group_ids if group not in known]
+            self._facts = replace(facts, waiting=(*facts.waiting, *new))
+            return new
 
-    def assign_second_tries(self, group_ids: Iterable[int]) -> dict[int, int]:
-        """Have groups that are about to be created ask what waits.
+    def create(self, group_ids: Collection[int]) -> dict[int, int]:
+        """Note groups that are about to be created; the new ones ask the prompts that wait.
 
         Returns:
             Dropped group -> the group that asks its prompt now.
         """
-        assigned = {}
-        for group in group_ids:
-            # Below its reach an earlier life has created it, to ask something else.
-            if self.waiting and group >= self.reach and group not in self.second_tries:
-                self.second_tries[group] = self.waiting.popleft()
-                assigned[self.second_tries[group]] = group
-        return assigned
+        with self._lock:
+            facts = self._facts
+            # Below the reach an earlier learner created them, to ask something else.
+            free = [g for g in group_ids if g >= facts.reach and g not in facts.second_tries]
+            assigned = dict(zip(facts.waiting, free, strict=False))
+            self._facts = replace(
+                facts,
+                reach=max([facts.reach, *(group + 1 for group in group_ids)]),
+                second_tries={**facts.second_tries, **{g: old for old, g in assigned.items()}},
+                waiting=facts.waiting[len(assigned) :],
+            )
+            return assigned
 
-    @property
-    def asked_again(self) -> dict[int, int | None]:
-        """What the store is to know: dropped group -> second try; None = it waits for one."""
-        waiting: dict[int, int | None] = dict.fromkeys(self.waiting)
-        return waiting | {dropped: group for group, dropped in self.second_tries.items()}
+    def open_round(self, step: int) -> None:
+        """Note that the evaluation after `step` waits for answers."""
+        with self._lock:
+            self._facts = replace(self._facts, open_rounds=self._facts.open_rounds | {step})
 
-    def checkpoint(self, step: int) -> None:
-        """Note that the batches up to `step` are inside a durable checkpoint."""
-        for k in [k for k in self.batches if k <= step]:
-            self.checkpointed.update(self.batches.pop(k))
-            self.reused.pop(k, None)
-        self.checkpoint_step = step
+    def close_round(self, step: int) -> None:
+        """Note that it waits no longer."""
+        with self._lock:
+            self._facts = replace(self._facts, open_rounds=self._facts.open_rounds - {step})
 
-    def groups_up_to(self, step: int) -> set[int]:
-        """Collect the groups of all batches up to `step`."""
-        recent = (groups for k, groups in self.batches.items() if k <= step)
-        return self.checkpointed.union(*recent)
+    def publish(self, publication: Publication) -> None:
+        """Note the newest pointer to weights."""
+        with self._lock:
+            self._facts = replace(self._facts, publication=publication)
 
 
 def as_ranges(numbers: Collection[int]) -> list[tuple[int, int]]:
@@ -102,6 +157,6 @@ def as_ranges(numbers: Collection[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def from_ranges(ranges: Iterable[tuple[int, int]]) -> set[int]:
+def from_ranges(ranges: Iterable[tuple[int, int]]) -> frozenset[int]:
     """Read what `as_ranges` wrote."""
-    return {number for start, end in ranges for number in range(start, end)}
+    return frozenset(number for start, end in ranges for number in range(start, end))

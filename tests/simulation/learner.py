@@ -78,7 +78,13 @@ class Learner:
             )
             ledger = start.ledger()
             self._store.on_rewind(
-                lambda fresh, run_id: recover(fresh, run_id, settings=self._settings, ledger=ledger)
+                lambda fresh, run_id: recover(
+                    fresh,
+                    run_id,
+                    run=self._settings.run,
+                    buffer=self._settings.buffer,
+                    facts=ledger.facts,
+                )
             )
             self._trained = dict(self._disk.trained)
             self._history.life_begins(start.lineage, start.state.step)
@@ -96,18 +102,18 @@ class Learner:
         await self._publish(ledger)
         while not self.is_ending:
             await self._until(feeder.feed)
-            batch = await self._until(lambda: claims.look(ledger.step + 1))
+            batch = await self._until(lambda: claims.look(ledger.facts.step + 1))
             if batch is None:
                 await asyncio.sleep(self._rng.uniform(0.5, 1.5) * LOOK_S)
                 continue
             self._judge(batch, ledger)
             await asyncio.sleep(self._rng.uniform(0.5, 1.5) * self._train_s)
             self._trained[batch.step] = [episode.task_id for episode in batch.episodes]
-            ledger.step = batch.step
-            await self._ask(lambda: operations.advance(ledger.lineage, ledger.step))
+            ledger.advance(batch.step)
+            await self._ask(lambda: operations.advance(ledger.lineage, ledger.facts.step))
             self._history.trained(batch, self._trained)
             await self._publish(ledger)
-            due = ledger.step % self._settings.learner.checkpoint_every == 0
+            due = ledger.facts.step % self._settings.learner.checkpoint_every == 0
             if due or recoveries != self._store.recoveries:
                 recoveries = self._store.recoveries
                 await self._checkpoint(ledger, feeder)
@@ -126,10 +132,11 @@ class Learner:
                 assert lag <= self._settings.run.max_policy_lag, f"I13: lag {lag} in {batch.step}"
 
     async def _publish(self, ledger: Ledger) -> None:
-        version = PolicyVersion(ledger.lineage, ledger.step)
+        version = PolicyVersion(ledger.lineage, ledger.facts.step)
         digest = f"weights of {version.lineage}.{version.step}"
-        ledger.publication = Publication(version, digest, "tcp://publisher", "key")
-        await self._until(lambda: publish_pointer(self._store, ledger))
+        publication = Publication(version, digest, "tcp://publisher", "key")
+        ledger.publish(publication)
+        await self._until(lambda: publish_pointer(self._store, publication))
 
     async def _checkpoint(self, ledger: Ledger, feeder: Feeder) -> None:
         """Save, then COMMIT; the life may end between the two."""
@@ -138,16 +145,16 @@ class Learner:
         self._disk.saved = LearnerState(
             run=run.name,
             settings_hash=settings_hash(self._settings.run),
-            step=ledger.step,
+            step=ledger.facts.step,
             lineage=ledger.lineage,
             cursor=feeder.cursor,
-            trained=tuple(as_ranges(ledger.groups_up_to(ledger.step))),
+            trained=tuple(as_ranges(ledger.facts.groups_up_to(ledger.facts.step))),
             totals=Totals(),
         )
         self._disk.trained = dict(self._trained)
-        ledger.checkpoint(ledger.step)
+        ledger.checkpoint(ledger.facts.step)
         await asyncio.sleep(self._rng.uniform(0.0, 0.5))
-        await self._ask(lambda: operations.commit(ledger.lineage, ledger.step))
+        await self._ask(lambda: operations.commit(ledger.lineage, ledger.facts.step))
 
     async def _finish(self, ledger: Ledger, feeder: Feeder) -> None:
         await self._checkpoint(ledger, feeder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from configs.settings import Settings
 from learner.checkpointing.lineages import LineageFile
 from learner.checkpointing.recovery import recover, register_run
 from learner.data.curriculum import training_tasks
-from learner.data.ledger import Ledger, as_ranges, from_ranges
+from learner.data.ledger import Facts, as_ranges, from_ranges
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
@@ -37,7 +36,7 @@ def store(redis_url: str) -> Iterator[Store]:
         yield opened
 
 
-def ledger_of_step_2(**changes: object) -> Ledger:
+def facts_of_step_2(**changes: object) -> Facts:
     """Lineage 3 stands at step 2; its checkpoint is of step 1; group 2 was dropped."""
     facts: dict[str, object] = {
         "lineage": 3,
@@ -45,20 +44,20 @@ def ledger_of_step_2(**changes: object) -> Ledger:
         "lineages": {1: 0, 2: 0, 3: 1},
         "step": 2,
         "checkpoint_step": 1,
-        "checkpointed": {0, 1},
+        "checkpointed": frozenset({0, 1}),
         "reach": 7,
         "batches": {2: (4, 3)},
     }
-    return Ledger(**(facts | changes))  # type: ignore[arg-type]  # a table of its own fields
+    return Facts(**(facts | changes))  # type: ignore[arg-type]  # a table of its own fields
 
 
-def put_right(store: Store, settings: Settings, ledger: Ledger) -> None:
-    recover(store, store.server_run_id(), settings=settings, ledger=ledger)
+def put_right(store: Store, settings: Settings, facts: Facts) -> None:
+    recover(store, store.server_run_id(), run=settings.run, buffer=settings.buffer, facts=facts)
 
 
 def filled(store: Store, settings: Settings, *, groups: int, lineage: int = 1) -> None:
     """Enter the run as an older learner did, with finished groups in the buffer."""
-    register_run(settings, store)
+    register_run(store, settings.run, settings.buffer)
     for expected in range(lineage):
         store.run(operations.begin_lineage(expected, 0, owner=OWNER))
     store.run(operations.create(lineage, training_tasks(settings.run, range(groups), {})))
@@ -72,11 +71,11 @@ def filled(store: Store, settings: Settings, *, groups: int, lineage: int = 1) -
 
 
 def test_a_wiped_store_learns_all_that_the_learner_knows(store: Store, settings: Settings) -> None:
-    ledger = ledger_of_step_2(
-        publication=WEIGHTS, open_rounds={2}, second_tries={6: 1}, waiting=deque([2])
+    facts = facts_of_step_2(
+        publication=WEIGHTS, open_rounds=frozenset({2}), second_tries={6: 1}, waiting=(2,)
     )
 
-    put_right(store, settings, ledger)
+    put_right(store, settings, facts)
 
     stats = store.run(operations.stats())
     assert (stats.state, stats.lineage, stats.version, stats.committed_step) == ("RUNNING", 3, 2, 1)
@@ -91,16 +90,16 @@ def test_a_wiped_store_learns_all_that_the_learner_knows(store: Store, settings:
 
 
 def test_recovery_may_be_repeated(store: Store, settings: Settings) -> None:
-    put_right(store, settings, ledger_of_step_2())
+    put_right(store, settings, facts_of_step_2())
     once = store.run(operations.stats())
 
-    put_right(store, settings, ledger_of_step_2())
+    put_right(store, settings, facts_of_step_2())
 
     assert store.run(operations.stats()) == once
 
 
 def test_a_batch_held_in_memory_is_claimed_again(store: Store, settings: Settings) -> None:
-    put_right(store, settings, ledger_of_step_2(batches={2: (4, 3), 3: (5, 6)}))
+    put_right(store, settings, facts_of_step_2(batches={2: (4, 3), 3: (5, 6)}))
 
     claim = store.run(operations.claim(3, 3, 2))
 
@@ -116,7 +115,7 @@ def test_what_an_old_claim_holds_besides_the_trained_batch_returns_to_the_buffer
     for k in (1, 2):
         store.run(operations.claim(1, k, 2))  # {0, 1} and {2, 3}, before 2 was dropped
 
-    put_right(store, settings, ledger_of_step_2(reach=5))
+    put_right(store, settings, facts_of_step_2(reach=5))
 
     stats = store.run(operations.stats())
     assert stats.accounted == stats.created == 5 * 4
@@ -133,7 +132,7 @@ def test_an_old_claim_of_a_committed_batch_is_committed_as_it_was_trained(
     store.run(operations.claim(1, 1, 3))  # {0, 1, 2}, before 2 was dropped from batch 1
     store.run(operations.seal(1, 1))
 
-    put_right(store, settings, ledger_of_step_2(reach=5))
+    put_right(store, settings, facts_of_step_2(reach=5))
 
     stats = store.run(operations.stats())
     assert stats.committed == 2 * 4
@@ -144,10 +143,10 @@ def test_a_learner_whose_lineage_another_began_is_lost(store: Store, settings: S
     filled(store, settings, groups=1, lineage=3)
 
     with pytest.raises(LostLineage):
-        put_right(store, settings, ledger_of_step_2(owner="somebody else"))
+        put_right(store, settings, facts_of_step_2(owner="somebody else"))
     store.run(operations.begin_lineage(3, 0))
     with pytest.raises(LostLineage):
-        put_right(store, settings, ledger_of_step_2())
+        put_right(store, settings, facts_of_step_2())
 
 
 def test_an_older_lineage_is_lost_to_the_learner_whose_lineage_was_restored(
@@ -155,7 +154,7 @@ def test_an_older_lineage_is_lost_to_the_learner_whose_lineage_was_restored(
 ) -> None:
     filled(store, settings, groups=1, lineage=2)
 
-    put_right(store, settings, ledger_of_step_2())
+    put_right(store, settings, facts_of_step_2())
 
     with pytest.raises(LostLineage):
         store.run(operations.claim(2, 3, 2))
@@ -164,10 +163,10 @@ def test_an_older_lineage_is_lost_to_the_learner_whose_lineage_was_restored(
 def test_evaluation_rounds_that_have_ended_do_not_open_again(
     store: Store, settings: Settings, redis_url: str
 ) -> None:
-    put_right(store, settings, ledger_of_step_2(open_rounds={0, 2}))
+    put_right(store, settings, facts_of_step_2(open_rounds=frozenset({0, 2})))
     assert store.run(operations.stats()).eval.ready == 2 * 3
 
-    put_right(store, settings, ledger_of_step_2(open_rounds={2}))
+    put_right(store, settings, facts_of_step_2(open_rounds=frozenset({2})))
 
     assert store.run(operations.stats()).eval.ready == 3
     with redis.Redis.from_url(redis_url) as client:

@@ -279,14 +279,14 @@ def test_drops_are_counted_by_length_and_their_prompts_asked_again(
     assert claims.look(3) is None
 
     assert claims.dropped.episodes_by_length == {"<=512": 8}
-    assert list(ledger.waiting) == [0, 1]
+    assert list(ledger.facts.waiting) == [0, 1]
 
     bench.settings = tiny_settings(tmp_path, buffer={"recreate_dropped": False})
     bench.fill(2, first=2, version=(bench.lineage, 2), answered_by=(bench.lineage, 0))
     claims = bench.claims()
     assert claims.look(3) is None
     assert claims.dropped.units == {"stale": 2}
-    assert not bench.ledger.waiting
+    assert not bench.ledger.facts.waiting
 
 
 def test_stale_groups_are_trained_where_the_settings_say_so(bench: Bench, tmp_path: Path) -> None:

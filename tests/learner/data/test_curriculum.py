@@ -123,9 +123,9 @@ def test_the_prompt_of_a_dropped_group_is_asked_again_once_under_a_new_id(redis_
     assert [specs[group].group_id for group in (4, 5, 6)] == [4, 5, 6]
     assert specs[4].seed == training_task(RUN, 4).seed
     ledger.ask_again([4, 6])
-    assert list(ledger.waiting) == [6]
-    ledger.assign_second_tries([4, 11])  # a create that failed is repeated with more groups
-    assert ledger.second_tries == {4: 1, 5: 0, 11: 6}
+    assert list(ledger.facts.waiting) == [6]
+    ledger.create([4, 11])  # a create that failed is repeated with more groups
+    assert ledger.facts.second_tries == {4: 1, 5: 0, 11: 6}
     store.close()
 
 

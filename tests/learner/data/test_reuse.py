@@ -70,7 +70,7 @@ class Bench:
         """Make, seal, train, checkpoint and commit batch k."""
         self.fill(k)
         batch = self.seal(k)
-        self.ledger.step = k
+        self.ledger.advance(k)
         self.store.run(operations.advance(self.ledger.lineage, k))
         self.ledger.checkpoint(k)
         self.store.run(operations.commit(self.ledger.lineage, k))
@@ -81,7 +81,7 @@ def make_bench(url: str, folder: Path, replay: Mapping[str, object]) -> Bench:
     """Begin a run with these settings of replay."""
     settings = tiny_settings(folder, replay=replay, learner={"checkpoint_every": 1})
     store = Store(url, settings.run.name)
-    register_run(settings, store)
+    register_run(store, settings.run, settings.buffer)
     lineage = store.run(operations.begin_lineage(0, 0, owner="owner"))
     assert lineage == 1
     return Bench(store, settings, new_ledger(lineage))
@@ -231,7 +231,13 @@ def test_a_store_that_lost_a_use_loses_what_it_kept(bench: Bench, forgets: bool)
         bench.store._redis.zadd(f"{run_prefix('tiny')}:replay", {"1": 0})
     server = bench.store.server_run_id()
 
-    recover(bench.store, server, settings=bench.settings, ledger=bench.ledger)
+    recover(
+        bench.store,
+        server,
+        run=bench.settings.run,
+        buffer=bench.settings.buffer,
+        facts=bench.ledger.facts,
+    )
 
     stats = bench.store.run(operations.stats())
     assert stats.kept_units + stats.reused_units == (0 if forgets else 2)

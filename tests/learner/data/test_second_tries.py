@@ -73,7 +73,7 @@ def test_prompts_that_waited_when_the_learner_died_are_asked_by_the_next_life(
         drop_two_groups(store, settings, ledger)
 
         ledger, feeder = begin_life(store, settings)  # of the first one's memory nothing is left
-        assert list(ledger.waiting) == [0, 1]
+        assert list(ledger.facts.waiting) == [0, 1]
         while feeder.cursor < known + 2:
             assert feeder.feed()
 
@@ -92,6 +92,6 @@ def test_no_life_asks_a_prompt_a_third_time(redis_url: str, tmp_path: Path) -> N
 
         ledger, _ = begin_life(store, settings)
 
-        assert ledger.second_tries == {9: 3}
+        assert ledger.facts.second_tries == {9: 3}
         assert ledger.ask_again([3, 4, 9, 5]) == [5]
-        assert ledger.assign_second_tries([9, 10]) == {4: 10}
+        assert ledger.create([9, 10]) == {4: 10}

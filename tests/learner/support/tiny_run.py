@@ -14,7 +14,7 @@ from buffer.record.episode import Episode
 from buffer.store import Store
 from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings, Settings
-from learner.data.ledger import Ledger
+from learner.data.ledger import Facts, Ledger
 
 LEASE_MS = 60_000
 
@@ -72,14 +72,15 @@ def begin_run(store: Store, run: RunSettings, buffer: BufferSettings | None = No
 
 def new_ledger(lineage: int, lineages: Mapping[int, int] | None = None) -> Ledger:
     """Begin the ledger of a learner without a checkpoint."""
-    return Ledger(
+    facts = Facts(
         lineage=lineage,
         owner="owner",
         lineages=lineages or {lineage: 0},
         step=0,
         checkpoint_step=0,
-        checkpointed=set(),
+        checkpointed=frozenset(),
     )
+    return Ledger(facts)
 
 
 def answer_leases(
