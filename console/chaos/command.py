@@ -1,4 +1,4 @@
-"""`nyala chaos`: what a person sees of it."""
+"""`nyala chaos`: its options, its progress and its results on the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -20,7 +22,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from configs.errors import NyalaError, SettingsError
+from configs.errors import SettingsError
+from console.arguments import Overrides
 from console.chaos.arms import Harm
 from console.chaos.fault import Fault, Row, markdown
 from console.chaos.kill_run import KillPlan, kill_runs
@@ -30,9 +33,12 @@ TERMINATED = 128 + signal.SIGTERM
 SWEEPS = 3  # matrices of `--long`: each other seed meets the faults in other states
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What was typed."""
+class Choices:
+    """The options of one `nyala chaos`."""
 
     config: Path | None
     overrides: tuple[str, ...]
@@ -42,6 +48,50 @@ class Wish:
     is_long: bool = False
     is_kill_run: bool = False
     """The last part of the long one alone."""
+
+
+@app.command()
+def chaos(  # noqa: PLR0917 - typer calls it by name
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG", help="A settings file; without one, a tiny run of its own."
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="This fault; may be given several times."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Of the actors: torch (default) or vllm.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New folder for table, runs and logs.")
+    ] = None,
+    long: Annotated[
+        bool,
+        typer.Option("--long", help="Several matrices, then whole runs whose actors keep dying."),
+    ] = False,
+    kill_run: Annotated[
+        bool, typer.Option("--kill-run", help="Only the whole runs whose actors keep dying.")
+    ] = False,
+    names: Annotated[bool, typer.Option("--list", help="Name the faults and end.")] = False,
+) -> None:
+    """Hurt a live run on purpose and record what happened.
+
+    Starts a small run of its own on this machine, injects one fault after the other, and writes a
+    table: how soon each was noticed, how soon all work went on, what was lost, what still held.
+
+    Example: `nyala chaos --only actor-kill`
+    """
+    if names:
+        list_faults()
+        return
+    choices = Choices(
+        config, tuple(overrides or ()), tuple(only or ()), engine, out, long, kill_run
+    )
+    raise typer.Exit(run_chaos(choices))
 
 
 def list_faults() -> None:
@@ -66,33 +116,33 @@ def chosen(only: Sequence[str]) -> tuple[Fault, ...]:
     return tuple(known[name] for name in only) if only else FAULTS
 
 
-def run_chaos(wish: Wish) -> int:
-    """Carry `nyala chaos` out: 0 if everything held, 1 if not, 2 if it could not be started."""
+def run_chaos(choices: Choices) -> int:
+    """Carry `nyala chaos` out and return the exit code: 0 if everything held, else 1.
+
+    Raises:
+        NyalaError: It could not be started.
+    """
     console = Console()
     # As an exit, it ends what was started and takes mounted disks and networks away.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    try:
-        plan = _plan(wish)
-        if wish.is_kill_run:
-            _kill_runs(wish, plan, console)
-            return 0
-        if wish.is_long:
-            return 0 if _long(wish, plan, console) else 1
-        return 0 if all(row.holds for row in _with_bar(plan, console)) else 1
-    except NyalaError as error:
-        print(f"nyala: {error}", file=sys.stderr)
-        return 2
+    plan = _plan(choices)
+    if choices.is_kill_run:
+        _kill_runs(choices, plan, console)
+        return 0
+    if choices.is_long:
+        return 0 if _long(choices, plan, console) else 1
+    return 0 if all(row.holds for row in _with_bar(plan, console)) else 1
 
 
-def _plan(wish: Wish) -> Plan:
+def _plan(choices: Choices) -> Plan:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    folder = (wish.out or Path("runs") / f"chaos-{stamp}").expanduser().resolve()
+    folder = (choices.out or Path("runs") / f"chaos-{stamp}").expanduser().resolve()
     if folder.exists():
         raise SettingsError(f"--out must be a new folder, got {folder}, which exists; name another")
-    overrides = wish.overrides
-    if wish.engine is not None:
-        overrides = (f"actors.engine={wish.engine}", *overrides)
-    return Plan(folder, wish.config, overrides, chosen(wish.only))
+    overrides = choices.overrides
+    if choices.engine is not None:
+        overrides = (f"actors.engine={choices.engine}", *overrides)
+    return Plan(folder, choices.config, overrides, chosen(choices.only))
 
 
 def _columns() -> tuple[ProgressColumn, ...]:
@@ -104,24 +154,24 @@ def _columns() -> tuple[ProgressColumn, ...]:
     )
 
 
-def _long(wish: Wish, plan: Plan, console: Console) -> bool:
+def _long(choices: Choices, plan: Plan, console: Console) -> bool:
     """Sweep the matrix with other seeds, then let actors die for whole runs."""
     holds = True
     for seed in range(SWEEPS):
         overrides = (*plan.overrides, f"run.seed={seed}")
         sweep = replace(plan, folder=plan.folder / f"seed-{seed}", overrides=overrides)
         holds = all(row.holds for row in _with_bar(sweep, console)) and holds
-    _kill_runs(wish, plan, console)
+    _kill_runs(choices, plan, console)
     return holds
 
 
-def _kill_runs(wish: Wish, plan: Plan, console: Console) -> None:
+def _kill_runs(choices: Choices, plan: Plan, console: Console) -> None:
     """Let actors die for whole runs."""
     kills = KillPlan(
         plan.folder / "kill-run",
-        wish.config,
-        wish.overrides,
-        engine=wish.engine or "torch",
+        choices.config,
+        choices.overrides,
+        engine=choices.engine or "torch",
     )
     with Progress(*_columns(), console=console) as progress:
         bars = {harm: progress.add_task(f"actors: {harm}", total=None) for harm in kills.harms}

@@ -1,38 +1,36 @@
-"""`nyala buffer`: looking into the replay buffer, and deciding about dead letters.
+"""`nyala buffer`: views of the replay buffer, and decisions about dead letters.
 
-Only the verbs and what they say of themselves; `buffer_queries.py` asks the store,
-`tables.py` shows the answers. Heavy libraries are imported when a verb runs.
+Owns the verbs and their help; `buffer_queries.py` asks the store, `tables.py` shows the answers.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from .buffer_queries import BufferOfRun
-    from .tables import Facts
+from console.arguments import AsJson, Run
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/demo.")]
+from .buffer_queries import BufferOfRun, open_buffer
+from .tables import Facts, print_facts
+
 Tasks = Annotated[
     list[int] | None,
     typer.Argument(metavar="TASK...", help="Ids of dead letters.", show_default=False),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("-n", min=1, max=1000, help="How many at most.")]
 Every = Annotated[bool, typer.Option("--all", help="All dead letters of the run.")]
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     help="Look into the replay buffer of a run.\n\n"
     "Every task is in one place: ready, leased by an actor, buffered (finished), claimed by a "
-    "batch, committed (inside a checkpoint), dropped, dead or cancelled. Begin with "
-    "`nyala buffer stats runs/demo`; `nyala buffer dead list runs/demo` says why tasks died.",
+    "batch, committed (inside a checkpoint), dropped, dead or cancelled.\n\n"
+    "Example: `nyala buffer stats runs/demo`, then `nyala buffer dead list runs/demo`",
 )
 dead = typer.Typer(
     no_args_is_help=True,
@@ -122,16 +120,7 @@ def purge(run: Run, tasks: Tasks = None, every: Every = False, as_json: AsJson =
 
 
 def _show(run: Path, as_json: bool, ask: Callable[[BufferOfRun], Facts]) -> None:
-    """Ask the store of a run and print what it says."""
-    from configs.errors import NyalaError
-
-    from .buffer_queries import open_buffer
-    from .tables import print_facts
-
-    try:
-        with open_buffer(run) as buffer:
-            facts = ask(buffer)
-    except NyalaError as error:
-        print(f"nyala: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
+    """Ask the store of a run and print its answer."""
+    with open_buffer(run) as buffer:
+        facts = ask(buffer)
     print_facts(facts, as_json=as_json)

@@ -1,13 +1,23 @@
-"""`nyala keys`: make the keys of a run, let somebody in, take somebody out, exchange a key."""
+"""`nyala keys`: the keys of a run, made, listed, added, revoked and exchanged."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from broker.transport.allow_list import Role, read_allowed
+from broker.transport.allow_list import add as add_key
+from broker.transport.allow_list import revoke as revoke_key
+from broker.transport.key_rotation import (
+    announce_broker_key,
+    rotate_broker_key,
+    rotate_client_key,
+)
+from broker.transport.keys import make_keys
+from configs.errors import SettingsError
 
 
 class _WithoutVerb(TyperGroup):
@@ -25,11 +35,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Make the keys of a cluster, and say who may connect as what.\n\n"
-    "With them the processes of a run know each other. `nyala up` makes keys of its own. Actors "
-    "on other machines need actor.key and broker.pub; broker.key and learner.key stay where broker "
-    "and learner run. Existing keys are kept. Changes take effect within a second, without a "
-    "restart.\n\n"
+    help="Make the keys of a cluster, and choose who may connect.\n\n"
+    "The processes of a run recognise each other by their keys. `nyala up` makes keys of its own. "
+    "Actors on other machines need actor.key and broker.pub; broker.key and learner.key stay where "
+    "broker and learner run. Existing keys are kept. Changes take effect within a second, without "
+    "a restart.\n\n"
     "Example: `nyala keys keys/`, then `nyala keys add spot-7 --in keys/`",
 )
 
@@ -44,21 +54,19 @@ HERE = Path("keys")
 def make(
     folder: Annotated[Path, typer.Argument(help="Where to put them, such as keys/.")],
 ) -> None:
-    """Make the keys of broker, learner and actors; those that exist are kept."""
-    from broker.transport.keys import make_keys
-    from configs.errors import NyalaError
+    """Make the keys of broker, learner and actors; those that exist are kept.
 
-    try:
-        print(make_keys(folder))
-    except NyalaError as error:
-        _refuse(error)
+    Example: `nyala keys make keys/`
+    """
+    print(make_keys(folder))
 
 
 @app.command("list")
 def list_keys(folder: Folder = HERE) -> None:
-    """Show who may connect, and as what."""
-    from broker.transport.allow_list import read_allowed
+    """Show which keys may connect, and as what.
 
+    Example: `nyala keys list --in runs/demo`
+    """
     for key, member in sorted(
         read_allowed(_keys_in(folder)).items(), key=lambda line: line[1].name
     ):
@@ -71,77 +79,61 @@ def add(
     role: Annotated[str, typer.Option(help="actor, observer or operator.")] = "actor",
     folder: Folder = HERE,
 ) -> None:
-    """Make one more key and let its holder in; copy the printed file and broker.pub to them."""
-    from broker.transport.allow_list import Role
-    from broker.transport.allow_list import add as add_key
-    from configs.errors import NyalaError, SettingsError
+    """Make one more key and let its holder in; copy the printed file and broker.pub to them.
 
-    try:
-        if role not in list(Role):
-            raise SettingsError(
-                f"--role must be one of {', '.join(Role)}, got {role}; "
-                "an actor makes episodes, an observer looks, an operator revokes and drains"
-            )
-        print(add_key(_keys_in(folder), name, Role(role)))
-    except NyalaError as error:
-        _refuse(error)
+    Example: `nyala keys add spot-7 --in runs/demo`
+    """
+    if role not in list(Role):
+        raise SettingsError(
+            f"--role must be one of {', '.join(Role)}, got {role}; "
+            "an actor makes episodes, an observer looks, an operator revokes and drains"
+        )
+    print(add_key(_keys_in(folder), name, Role(role)))
 
 
 @app.command()
 def revoke(name: Name, folder: Folder = HERE) -> None:
-    """Take a key off the list: its holder is refused within a second."""
-    from broker.transport.allow_list import revoke as revoke_key
-    from configs.errors import NyalaError
+    """Take a key off the list: its holder is refused within a second.
 
-    try:
-        roles = revoke_key(_keys_in(folder), name)
-    except NyalaError as error:
-        _refuse(error)
+    Example: `nyala keys revoke spot-7 --in runs/demo`
+    """
+    roles = revoke_key(_keys_in(folder), name)
     print(f"{name} ({', '.join(roles)}) is off the list; what it holds goes to others")
 
 
 @app.command()
 def announce(folder: Folder = HERE) -> None:
-    """Make the broker's next key; copy the printed file to the actors before `rotate broker`."""
-    from broker.transport.key_rotation import announce_broker_key
-    from configs.errors import NyalaError
+    """Make the broker's next key; copy the printed file to the actors before `rotate broker`.
 
-    try:
-        print(announce_broker_key(_keys_in(folder)))
-    except NyalaError as error:
-        _refuse(error)
+    Example: `nyala keys announce --in runs/demo`
+    """
+    print(announce_broker_key(_keys_in(folder)))
 
 
 @app.command()
 def rotate(name: Name, folder: Folder = HERE) -> None:
-    """Exchange the key of `broker`, or of an actor, observer or operator, without a stop."""
-    from broker.transport.key_rotation import rotate_broker_key, rotate_client_key
-    from configs.errors import NyalaError
+    """Exchange the key of `broker`, or of an actor, observer or operator, without a stop.
 
-    try:
-        if name == "broker":
-            rotate_broker_key(_keys_in(folder))
-            print("running brokers take the new key up by themselves")
-        else:
-            previous = rotate_client_key(_keys_in(folder), name)
-            print(f"{name} has a new key; `nyala keys revoke {previous}` ends the old one")
-    except NyalaError as error:
-        _refuse(error)
+    Example: `nyala keys rotate broker --in runs/demo`
+    """
+    if name == "broker":
+        rotate_broker_key(_keys_in(folder))
+        print("running brokers take the new key up by themselves")
+    else:
+        previous = rotate_client_key(_keys_in(folder), name)
+        print(f"{name} has a new key; `nyala keys revoke {previous}` ends the old one")
 
 
 def _keys_in(folder: Path) -> Path:
-    """Return the folder of the keys that a person names by itself or by its run."""
+    """Return the folder of the keys that a person names by itself or by its run.
+
+    Raises:
+        SettingsError: There are no keys.
+    """
     for place in (folder / "keys", folder):
         if (place / "broker.pub").exists():
             return place
-    print(
-        f"nyala: --in must be a folder of keys or of a run, got {folder} without a broker.pub; "
-        f"make keys with `nyala keys {folder}`",
-        file=sys.stderr,
+    raise SettingsError(
+        f"--in must be a folder of keys or of a run, got {folder} without a broker.pub; "
+        f"make keys with `nyala keys {folder}`"
     )
-    raise SystemExit(2)
-
-
-def _refuse(error: Exception) -> NoReturn:
-    print(f"nyala: {error}", file=sys.stderr)
-    raise SystemExit(2)

@@ -1,4 +1,4 @@
-"""`nyala status`: one look at a run, from its folder and, if it answers, its store."""
+"""`nyala status`: one look at a run, at its folder and, if it answers, its store."""
 
 from __future__ import annotations
 
@@ -6,19 +6,37 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
+from buffer.operations import actors, stats
+from buffer.operations.brokers import brokers
 from buffer.operations.values import ActorSeen, Stats
+from buffer.store import Store
 from configs.errors import NyalaError
 from configs.loader import load
+from console.arguments import Run
 from console.display.display import View, duration, figures
 from console.display.progress import RunProgress
 from console.display.result import print_result
 from console.run.run_folder import RunState, run_folder_of
 
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def status(run: Run) -> None:
+    """Show how far a run is.
+
+    Also where its tasks are, and which actors sample.
+
+    Example: `nyala status runs/demo`
+    """
+    print_status(run, Console())
+
 
 def print_status(path: Path, console: Console) -> None:
-    """Show how far a run is, where its tasks are, and who samples.
+    """Show how far a run is, where its tasks are, and which actors sample.
 
     Raises:
         NyalaError: There is no such run.
@@ -37,27 +55,23 @@ def print_status(path: Path, console: Console) -> None:
     )
     try:
         url = folder.redis_url.read_text(encoding="utf-8").strip()
-        stats, actors, brokers = _ask_store(url, settings.run.name)
+        counts, seen, serving = _ask_store(url, settings.run.name)
     except NyalaError as error:
         console.print(f"not running: {error}", markup=False, soft_wrap=True)
         return
     limit_s = settings.broker.heartbeat_timeout_s
-    alive = sum(actor.silent_s <= limit_s for actor in actors)
+    alive = sum(actor.silent_s <= limit_s for actor in seen)
     values = figures(View(progress, {}, alive))
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     console.print(line, highlight=False, soft_wrap=True)
-    console.print(_tasks_line(stats), highlight=False, soft_wrap=True)
-    for endpoint, numbers in sorted(brokers.items()):
+    console.print(_tasks_line(counts), highlight=False, soft_wrap=True)
+    for endpoint, numbers in sorted(serving.items()):
         console.print(_broker_line(endpoint, numbers), highlight=False, soft_wrap=True)
-    for actor in actors:
+    for actor in seen:
         console.print(_actor_line(actor), highlight=False, soft_wrap=True)
 
 
 def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]]]:
-    from buffer.operations import actors, stats
-    from buffer.operations.brokers import brokers
-    from buffer.store import Store
-
     with Store(url, run=run) as store:
         return store.run(stats()), store.run(actors()), store.run(brokers())
 
@@ -68,7 +82,7 @@ def _tasks_line(stats: Stats) -> str:
 
 
 def _broker_line(endpoint: str, figures: Mapping[str, float]) -> str:
-    """Write when a broker was heard of, whom it serves, and what it has refused."""
+    """Write the age of a broker's last sign of life, the number of its actors, and its refusals."""
     refused = {
         name.removeprefix("refused_"): int(count)
         for name, count in sorted(figures.items())
@@ -82,7 +96,7 @@ def _broker_line(endpoint: str, figures: Mapping[str, float]) -> str:
 
 
 def _actor_line(actor: ActorSeen) -> str:
-    """Write when an actor was heard of, where it is, and its figures that are not zero."""
+    """Write the age of an actor's last sign of life, its host, and its figures other than zero."""
     fields = dict(actor.fields)
     host, version = fields.pop("host", "?"), fields.pop("version", "none yet")
     numbers = [f"{name} {value}" for name, value in fields.items() if value not in {"0", "0.0"}]

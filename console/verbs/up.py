@@ -1,33 +1,81 @@
-"""`nyala up`: everything a run needs, on this machine.
+"""`nyala up`: a whole run on this machine.
 
-Owns what comes first: settings, what an earlier life left behind, checks. Nothing is written before
-the checks have passed. `session.py` does the rest.
+Owns the first part: settings, files of an earlier session, checks. Nothing is written before the
+checks have passed. `session.py` does the rest.
 """
 
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import typer
+import yaml
 from rich.console import Console
 
-from configs.errors import NyalaError
+from buffer.admin import forget_run
+from buffer.client.address import without_password
 from configs.settings import Settings
+from console.arguments import Config, ConfigOption, Overrides, one_of
 from console.display.result import print_result
 from console.run.init_model import reuse
 from console.run.plan import commands, given_redis, resolve, with_value
 from console.run.preflight import refuse_what_cannot_run
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
+from learner.algorithm.methods import overrides_of
 
 from .session import Session
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def up(  # noqa: PLR0917 - typer calls it by name
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Train by a published method, such as GSPO; `nyala losses` lists them. Its "
+            "settings go over those of the file, and --set over both.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, start nothing, show the settings.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Archive an earlier run of this name and begin anew.")
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines instead of a live display.")
+    ] = False,
+) -> None:
+    """Start a whole run on this machine.
+
+    Starts Redis, broker, learner and actors, restarts what dies, and stops cleanly with Ctrl-C. The
+    same command again goes on from the newest checkpoint; a run that has finished is reported.
+
+    Example: `nyala up configs/demo.yaml --method GSPO --set actors.count=3`
+    """
+    launch = Launch(
+        one_of(config, config_option),
+        (overrides_of(method) if method else []) + (overrides or []),
+        fresh=fresh,
+        dry_run=dry_run,
+        plain=plain,
+    )
+    raise typer.Exit(start(launch, Console()))
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a person asked for."""
+    """The options of one `nyala up`."""
 
     config: Path
     overrides: Sequence[str] = ()
@@ -42,8 +90,8 @@ class Launch:
         return shlex.join(["nyala", "up", str(self.config), *flags])
 
 
-def up(launch: Launch, console: Console) -> int:
-    """Carry `nyala up` out and return the exit code.
+def start(launch: Launch, console: Console) -> int:
+    """Start or resume the run, stay with it to its end, and return the exit code.
 
     Raises:
         NyalaError: The run cannot be started.
@@ -89,17 +137,11 @@ def _begin_anew(
         console.print(f"the earlier run is now in {archived}", highlight=False, soft_wrap=True)
         reuse(settings, archived, folder)
     if redis_url is not None:
-        from buffer.admin import forget_run
-
         forget_run(redis_url, settings.run.name)
 
 
 def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None:
     """Show what would be started, and with which settings."""
-    import yaml
-
-    from buffer.client.address import without_password
-
     if settings.buffer.url is not None:
         settings = with_value(settings, "buffer", "url", without_password(settings.buffer.url))
     console.print(f"would start in {folder.path} ({folder.state}):", soft_wrap=True)
@@ -109,13 +151,3 @@ def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None
         console.print(f"  {command.name}: {where}", highlight=False)
     text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
     console.print(text, highlight=False, markup=False, soft_wrap=True, end="")
-
-
-def run_up(launch: Launch) -> int:
-    """Carry `nyala up` out for a person: errors of ours become their text and code 2."""
-    console = Console()
-    try:
-        return up(launch, console)
-    except NyalaError as error:
-        print(f"nyala: {error}", file=sys.stderr)
-        return 2

@@ -1,30 +1,35 @@
-"""`nyala weights`: which versions there were, whether they are what they were, and a copy of one.
-
-Only the verbs and what they say of themselves; `weight_queries.py` looks. Heavy libraries are
-imported when a verb runs.
-"""
+"""`nyala weights`: the versions of a run, a check of them, and a copy of one."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+import asyncio
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from .tables import Facts
+from broker.protocol.messages import Publication
+from broker.transport.keys import load_pair
+from buffer import operations
+from buffer.store import Store
+from configs.errors import WeightsError
+from configs.loader import load
+from configs.secrets import redis_url
+from console.arguments import AsJson, Run
+from console.run.run_folder import run_folder_of
+from learner.weights.log import read_weight_log
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/demo.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+from .tables import Facts, print_facts
 
 app = typer.Typer(
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     help="Look at the weights that a run has published.\n\n"
     "Each version (lineage, step) is written down with its digest in weights.jsonl when it is "
-    "sealed, and is never overwritten: a learner that restarts begins a new lineage.",
+    "sealed, and is never overwritten: a learner that restarts begins a new lineage.\n\n"
+    "Example: `nyala weights log runs/demo`",
 )
 
 
@@ -38,9 +43,7 @@ def show_log(
 
     Example: `nyala weights log runs/demo -n 5`
     """
-    from .weight_queries import listed
-
-    _show(lambda: listed(run, n), as_json)
+    print_facts(listed(run, n), as_json=as_json)
 
 
 @app.command()
@@ -55,9 +58,7 @@ def verify(
 
     Example: `nyala weights verify runs/demo --file policy.safetensors`
     """
-    from .weight_queries import verified
-
-    _show(lambda: verified(run, file), as_json)
+    print_facts(verified(run, file), as_json=as_json)
 
 
 @app.command()
@@ -71,19 +72,100 @@ def pull(
 
     Example: `nyala weights pull runs/demo --to policy.safetensors`
     """
-    from .weight_queries import pulled
-
-    _show(lambda: pulled(run, to, timeout_s=timeout_s), as_json)
+    print_facts(pulled(run, to, timeout_s=timeout_s), as_json=as_json)
 
 
-def _show(look: Callable[[], Facts], as_json: bool) -> None:
-    from configs.errors import NyalaError
+def listed(run: Path, n: int) -> Facts:
+    """The newest `n` versions, oldest first, each with its delivery."""
+    versions: dict[tuple[int, int], dict[str, Any]] = {}
+    for line in read_weight_log(run_folder_of(run).path):
+        entry = versions.setdefault((line["version"][0], line["version"][1]), {})
+        entry[line["event"]] = line
+    rows = []
+    for version, entry in list(versions.items())[-n:]:
+        sealed, sent = entry.get("sealed", {}), entry.get("delivered", {})
+        rows.append(
+            {
+                "version": f"{version[0]}.{version[1]}",
+                "digest": sealed.get("digest", "")[:12],
+                "bytes": sealed.get("num_bytes"),
+                "learner held, s": sealed.get("held_s"),
+                "actors": sent.get("actors"),
+                "by group": sent.get("members"),
+                "all confirmed": sent.get("is_complete"),
+                "delivered in, s": round(sent["wall_s"], 4) if sent else None,
+                "sparse bytes": sent.get("sparse_bytes"),
+                "density": sent.get("density"),
+            }
+        )
+    return Facts(f"{len(versions)} versions published", rows, {"versions": rows})
 
-    from .tables import print_facts
 
-    try:
-        facts = look()
-    except NyalaError as error:
-        print(f"nyala: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    print_facts(facts, as_json=as_json)
+def verified(run: Path, file: Path | None) -> Facts:
+    """Check the log of a run, and a file against it.
+
+    Raises:
+        WeightsError: A version was overwritten, steps go back, or the file is not of this run.
+    """
+    sealed = [
+        line for line in read_weight_log(run_folder_of(run).path) if line["event"] == "sealed"
+    ]
+    digests: dict[tuple[int, int], str] = {}
+    for line in sealed:
+        version = line["version"][0], line["version"][1]
+        if digests.setdefault(version, line["digest"]) != line["digest"]:
+            raise WeightsError(
+                f"version {version} must have one digest, got {digests[version]} and "
+                f"{line['digest']}; two learners have written to this run"
+            )
+    for before, after in pairwise(digests):
+        if after <= before:
+            raise WeightsError(
+                f"versions must increase, got {after} after {before}; the log of the run was edited"
+            )
+    said = f"{len(digests)} versions, each with one digest, in order"
+    if file is not None:
+        said += f"; {_check_file(file, digests)}"
+    return Facts(said, [], {"versions": len(digests), "verified": True})
+
+
+def _check_file(file: Path, digests: dict[tuple[int, int], str]) -> str:
+    from actors.weights.file import read_weights
+
+    weights = read_weights(file)
+    expected = digests.get((weights.version.lineage, weights.version.step))
+    if expected != weights.found:
+        raise WeightsError(
+            f"{file} must hold version {tuple(weights.version)} with digest {expected}, got "
+            f"{weights.found}; it is damaged, or of another run"
+        )
+    return f"{file} is version {weights.version.lineage}.{weights.version.step}"
+
+
+def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
+    """Pull the current version of a live run into a file.
+
+    Raises:
+        WeightsError: Nothing is published.
+        DeadlineError: Nothing came in time.
+    """
+    from actors.weights.download import download
+
+    folder = run_folder_of(run)
+    settings = load(folder.config)
+    with Store(redis_url(settings.run, settings.buffer), run=settings.run.name) as store:
+        found = store.run(operations.publication())
+    if found is None:
+        raise WeightsError(f"{run} must have published weights, got none; is its learner up?")
+    publication = Publication(version=found.version, **found.fields)
+    keys = load_pair(settings.broker.keys or folder.keys, "actor")
+    manifest = asyncio.run(
+        download(publication, to, keys=keys, run=settings.run.name, timeout_s=timeout_s)
+    )
+    version = manifest.version
+    return Facts(
+        f"{to} holds version {version.lineage}.{version.step}, {manifest.num_bytes} bytes of "
+        f"weights, digest {manifest.digest}",
+        [],
+        {"version": list(version), "digest": manifest.digest, "path": str(to)},
+    )

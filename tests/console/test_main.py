@@ -17,21 +17,9 @@ from buffer.store import Store
 from configs.loader import json_schema, save
 from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
-from console.main import app
+from console.main import VERBS, app
 
 ROOT = Path(__file__).parents[2]
-VERBS = (
-    "up",
-    "actor",
-    "learner",
-    "broker",
-    "status",
-    "keys",
-    "init-model",
-    "chaos",
-    "losses",
-    "schema",
-)
 HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq", "matplotlib")
 
 
@@ -51,6 +39,7 @@ def test_help_names_every_verb_and_how_to_begin():
     answer = CliRunner().invoke(app, ["--help"]).output
 
     assert "nyala up configs/demo.yaml" in answer
+    assert len(VERBS) == 12
     for verb in VERBS:
         assert f"\n  {verb} " in answer
 
@@ -58,6 +47,14 @@ def test_help_names_every_verb_and_how_to_begin():
 @pytest.mark.parametrize("verb", VERBS)
 def test_help_of_every_verb_has_an_example(verb):
     assert f"Example: `nyala {verb}" in CliRunner().invoke(app, [verb, "--help"]).output
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_line_of_a_verb_begins_its_own_help(verb):
+    _usage, first, *_ = CliRunner().invoke(app, [verb, "--help"]).output.split("\n\n")
+    _module, line = VERBS[verb]
+
+    assert " ".join(first.split()) == line
 
 
 def test_help_loads_nothing_heavy_and_is_quick():

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from console.main import VERBS
+
 ROOT = Path(__file__).parents[2]
 
 LOAD = """
@@ -58,4 +60,10 @@ def test_the_settings_load_without_redis_zmq_or_numpy():
 
 
 def test_asking_for_help_loads_no_heavy_library():
-    assert not loaded_by("console.main") & {"torch", "transformers", "vllm"}
+    assert not loaded_by("console.main") & {"torch", "transformers", "vllm", "zmq", "pydantic"}
+
+
+def test_asking_for_the_help_of_a_verb_loads_no_heavy_library():
+    modules = {module for module, _ in VERBS.values()}
+
+    assert not loaded_by(*modules) & {"torch", "transformers", "vllm"}

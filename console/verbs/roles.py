@@ -1,0 +1,66 @@
+"""`nyala actor`, `learner`, `broker`: one process of a run, started by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from console.arguments import Config, ConfigOption, Overrides, one_of
+from console.run.plan import role_command
+from console.run.run_folder import settings_of
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def actor(
+    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+) -> None:
+    """Join a run with one more actor.
+
+    It may leave at any time, with Ctrl-C or without. With the run's folder it takes the address
+    and the keys from there. On another machine give it a copy of the run's config.yaml and of
+    actor.key and broker.pub.
+
+    Example: `nyala actor runs/demo`
+    """
+    _become("actor", "actors", one_of(config, config_option), overrides)
+
+
+@app.command()
+def learner(
+    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+) -> None:
+    """Run the learner of a run.
+
+    It begins at the newest checkpoint if there is one.
+
+    Example: `nyala learner --config runs/demo/config.yaml`
+    """
+    _become("learner", "learner", one_of(config, config_option), overrides)
+
+
+@app.command()
+def broker(
+    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+) -> None:
+    """Run the broker of a run.
+
+    It stands between the actors and the replay buffer in Redis, keeps nothing, and may be
+    restarted at any time.
+
+    Example: `nyala broker --config runs/demo/config.yaml`
+    """
+    _become("broker", "broker", one_of(config, config_option), overrides)
+
+
+def _become(role: str, package: str, path: Path, overrides: list[str] | None) -> NoReturn:
+    """Turn this process into a role's: signals and exit code are then the role's own."""
+    settings = settings_of(path, overrides or [])
+    command = role_command(role, package, path, overrides or [], settings)
+    os.execve(  # noqa: S606 - our own interpreter, with arguments that we built
+        command.arguments[0], command.arguments, dict(command.environment)
+    )
