@@ -1,4 +1,4 @@
-"""`nyala losses`: the names that `algorithm` takes, for people, for programs and for the docs."""
+"""The names that `algorithm` takes, rendered for people, for programs and for the docs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from learner.algorithm.catalogue import CHOICES, Entry, entries
 from learner.algorithm.methods import PUBLISHED, Published
 
 WIDTH = 100
+DOCS_WIDTH = 120
 INDENT = "    "
 
 
@@ -58,8 +59,9 @@ def as_markdown() -> str:
             for e in entries()
             if e.setting == choice.setting
         ]
+        meaning = textwrap.fill(choice.meaning, DOCS_WIDTH)
         head = ("name", "formula", "works on", "reads (default)", "use", "source")
-        parts.append(f"### `{choice.setting}`\n\n{choice.meaning}\n\n{_table(head, rows)}")
+        parts.append(f"### `{choice.setting}`\n\n{meaning}\n\n{_table(head, rows)}")
     methods = [(m.name, f"`{_yaml(m)}`", m.note, m.source) for m in PUBLISHED]
     table = _table(("method", "settings", "what it is", "source"), methods)
     return "\n\n".join((*parts, f"### Published methods\n\n{table}")) + "\n"
