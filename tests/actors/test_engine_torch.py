@@ -46,6 +46,7 @@ def test_torch_engine(check: Callable[[Bench], Coroutine], bench: Bench, runner:
     runner.run(check(bench))
 
 
+@pytest.mark.slow
 def test_untied_embeddings_swap_as_exactly(runner, tmp_path):
     async def story() -> None:
         bench = await open_bench(tmp_path, tied=False)

@@ -15,7 +15,10 @@ from tests.actors.support.tiny_model import reference_logprobs
 
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
+]
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,7 @@ def elsewhere() -> tuple[list[str], str]:
     return prompts, error
 
 
+@pytest.mark.slow
 def test_an_item_is_its_index_in_every_process(elsewhere):
     here = make(dataset="spell_backward")
 

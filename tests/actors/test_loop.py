@@ -85,6 +85,7 @@ def test_every_task_of_the_run_becomes_a_record_and_done_ends_the_actor(redis_ur
     in_ring(redis_url, keys, story)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [3, 6], ids=["within a turn", "between the turns"])
 def test_a_killed_actors_episodes_are_continued_where_they_were(redis_url, keys, steps):
     async def story(ring):
@@ -255,6 +256,7 @@ def test_an_item_that_cannot_be_made_ends_in_the_dead_letters(redis_url, keys):
     in_ring(redis_url, keys, story, groups=1)
 
 
+@pytest.mark.slow
 def test_a_reward_function_judges_and_what_it_refuses_is_dead(redis_url, keys, tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(
@@ -279,6 +281,7 @@ def test_a_reward_function_judges_and_what_it_refuses_is_dead(redis_url, keys, t
     in_ring(redis_url, keys, story, groups=3)
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_or_crashes_does_not_stop_generation(redis_url, keys, tmp_path):
     path, release = tmp_path / "reward.py", tmp_path / "release"
     path.write_text(
@@ -325,6 +328,7 @@ def test_the_death_of_the_engine_ends_the_actor_and_frees_its_leases(redis_url, 
     in_ring(redis_url, keys, story)
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_gone_for_long_ends_the_actor_with_a_clear_error(redis_url, keys):
     async def tell():
         async with ring(redis_url, keys) as running:

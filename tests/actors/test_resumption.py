@@ -27,6 +27,8 @@ from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.settings import RunSettings
 from tests.actors.support.tiny_model import make_model
 
+pytestmark = pytest.mark.slow
+
 EPISODES = 10_000
 LIMIT = 24
 STOP = 1

@@ -138,6 +138,7 @@ def once(completion):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm", ["os._exit(3)", "time.sleep(60)", "raise OSError('no answer')", "return float('nan')"]
 )

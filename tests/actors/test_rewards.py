@@ -99,6 +99,7 @@ def test_a_bad_value_costs_only_its_sample(write, form, value, reason):
     assert reason in str(results[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
@@ -127,6 +128,7 @@ def test_a_hang_or_crash_costs_only_its_sample(write, form, harm, reason):
     assert restarts >= 1
 
 
+@pytest.mark.slow
 def test_a_function_that_always_hangs_gives_up_the_batch_in_bounded_time(write):
     path = write("import time\ndef f(completion, answer): time.sleep(60)")
     begun = time.monotonic()

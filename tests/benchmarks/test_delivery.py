@@ -19,6 +19,8 @@ from benchmarks.delivery.soak import Memory, resident_bytes, slope
 from benchmarks.support.machine import REPOSITORY
 from buffer.record.codec import decode_episode
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_record_has_16_kib_and_is_the_episode_of_its_task():
     records = Records()

@@ -7,6 +7,8 @@ from benchmarks.weights.ring import WeightRing, parameters_of
 from benchmarks.weights.transport import raw_broadcast
 from console.chaos.network_namespace import SecondNetwork, obstacle
 
+pytestmark = pytest.mark.slow
+
 LINK_S = 0.5
 BEYOND_BURST = 0.7
 """A quarter of 8 MiB passes at once."""

@@ -118,6 +118,7 @@ def test_a_second_copy_of_an_answer_does_not_cost_its_leases(redis_url: str, key
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_leases_that_come_too_late_are_given_back(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys, long_poll_s=3.0) as here:
@@ -135,6 +136,7 @@ def test_leases_that_come_too_late_are_given_back(redis_url: str, keys: Path) ->
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_what_is_being_granted_while_an_actor_leaves_is_given_back_before_it_is_gone(
     redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_what_is_being_granted_while_an_actor_leaves_is_given_back_before_it_is_
     asyncio.run(asyncio.wait_for(story(), 30.0))
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_read_costs_no_memory(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:

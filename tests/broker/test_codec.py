@@ -86,6 +86,7 @@ def test_every_message_is_on_the_wire() -> None:
     assert set(KINDS) == set(Message.__subclasses__())
 
 
+@pytest.mark.slow
 @given(any_message, st.integers(0, 2**63 - 1))
 @settings(max_examples=100, deadline=None)
 def test_a_message_comes_back_as_it_was(message: object, seq: int) -> None:

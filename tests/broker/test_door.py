@@ -83,6 +83,7 @@ def test_a_wrong_server_key_ends_at_the_deadline_with_the_likely_causes(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_peer_without_curve_is_not_heard(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:
@@ -166,6 +167,7 @@ def test_without_a_door_nobody_gets_in(keys: Path) -> None:
     context.destroy(linger=0)
 
 
+@pytest.mark.slow
 def test_a_key_that_is_added_gets_in_and_one_that_is_removed_is_not_heard(
     redis_url: str, tmp_path: Path
 ) -> None:

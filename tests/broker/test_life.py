@@ -154,6 +154,7 @@ def test_new_weights_are_announced_with_the_next_reply(redis_url: str, keys: Pat
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_publisher_that_moved_is_announced_for_the_same_version(
     redis_url: str, keys: Path
 ) -> None:
@@ -174,6 +175,7 @@ def test_a_publisher_that_moved_is_announced_for_the_same_version(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_actors_are_shown_with_their_figures_until_bye(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:
@@ -196,6 +198,7 @@ def test_actors_are_shown_with_their_figures_until_bye(redis_url: str, keys: Pat
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_full_store_grants_no_lease_and_takes_submissions(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys, pause_at_memory=0.02) as here:  # of 512 MiB

@@ -65,6 +65,7 @@ def test_a_large_record_goes_by_reference_and_a_small_one_does_not(
     assert len(list(tmp_path.rglob("*-*"))) == 1
 
 
+@pytest.mark.slow
 def test_nothing_is_acknowledged_while_the_object_store_refuses(
     redis_url: str, keys: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from broker.protocol.messages import LeaseRequest, Verdict
 from buffer import operations
 from buffer.store import AsyncStore
@@ -19,6 +21,8 @@ from tests.broker.support.broker_process import free_port, process
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello, ring
 from tests.conftest import find_redis_server
+
+pytestmark = pytest.mark.slow
 
 
 def test_actors_continue_when_the_broker_is_killed_and_restarted(

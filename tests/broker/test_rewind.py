@@ -39,6 +39,7 @@ def tokens(lease_id: int, fence: int, *, offset: int, count: int) -> BeatRequest
     return BeatRequest((Beat(lease_id, fence, offset, count, chunk),), FIRST, {})
 
 
+@pytest.mark.slow
 def test_a_redis_away_for_longer_than_a_lease_costs_no_attempt(
     server: RewindingRedis, keys: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_an_operator_drains_an_actor(redis_url: str, folder: Path) -> None:
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_revoked_actor_is_refused_at_once_and_its_work_goes_to_others(
     redis_url: str, folder: Path
 ) -> None:
@@ -311,6 +312,7 @@ def test_an_audit_file_that_cannot_be_written_stops_nobody(tmp_path: Path) -> No
     assert book.refusals == {"role": 1}
 
 
+@pytest.mark.slow
 def test_refusals_are_shown_with_the_brokers_figures(redis_url: str, folder: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, folder) as here:

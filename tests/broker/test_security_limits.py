@@ -28,6 +28,8 @@ from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.records import completion
 from tests.broker.support.ring import FIRST, RUN, Ring, begin
 
+pytestmark = pytest.mark.slow
+
 LARGE = 900_000  # bytes of a message, near the limit of 1 MiB
 SMALL = 2_000
 

@@ -36,6 +36,7 @@ async def let_in_only_with(here: Ring, server_key: bytes, outdated: bytes) -> No
         await here.client("late", server_key=outdated).hello(hello("late"), deadline_s=1.0)
 
 
+@pytest.mark.slow
 def test_the_brokers_key_is_exchanged_while_actors_work(redis_url: str, tmp_path: Path) -> None:
     async def story() -> None:
         folder = make_keys(tmp_path / "keys")
@@ -63,6 +64,7 @@ def test_the_brokers_key_is_exchanged_while_actors_work(redis_url: str, tmp_path
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_a_key_that_cannot_be_used_leaves_the_broker_as_it_is(
     redis_url: str, tmp_path: Path
 ) -> None:
@@ -78,6 +80,7 @@ def test_a_key_that_cannot_be_used_leaves_the_broker_as_it_is(
     asyncio.run(story())
 
 
+@pytest.mark.slow
 def test_an_actors_old_key_works_until_it_is_revoked(redis_url: str, tmp_path: Path) -> None:
     async def story() -> None:
         folder = make_keys(tmp_path / "keys")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import pytest
+
 from broker.protocol.messages import LeaseRequest, Verdict
 from buffer import operations
 from buffer.store import AsyncStore
@@ -13,6 +15,8 @@ from configs.settings import Settings
 from tests.broker.support.broker_process import free_port, process
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, GROUP, RUN, Ring, begin, hello
+
+pytestmark = pytest.mark.slow
 
 GROUPS = 60
 

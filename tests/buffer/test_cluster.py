@@ -34,6 +34,7 @@ def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield url
 
 
+@pytest.mark.slow
 def test_keys_of_another_node_are_refused_here(cluster_url: str) -> None:
     script, prefix = "redis.call('SET', ARGV[1], 1)", run_prefix("history")
     with redis.Redis.from_url(cluster_url) as client:

@@ -48,6 +48,7 @@ def test_a_seed_repeats_its_history(redis_url: str) -> None:
     assert traces[0] == traces[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_protocol_is_caught(redis_url: str, name: str) -> None:
     mutant = MUTANTS[name]

@@ -56,6 +56,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(episodes.map(encode_episode), damaged()), min_size=1, max_size=4))
 def test_many_records_are_judged_as_one_by_one(records: list[bytes]) -> None:
     judged = _verdict(lambda: task_ids_of(records, max_bytes=MOST))
@@ -74,6 +75,7 @@ def chunks(draw: st.DrawFn) -> bytes:
     return bytes(msgpack.packb(fields))
 
 
+@pytest.mark.slow
 @given(st.lists(chunks(), min_size=1, max_size=4))
 def test_many_chunks_are_judged_as_one_by_one(several: list[bytes]) -> None:
     judged = _verdict(lambda: lengths_of(several, max_bytes=MOST))

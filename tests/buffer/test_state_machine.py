@@ -243,5 +243,6 @@ def machine(redis_url: str) -> type[StoreMachine]:
     return type("AddressedMachine", (StoreMachine,), {"url": redis_url})
 
 
+@pytest.mark.slow
 def test_the_store_does_what_the_model_says(machine: type[StoreMachine]) -> None:
     play(machine, settings=settings(max_examples=60, stateful_step_count=40))

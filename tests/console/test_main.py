@@ -91,6 +91,7 @@ def test_an_error_is_a_sentence_and_code_2_and_starts_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_method_by_name_goes_over_the_file_and_under_set():
     chosen = ("--method", "gspo", "--set", "algorithm.clip_low=0.1")
 
@@ -101,6 +102,7 @@ def test_a_method_by_name_goes_over_the_file_and_under_set():
     assert "clip_low: 0.1" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_exist_is_refused_with_those_that_do():
     done = nyala("up", "configs/demo.yaml", "--method", "GPSO")
 
@@ -109,6 +111,7 @@ def test_a_method_that_does_not_exist_is_refused_with_those_that_do():
     assert "got 'GPSO'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_verb_without_a_config_says_what_is_missing():
     done = nyala("up")
 
@@ -130,6 +133,7 @@ def test_keys_are_made_once(tmp_path):
     assert (tmp_path / "keys" / "allowed" / "actor.pub").exists()
 
 
+@pytest.mark.slow
 def test_a_role_that_is_started_by_hand_has_the_exit_code_of_the_role(tmp_path):
     settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
     save(settings, tmp_path / "r" / "config.yaml")
@@ -141,6 +145,7 @@ def test_a_role_that_is_started_by_hand_has_the_exit_code_of_the_role(tmp_path):
     assert "buffer.url must be the URL of a Redis server" in json.loads(done.stderr)["event"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["up", "broker"])
 @pytest.mark.parametrize("form", ["buffer.url={}", "buffer={{url: '{}'}}"])
 def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path, verb, form):
@@ -224,5 +229,6 @@ def test_status_of_a_finished_run_is_its_summary(tmp_path):
     assert "something_new" in answer.output
 
 
+@pytest.mark.slow
 def test_status_of_no_run_is_refused(tmp_path):
     assert "must be the folder of a run" in nyala("status", tmp_path).stderr

@@ -103,6 +103,7 @@ def test_the_guard_follows_what_began_and_ended():
     assert follow(["+10\n", "+11\n", "-10\n", "+12\n"]) == {11, 12}
 
 
+@pytest.mark.slow
 def test_nothing_survives_a_killed_parent_not_even_what_ignores_sigterm(tmp_path):
     program = textwrap.dedent(
         f"""

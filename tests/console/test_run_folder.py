@@ -57,6 +57,7 @@ def test_archives_never_meet(folder):
     assert names == ["r.20260102T030405Z", "r.20260102T030405Z-2", "r.20260102T030405Z-3"]
 
 
+@pytest.mark.slow
 def test_a_second_up_of_the_same_run_is_refused(folder):
     program = (
         "import sys, pathlib\n"

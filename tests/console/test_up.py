@@ -13,6 +13,8 @@ import redis
 from console.display.json_lines import read_rows
 from tests.console.support.waiting import is_alive, wait_until
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SETTINGS = """
 run: {{name: r, directory: "{directory}", model: init, environment: calculator, steps: {steps}}}

@@ -26,6 +26,8 @@ from broker.transport.keys import make_keys
 from tests.broker.support.ring import FIRST, RUN, begin, ring
 from tests.fuzz.support.lies import lies
 
+pytestmark = pytest.mark.slow
+
 FRAMES = 400
 IN_FLIGHT = 20
 OTHERS_FENCE = 2**50

@@ -129,6 +129,7 @@ def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_aft
     assert first["weights_s"] < SLOW_S <= second["weights_s"] + 0.1 * SLOW_S
 
 
+@pytest.mark.slow
 def test_a_killed_learner_resumes_replays_and_ends_well(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_killed_learner_resumes_replays_and_ends_well(
     assert (summary["episodes"], summary["learner_lives"]) == (6 * 16, 2)
 
 
+@pytest.mark.slow
 def test_a_run_that_filters_trains_only_what_teaches_and_accounts_for_the_rest(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:
@@ -303,6 +305,7 @@ def test_other_settings_do_not_resume(redis_url: str, tmp_path: Path, ranks: Ran
         ring.live()
 
 
+@pytest.mark.slow
 def test_a_lost_checkpoint_resumes_from_the_one_before(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:

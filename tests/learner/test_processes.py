@@ -29,6 +29,8 @@ from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120
 
@@ -118,7 +120,6 @@ def run(redis_url: str, tmp_path: Path) -> Iterator[Run]:
         process.wait()
 
 
-@pytest.mark.slow
 def test_two_ranks_stop_at_sigterm_and_one_rank_goes_on(run: Run) -> None:
     two_ranks = run.start("learner.ranks=2")
     run.act_until(1)
@@ -142,7 +143,6 @@ def test_two_ranks_stop_at_sigterm_and_one_rank_goes_on(run: Run) -> None:
     assert AutoModelForCausalLM.from_pretrained(run.folder / "model").config.vocab_size == 99
 
 
-@pytest.mark.slow
 def test_a_killed_learner_is_started_again_and_ends_well(run: Run) -> None:
     learner = run.start()
     run.act_until(3)
@@ -168,7 +168,6 @@ def test_wrong_settings_end_with_code_2_and_a_line_for_people(run: Run) -> None:
     assert "learner.lr" in run.log()
 
 
-@pytest.mark.slow
 def test_a_learner_that_lost_its_lineage_ends_with_code_3(run: Run) -> None:
     learner = run.start()
     run.act_until(1)

@@ -24,6 +24,7 @@ def _lines(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_killed_learner_trains_the_same_groups_again(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:

@@ -214,6 +214,7 @@ def test_a_failed_set_up_fails_and_is_tried_again(checkout):
     assert len(checkout.calls()) == 2
 
 
+@pytest.mark.slow
 def test_two_at_once_set_up_once(checkout):
     both = [checkout.start("keys", SLOW="1") for _ in range(2)]
 

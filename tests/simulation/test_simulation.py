@@ -35,6 +35,7 @@ NO_FAULTS = Rates(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_is_lost_repeated_or_mixed_whatever_goes_wrong(tmp_path: Path, seed: int) -> None:
     result = simulate(Scenario(seed=seed), tmp_path)
@@ -43,6 +44,7 @@ def test_nothing_is_lost_repeated_or_mixed_whatever_goes_wrong(tmp_path: Path, s
     assert result.figures["network"]["lost"] > 0
 
 
+@pytest.mark.slow
 def test_without_faults_nothing_expires_and_nothing_is_made_twice(tmp_path: Path) -> None:
     result = simulate(Scenario(seed=3, faulty_s=1, rates=NO_FAULTS), tmp_path)
 
@@ -55,6 +57,7 @@ def test_an_outage_of_the_store_costs_no_lease(tmp_path: Path) -> None:
     assert _reaped_in_outages(tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_story_in_another_process() -> None:
     hashes = [_trace_hash(seed=5, hash_seed=hash_seed) for hash_seed in ("1", "2")]
 

@@ -28,6 +28,8 @@ from tests.learner.support.rewinding_redis import RewindingRedis, rewinding_redi
 from tests.learner.support.ring_in_process import LifeEnded, RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
 
+pytestmark = pytest.mark.slow
+
 STEPS, BATCH = 12, 16  # tasks
 
 

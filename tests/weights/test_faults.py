@@ -14,6 +14,8 @@ import pytest
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S
 from tests.weights.support.slow_link import SlowLink
 
+pytestmark = pytest.mark.slow
+
 ROWS: list[str] = []
 
 

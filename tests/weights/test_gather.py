@@ -13,6 +13,8 @@ from learner.weights.publish import gather, layout
 from tests.weights.support.plane import FORKS
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
+pytestmark = pytest.mark.slow
+
 SEED = 7
 DTYPES = ("float32", "bfloat16")
 

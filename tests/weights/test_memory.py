@@ -223,6 +223,7 @@ def actors(plane):
     return plane.actors[:3]
 
 
+@pytest.mark.slow
 def test_readers_have_each_version_without_a_group_or_a_pull(plane, actors):
     before = [actor.counters() for actor in actors]
 
@@ -241,6 +242,7 @@ def test_readers_have_each_version_without_a_group_or_a_pull(plane, actors):
     assert (far["memory_reads"], far["broadcasts"], far["pulls"]) == (0, 5, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_reader_struck_down_delays_nobody(plane, actors, number):
     victim = plane.actor(f"victim-{number.name}", pull_from=READERS)
@@ -254,6 +256,7 @@ def test_a_reader_struck_down_delays_nobody(plane, actors, number):
     victim.end()
 
 
+@pytest.mark.slow
 def test_readers_go_on_with_the_next_publisher(plane, actors):
     os.kill(plane.publisher_pid, signal.SIGKILL)
     newest = plane.publish()

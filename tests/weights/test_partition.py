@@ -10,6 +10,8 @@ import pytest
 from console.chaos.network_namespace import SecondNetwork, obstacle
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S, Plane
 
+pytestmark = pytest.mark.slow
+
 RECONNECT_S = 10.0
 """A dead connection is found by heartbeats in 6 s, and made again within 2 s."""
 

@@ -15,6 +15,8 @@ from broker.transport.keys import make_keys
 from tests.weights.support.listening import addresses
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 
+pytestmark = pytest.mark.slow
+
 
 def test_ten_versions_reach_all_actors_by_one_group(plane, actors):
     plane.deliveries()

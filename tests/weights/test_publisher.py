@@ -18,6 +18,8 @@ from learner.weights import sidecar
 from learner.weights.publisher_process import PublisherSettings, parse
 from learner.weights.sidecar import Sidecar
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

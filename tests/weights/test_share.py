@@ -23,6 +23,8 @@ from tests.weights.support.listening import addresses
 from tests.weights.support.plane import MAX_PUBLISH_S, Plane
 from tests.weights.support.scripted_publisher import manifest
 
+pytestmark = pytest.mark.slow
+
 BALLAST = 3_000_000  # 12 MB: three slices
 
 

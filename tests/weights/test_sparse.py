@@ -189,6 +189,7 @@ def test_a_link_that_is_not_there_is_answered_by_nothing():
         assert chain.read(pull) is None
 
 
+@pytest.mark.slow
 def test_actors_follow_by_sparse_updates_and_get_the_same_bytes(tmp_path):
     plane = Plane(tmp_path, ballast=200_000, broadcast=False, sparse_weights=True)
     try:

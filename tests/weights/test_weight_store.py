@@ -206,6 +206,7 @@ def test_the_order_of_sources_is_that_of_the_settings():
     assert kinds("peers", "store", offered=None) == []
 
 
+@pytest.mark.slow
 def test_an_actor_far_away_follows_by_the_store_alone(tmp_path):
     plane = Plane(tmp_path, ballast=2_000_000, weight_store=f"file://{tmp_path}/bucket")
     try:

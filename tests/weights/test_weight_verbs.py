@@ -14,6 +14,8 @@ from console.main import app
 from learner.weights.log import FILE_NAME
 from tests.weights.support.plane import Plane
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory):

@@ -66,6 +66,7 @@ def _saved(
     return checkpoints
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, ranks: Ranks
 ) -> None:

@@ -100,6 +100,7 @@ def test_episodes_of_several_turns_have_no_echo() -> None:
         echo(dialogue)
 
 
+@pytest.mark.slow
 def test_a_start_with_echoes_knows_both_answers(tmp_path: Path) -> None:
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"prompt": "ab>", "segments": [["ba", true]]}\n')

@@ -24,6 +24,8 @@ from tests.learner.support.one_of_two_ranks import (
 from tests.learner.support.tiny_policy import tiny_causal_lm
 from tests.learner.support.two_ranks import run_two_ranks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:

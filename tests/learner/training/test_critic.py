@@ -94,6 +94,7 @@ def test_a_new_critic_knows_nothing(settings: CriticSettings, tmp_path: Path, ra
     assert trained.critic.value_loss > 0
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_critic_learns_the_values_of_a_batch_that_it_sees_again_and_again(
     settings: CriticSettings, tmp_path: Path, ranks: Ranks

@@ -39,6 +39,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, Ten
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_loss_and_gradients_do_not_depend_on_the_cut(
     number: int, two_ranks: list[tuple[float, Tensor]], ranks: Ranks
