@@ -111,7 +111,7 @@ def test_resident_memory_is_that_of_the_process():
 
 def test_the_command_starts_from_any_folder_and_says_what_it_measures(tmp_path):
     shown = subprocess.run(
-        [sys.executable, str(REPOSITORY / "benchmarks" / "delivery.py"), "--help"],
+        [sys.executable, "-m", "benchmarks.delivery", "--help"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

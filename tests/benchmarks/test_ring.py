@@ -171,7 +171,7 @@ def test_a_process_that_is_started_pinned_stays_on_its_core():
 
 def test_the_command_starts_from_any_folder_and_says_what_it_measures(tmp_path):
     shown = subprocess.run(
-        [sys.executable, str(REPOSITORY / "benchmarks" / "ring.py"), "--help"],
+        [sys.executable, "-m", "benchmarks.ring", "--help"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

@@ -116,7 +116,7 @@ def test_an_actor_waits_at_the_door_of_a_wiped_store(server: RewindingRedis, key
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
-@pytest.mark.parametrize("setting", ["maxmemory 1mb", "replicaof 127.0.0.1 1"])
+@pytest.mark.parametrize("setting", ["maxmemory 1", "replicaof 127.0.0.1 1"])
 def test_a_redis_that_takes_no_writes_is_borne(
     server: RewindingRedis, keys: Path, setting: str
 ) -> None:

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 OWNER = """
 import sys, time
 from pathlib import Path
-from broker import shared_folder
-shared_folder.SHARED_MEMORY = Path(sys.argv[1])
-folder = shared_folder.SharedFolder("victim", num_bytes=1, fallback=Path(sys.argv[1]))
+from broker.weights import shared_memory
+shared_memory.SHARED_MEMORY = Path(sys.argv[1])
+folder = shared_memory.SharedFolder("victim", num_bytes=1, fallback=Path(sys.argv[1]))
 print(folder.path, flush=True)
 time.sleep(60)
 """
