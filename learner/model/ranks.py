@@ -1,8 +1,8 @@
-"""The process group of the learner: who I am, where I compute, and what ranks say to each other.
+"""The process group of the learner: rank, device, and communication between ranks.
 
 Ranks exchange bytes and sums, never pickles. Control messages go over gloo on every machine, so
 that waiting for a batch never occupies a GPU. A group that Nyala started itself meets through a
-file and talks over loopback; inside somebody's own `torchrun`, RANK, WORLD_SIZE and MASTER_ADDR are
+file and talks over loopback; under an external `torchrun`, RANK, WORLD_SIZE and MASTER_ADDR are
 taken as they are.
 """
 
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from configs.errors import SettingsError
 
 RENDEZVOUS_FILE = "NYALA_RENDEZVOUS_FILE"
-"""Set by the launcher: the file through which the ranks of one machine meet."""
+"""Set by the launcher: path of the file through which the ranks of one machine meet."""
 
 # Ranks meet at least once per look at the store and per microbatch; a compile or a slow disk fits
 # in.
@@ -29,7 +29,7 @@ COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the learner's."""
+    """This process among those of the learner."""
 
     rank: int
     size: int
@@ -40,7 +40,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank talks to the store, and writes what people read."""
+        """Rank 0 talks to the store and writes the files of the run."""
         return self.rank == 0
 
     def broadcast(self, message: bytes | None) -> bytes:
@@ -58,7 +58,7 @@ class Ranks:
         return buffer.numpy().tobytes()
 
     def sum(self, values: Tensor) -> Tensor:
-        """Add a tensor up over all ranks."""
+        """Sum a tensor over all ranks."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Ranks:
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called it."""
         self.sum(torch.zeros(1))
 
     def leave(self) -> None:
@@ -81,14 +81,14 @@ class Ranks:
 
 
 def join(device: str, *, threads: int) -> Ranks:
-    """Join the process group that the environment describes; alone if it describes none.
+    """Join the process group that the environment describes; a group of one if it describes none.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
         threads: On a CPU.
 
     Raises:
-        SettingsError: `cuda` was asked for and there is no GPU.
+        SettingsError: `device` is `cuda` and there is no GPU.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError(
