@@ -47,7 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.command == "warm-start":
             from learner.initial_model.warm_start import warm_start
 
-            warm_start(settings, pairs_path=chosen.pairs, out=chosen.out)
+            warm_start(
+                settings.learner,
+                seed=settings.run.seed,
+                pairs_path=chosen.pairs,
+                out=chosen.out,
+            )
             return 0
         return _train(settings, arguments)
     except NyalaError as error:

@@ -60,7 +60,9 @@ class Loop:
         self._lineages = components.start.lineages
         self._step = components.start.state.step
         self._checkpointed: int | None = self._step if components.start.checkpoint else None
-        self._guard = Guard(components.settings, components.start.state.guards)
+        self._guard = Guard(
+            components.settings.guards, components.settings.algorithm, components.start.state.guards
+        )
         self._coordinator: RankZero | None = None
         self._recoveries = components.store.recoveries
         if components.ledger is not None:

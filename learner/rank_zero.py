@@ -42,7 +42,17 @@ class RankZero:
         self.journal = Journal(settings.run.folder)
         self.journal.rewind(start.state.step)
         self.ledger = ledger
-        self.claims = Claims(store, settings, ledger=ledger, vocabulary=vocabulary)
+        self.claims = Claims(
+            store,
+            settings.run,
+            buffer=settings.buffer,
+            learner=settings.learner,
+            algorithm=settings.algorithm,
+            rewards=settings.rewards,
+            replay=settings.replay,
+            ledger=ledger,
+            vocabulary=vocabulary,
+        )
         self.batch_log = BatchLog(
             self.journal,
             self.claims.dropped,

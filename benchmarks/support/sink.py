@@ -46,7 +46,17 @@ class Sink:
         start = take_over(settings, self._store, checkpoints)
         self._lineage = start.lineage
         ledger = start.ledger()
-        self._claims = Claims(self._store, settings, ledger=ledger, vocabulary=policy.vocabulary)
+        self._claims = Claims(
+            self._store,
+            settings.run,
+            buffer=settings.buffer,
+            learner=settings.learner,
+            algorithm=settings.algorithm,
+            rewards=settings.rewards,
+            replay=settings.replay,
+            ledger=ledger,
+            vocabulary=policy.vocabulary,
+        )
         self._step = 0
         self._create(range(AHEAD * settings.run.groups_per_batch))
         self._publisher = make_publisher(settings, self._ranks, self._store, policy, ledger)

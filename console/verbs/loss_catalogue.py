@@ -11,7 +11,7 @@ from difflib import get_close_matches
 
 from configs.errors import SettingsError
 from learner.algorithm.catalogue import CHOICES, Entry, entries
-from learner.algorithm.methods import PUBLISHED, Published
+from learner.algorithm.methods import METHODS, Method
 
 WIDTH = 100
 DOCS_WIDTH = 120
@@ -24,7 +24,7 @@ def show_losses(name: str | None, *, as_json: bool, markdown: bool) -> None:
     Raises:
         SettingsError: There is no such name.
     """
-    found = named(name) if name else (entries(), list(PUBLISHED))
+    found = named(name) if name else (entries(), list(METHODS))
     if as_json:
         shown = {"choices": [asdict(e) for e in found[0]], "methods": [asdict(m) for m in found[1]]}
         text = json.dumps(shown, indent=2)
@@ -33,7 +33,7 @@ def show_losses(name: str | None, *, as_json: bool, markdown: bool) -> None:
     sys.stdout.write(text.rstrip("\n") + "\n")
 
 
-def named(name: str) -> tuple[list[Entry], list[Published]]:
+def named(name: str) -> tuple[list[Entry], list[Method]]:
     """Find what a name stands for; two choices may share one.
 
     Raises:
@@ -41,10 +41,10 @@ def named(name: str) -> tuple[list[Entry], list[Published]]:
     """
     wanted = name.casefold()
     chosen = [entry for entry in entries() if entry.name == wanted]
-    methods = [method for method in PUBLISHED if method.name.casefold() == wanted]
+    methods = [method for method in METHODS if method.name.casefold() == wanted]
     if chosen or methods:
         return chosen, methods
-    known = [entry.name for entry in entries()] + [method.name for method in PUBLISHED]
+    known = [entry.name for entry in entries()] + [method.name for method in METHODS]
     close = get_close_matches(name, known, n=3, cutoff=0.4)
     advice = f"did you mean {' or '.join(close)}?" if close else "`nyala losses` lists them"
     raise SettingsError(f"NAME must be one that `nyala losses` lists, got {name!r}; {advice}")
@@ -62,12 +62,12 @@ def as_markdown() -> str:
         meaning = textwrap.fill(choice.meaning, DOCS_WIDTH)
         head = ("name", "formula", "works on", "reads (default)", "use", "source")
         parts.append(f"### `{choice.setting}`\n\n{meaning}\n\n{_table(head, rows)}")
-    methods = [(m.name, f"`{_yaml(m)}`", m.note, m.source) for m in PUBLISHED]
+    methods = [(m.name, f"`{_yaml(m)}`", m.note, m.source) for m in METHODS]
     table = _table(("method", "settings", "what it is", "source"), methods)
     return "\n\n".join((*parts, f"### Published methods\n\n{table}")) + "\n"
 
 
-def _lines(chosen: Sequence[Entry], methods: Sequence[Published]) -> Iterator[str]:
+def _lines(chosen: Sequence[Entry], methods: Sequence[Method]) -> Iterator[str]:
     for choice in CHOICES:
         members = [entry for entry in chosen if entry.setting == choice.setting]
         if members:
@@ -103,7 +103,7 @@ def _defaults(entry: Entry) -> str:
     return ", ".join(f"{key} = {_value(value)}" for key, value in entry.defaults.items())
 
 
-def _yaml(method: Published) -> str:
+def _yaml(method: Method) -> str:
     return ", ".join(
         f"{key.removeprefix('algorithm.')}: {_value(value)}"
         for key, value in method.settings.items()

@@ -1,1 +1,1 @@
-"""The mathematics of a step: advantages, corrections, surrogates, aggregations. Tensors only."""
+"""Mathematics of the policy-gradient loss: functions of tensors and settings."""

@@ -1,12 +1,12 @@
-"""From the rewards of a batch to one advantage for each of its episodes.
+"""Advantages of a batch's episodes, from their rewards.
 
     advantage = whitening(estimate(rewards, lengths, groups))
 
-Rank 0 decides them when it plans a batch; they are a pure function of its episodes, so a replayed
+Rank 0 computes them when it plans a batch; they are a pure function of its episodes, so a replayed
 batch gets the same bytes. Adding one = a function here and a line in `ADVANTAGES`, and a line in
 `WHITENED_BY` if its paper whitens. Sums run in float64: a batch has at most thousands of rewards.
-Advantages that differ from token to token need the policy or a critic; what is planned for them is
-the plain reward.
+Advantages that differ from token to token need the policy or a critic; the plan carries the plain
+reward for them.
 
 Shapes: E episodes of a batch, G episodes of one group.
 """
@@ -231,7 +231,7 @@ WHITENED_BY: Mapping[str, str] = {
     "reinforce_pp": "batch",
     "reinforce_pp_baseline": "batch",
 }
-"""What the paper of an advantage whitens by; the others do not."""
+"""Scope that the paper of an advantage whitens over; the others do not whiten."""
 
 
 def _best_of_k(rewards_G: Float64, k: int) -> Float64:
@@ -239,7 +239,7 @@ def _best_of_k(rewards_G: Float64, k: int) -> Float64:
     n = len(rewards_G)
     order_G = np.argsort(rewards_G, kind="stable")
     sorted_G = rewards_G[order_G]
-    # Of all sets, those whose best is the j-th lowest: its fellows are among the j lower ones.
+    # Of all sets, those whose best is the j-th lowest: the others are among the j lower ones.
     is_best_G = np.array([comb(j, k - 1) / comb(n, k) for j in range(n)])
     mean = is_best_G @ sorted_G
     std = np.sqrt(is_best_G @ (sorted_G - mean) ** 2)

@@ -1,8 +1,8 @@
-"""Aggregations: what one token weighs in the loss of a batch, known before the forward pass.
+"""Aggregations: the weight of a token in the loss of a batch, computed before the forward pass.
 
     loss = - sum_n w_n * objective_n
 
-All weights divide by counts over the whole minibatch (what one optimizer step sees), all ranks and
+All weights divide by counts over the whole minibatch of one optimizer step, all its ranks and
 microbatches: however it is cut, loss and gradient are the same. A masked token still counts.
 
 Adding one = a function here and a line in `AGGREGATIONS`.
@@ -24,7 +24,7 @@ Float32 = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What one optimizer step sees, over all ranks."""
+    """Size of the minibatch of one optimizer step, over all ranks."""
 
     tokens: int
     """Tokens with loss mask 1."""

@@ -1,11 +1,10 @@
-"""What can be chosen by name, as the registries themselves say it.
+"""Catalogue of the choices by name, read from the registries.
 
     registries -> Entry (name, formula, use, paper, defaults) -> `nyala losses`, docs
 
 Every function in a registry has the sections `Formula`, `Use` and `Source` in its docstring; the
 settings it reads are those that its code, summary or formula name. So a new line in a registry is a
-new line here, and nothing else has to be told. `methods.py` says which choices
-together are a method of the field.
+new line here without further registration. `methods.py` combines choices to published methods.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Choice:
 
     @property
     def meaning(self) -> str:
-        """What the setting's own documentation says."""
+        """Description of the setting in its table."""
         field = AlgorithmSettings.model_fields[self.setting.removeprefix("algorithm.")]
         return " ".join((field.description or "").split())
 
@@ -54,17 +53,17 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name."""
+    """Description of one name."""
 
     setting: str
     name: str
     summary: str
-    """What it does, in a sentence or a few."""
+    """Its effect, in a sentence or a few."""
     formula: str
     kind: str
-    """What it works on, such as tokens or sequences, where a choice has both."""
+    """Unit it works on, such as tokens or sequences, where a choice has both."""
     use: str
-    """When to take it."""
+    """Circumstances in which to choose it."""
     source: str
     """Paper and section."""
     defaults: Mapping[str, object]

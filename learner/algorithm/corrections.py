@@ -1,4 +1,4 @@
-"""Corrections: what a token still counts, given how far mu is from the policy that trains.
+"""Corrections: the importance weight of a token, and the tokens left out, from pi/mu.
 
 With rho = pi/mu of a token (prox/mu where the surrogate is anchored at prox, see `losses.py`), its
 product over an episode rho(1..T) and their geometric mean rho(1..T)^(1/T), a correction gives
@@ -6,10 +6,10 @@ product over an episode rho(1..T) and their geometric mean rho(1..T)^(1/T), a co
     u      the ratio that takes rho's place; its gradient is u dlog(pi)
     keep   whether the token counts at all
 
-A correction looks at ratios alone. What looks at the sign of the advantage too, because it only
-stops a token from going further out, is a trust region, hence a surrogate: PPO's clip, but also the
-masks of M2PO and DPPO. V-trace truncates prox/mu as `tis` does, and has it in its advantages: no
-correction weighs it again.
+A correction depends on ratios alone. A rule that depends on the sign of the advantage too, because
+it only stops a token from going further out, is a trust region, hence a surrogate: PPO's clip, and
+also the masks of M2PO and DPPO. V-trace truncates prox/mu as `tis` does, and has it in its
+advantages: no correction weighs it again.
 
 Everything is computed in log space: products of ratios overflow. Adding a correction = a function
 here, a line in `CORRECTIONS`, and its name in `algorithm.correction`.
@@ -33,7 +33,7 @@ from .microbatch import Segments
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Corrected:
-    """What a correction leaves of the ratios."""
+    """Corrected ratios, and the tokens kept."""
 
     log_ratios_N: Tensor
     """log u, nats; its gradient is that of log(rho). Shape [N]."""
@@ -223,7 +223,7 @@ def _truncate(log_rhos_N: Tensor, settings: AlgorithmSettings) -> Tensor:
 
 
 def _with_value(log_rhos_N: Tensor, values_N: Tensor) -> Tensor:
-    """Take other values, with the gradient of log(rho): du = u dlog(pi)."""
+    """Replace the values, and keep the gradient of log(rho): du = u dlog(pi)."""
     return values_N + (log_rhos_N - log_rhos_N.detach())
 
 

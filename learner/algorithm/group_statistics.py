@@ -1,4 +1,7 @@
-"""What a batch's episodes came to: the numbers that advantages are made of.
+"""Rewards of a batch's episodes with their statistics by group, and whitening of advantages.
+
+Whitening brings advantages to mean 0 and standard deviation 1 over a named scope. Adding a scope =
+a function here, a line in `WHITENINGS`, and its name in `algorithm.whiten`.
 
 Shapes: E episodes of a batch.
 """
@@ -17,27 +20,27 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """What the episodes of a batch came to, in the order of the batch."""
+    """Rewards, lengths and groups of a batch's episodes, in the order of the batch."""
 
     rewards_E: Float64
     """Shaped rewards."""
     lengths_E: Float64
     """Trained tokens; 0 for an episode that overlong filtering took out."""
     groups_E: Int64
-    """Which group an episode is of: 0, 1, ..."""
+    """Index of each episode's group: 0, 1, ..."""
 
     @property
     def sizes_E(self) -> Float64:
-        """Members of each episode's group."""
+        """Members of each episode's group. Shape [E]."""
         return self.group_sum(np.ones_like(self.rewards_E))
 
     def group_sum(self, values_E: Float64) -> Float64:
-        """Sum over an episode's group, said of each of its members."""
+        """Sum over each episode's group. Shape [E]."""
         sums = np.bincount(self.groups_E, values_E).astype(np.float64)
         return sums[self.groups_E]
 
     def group_mean(self, values_E: Float64) -> Float64:
-        """Average over an episode's group, said of each of its members."""
+        """Average over each episode's group. Shape [E]."""
         return self.group_sum(values_E) / self.sizes_E
 
     def rows_by_group(self) -> list[Int64]:
@@ -53,7 +56,7 @@ STD_FLOOR = 1e-4
 
 
 def leave_plain(advantages_E: Float64, _outcomes: Outcomes) -> Float64:
-    """Whiten nothing."""
+    """Return the advantages unchanged."""
     return advantages_E
 
 

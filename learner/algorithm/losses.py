@@ -1,17 +1,17 @@
-"""The policy-gradient loss: advantage x correction x surrogate x aggregation, chosen by name.
+"""The policy-gradient loss: advantage x correction x surrogate x aggregation, each chosen by name.
 
 The names are in `advantages.py`, `corrections.py`, `surrogates.py` and `aggregations.py`, each a
-function and a line of its module's table, and the anchors in `proximal.py`. What a function's
-docstring says under `Formula:`, `Kind:`, `Use:` and `Source:` is what `nyala losses` shows; default
-bounds are those of `configs/tables/algorithm.py`. With w the aggregation's weight of a token:
+function and a line of its module's table, and the anchors in `proximal.py`. `nyala losses` shows
+the sections `Formula:`, `Kind:`, `Use:` and `Source:` of their docstrings; default bounds are those
+of `configs/tables/algorithm.py`. With w the aggregation's weight of a token:
 
     proximal: behaviour     loss = - sum_n w keep(pi/mu) S(u(pi/mu), A)
     proximal: otherwise     loss = - sum_n w keep(prox/mu) u(prox/mu) S(pi/prox, A)
 
-pi/mu enters either once: as the ratio that the surrogate sees, or as prox/mu times pi/prox. What
-would drop it, or measure from the wrong policy, is refused by `configs/validation/algorithm.py`.
-V-trace has prox/mu in its advantages, so no correction weighs it again.
-At pi = prox = mu all have the on-policy gradient A dlog(pi).
+Either way pi/mu enters once: as the surrogate's ratio, or as prox/mu times pi/prox. Choices that
+would drop it, or measure from the wrong policy, are refused by `configs/validation/algorithm.py`.
+V-trace has prox/mu in its advantages, so no correction weighs it again. At pi = prox = mu all have
+the on-policy gradient A dlog(pi).
 
 Published methods (advantages as in their papers):
 
@@ -52,7 +52,7 @@ from .surrogates import SURROGATES, Terms
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyLoss:
-    """The loss of a microbatch, and what became of its tokens."""
+    """The loss of a microbatch, and the tokens that were masked or clipped."""
 
     loss: Tensor
     """This microbatch's share, with gradient; those of all microbatches and ranks add up to the
@@ -73,7 +73,7 @@ def policy_loss(
     Args:
         log_pi_N: Log-probs under the target policy, nats, with gradient. Shape [N].
         entropies_N: Entropy of pi at each token, nats. Shape [N].
-        prepared: The microbatch, and what is known of its tokens since the batch's beginning.
+        prepared: The microbatch, and what was computed before the first optimizer step.
         settings: Names and bounds.
     """
     microbatch = prepared.microbatch

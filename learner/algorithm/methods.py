@@ -1,7 +1,8 @@
-"""Which choices together are a method of the field, as settings.
+"""Published methods as settings: PPO, GRPO, DAPO and others.
 
-Only what makes a method itself is written down: learning rates, batch sizes and the like are the
-run's. Bounds that a surrogate's paper differs in are its own by default (`clip_low`, `clip_high`).
+Lists only the choices that define a method: learning rates, batch sizes and the like belong to the
+run. Where the paper of a surrogate has bounds of its own (`clip_low`, `clip_high`), they are the
+surrogate's defaults.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from configs.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A method and its settings."""
+class Method:
+    """A published method and its settings."""
 
     name: str
     settings: Mapping[str, object]
@@ -31,14 +32,14 @@ def _method(
     *,
     others: Mapping[str, object] | None = None,
     **algorithm: object,
-) -> Published:
+) -> Method:
     settings = {f"algorithm.{key}": value for key, value in algorithm.items()}
-    return Published(name, settings | dict(others or {}), note, source)
+    return Method(name, settings | dict(others or {}), note, source)
 
 
 HEAD: Mapping[str, object] = {"critic.kind": "head"}
 
-PUBLISHED = (
+METHODS = (
     _method(
         "PPO",
         "Clipped ratios about mu, advantages of a critic.",
@@ -220,8 +221,8 @@ def overrides_of(name: str) -> list[str]:
     Raises:
         SettingsError: No method has this name.
     """
-    for method in PUBLISHED:
+    for method in METHODS:
         if method.name.casefold() == name.casefold():
             return [f"{key}={json.dumps(value)}" for key, value in method.settings.items()]
-    known = ", ".join(method.name for method in PUBLISHED)
+    known = ", ".join(method.name for method in METHODS)
     raise SettingsError(f"--method must be one of {known}, got {name!r}; `nyala losses` has more")

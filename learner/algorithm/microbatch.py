@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatch:
-    """What one forward pass trains on. Flat arrays hold trained tokens only."""
+    """Tensors of one forward pass. Flat arrays hold trained tokens only."""
 
     token_ids_BT: Tensor
     """Right-padded prompts with completions. Shape [B, T], int64."""
@@ -28,7 +28,7 @@ class Microbatch:
     advantages_N: Tensor
     """Shape [N], float32."""
     weights_N: Tensor
-    """What each token weighs in the loss of the batch. Shape [N], float32."""
+    """Weight of each token in the loss of the batch. Shape [N], float32."""
     lags_N: Tensor
     """Policy lag of each token, batches. Shape [N], int64."""
     episodes_N: Tensor
@@ -36,7 +36,7 @@ class Microbatch:
     rewards_B: Tensor
     """Reward of each episode. Shape [B], float32."""
     minibatch: int
-    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
+    """Index of its optimizer step within an epoch, from 0."""
 
     def to(self, device: torch.device) -> Microbatch:
         """Copy to a device."""
@@ -49,7 +49,7 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A microbatch on the learner's device, with what was computed for its tokens."""
+    """A microbatch on the learner's device, with the constants of a batch's optimizer steps."""
 
     microbatch: Microbatch
     log_prox_N: Tensor | None = None
@@ -59,15 +59,16 @@ class Prepared:
     values_N: Tensor | None = None
     """The critic's values. Shape [N]."""
     targets_N: Tensor | None = None
-    """What the critic shall say. Shape [N]."""
+    """Value targets of the critic. Shape [N]."""
     log_ratio_bound: float = math.inf
-    """M2PO: largest |log(pi/mu)| that stays in an optimizer step, which sets it anew; nats."""
+    """M2PO: largest |log(pi/mu)| that stays, set before each optimizer step; nats."""
 
 
 def empty_microbatch(minibatch: int = 0) -> Microbatch:
     """Make a microbatch without a trained token.
 
-    A rank that has fewer microbatches than another still takes part in every collective of FSDP2.
+    A rank with fewer microbatches than another pads with these, to take part in every collective
+    of FSDP2.
     """
     nothing = torch.zeros(0)
     return Microbatch(
@@ -85,22 +86,22 @@ def empty_microbatch(minibatch: int = 0) -> Microbatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Which token is of which episode."""
+    """Token-to-episode index of a microbatch."""
 
     episodes_N: Tensor
     """Row of each token's episode, ascending. Shape [N], int64."""
     num_episodes: int
-    """B; some may have no scored token."""
+    """B; some may have no trained token."""
 
     def sum(self, values_N: Tensor) -> Tensor:
-        """Add up over an episode, said of each of its tokens. Shape [N]."""
+        """Sum over each token's episode. Shape [N]."""
         sums_B = values_N.new_zeros(self.num_episodes).index_add(0, self.episodes_N, values_N)
         return sums_B[self.episodes_N]
 
     def mean(self, values_N: Tensor) -> Tensor:
-        """Average over the tokens of an episode, said of each of them. Shape [N]."""
+        """Average over the tokens of each token's episode. Shape [N]."""
         return self.sum(values_N) / self.sum(values_N.new_ones(values_N.shape))
 
     def any(self, flags_N: Tensor) -> Tensor:
-        """Whether it is so of any token of the episode, said of each of them. Shape [N], bool."""
+        """True where any token of the same episode is. Shape [N], bool."""
         return self.sum(flags_N.float()) > 0

@@ -1,11 +1,11 @@
-"""The proximal policy: what the surrogate's ratio is taken against, its anchor.
+"""The proximal policy: the anchor that the surrogate's ratio is measured from.
 
     behaviour      mu; the correction acts on the surrogate's own ratio pi/mu
     recomputed     prox, pi at the beginning of the batch, from a pass over it; the correction
-                   weighs prox/mu, the surrogate sees pi/prox
-    interpolated   the same without that pass: prox guessed from mu and pi
+                   weighs prox/mu, the surrogate's ratio is pi/prox
+    interpolated   the same without that pass: prox estimated from mu and pi
 
-Through all optimizer steps of a batch the anchor stays the one of its beginning.
+The anchor stays the same through all optimizer steps of a batch.
 
 Shapes: N scored tokens (flat).
 """

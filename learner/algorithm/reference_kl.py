@@ -1,4 +1,4 @@
-r"""The frozen reference policy, and what pi pays for leaving it.
+r"""The KL penalty that keeps pi near a frozen reference policy.
 
     delta = log pi - log ref for each sampled token,  u = min(pi/mu, rho_bar)
 
@@ -51,7 +51,7 @@ def kl_penalty(
         log_pi_N: Of the sampled tokens, nats, with gradient. Shape [N].
         log_ref_N: The same under the reference. Shape [N].
         log_rhos_N: log(pi/mu), nats. Shape [N].
-        settings: Name the estimator and `rho_bar`.
+        settings: The estimator and `rho_bar`.
 
     Returns:
         u k at each token, nats. Shape [N].
@@ -66,12 +66,12 @@ def kl_penalty(
 
 
 def kl_rewards(log_pi_N: Tensor, log_ref_N: Tensor, settings: AlgorithmSettings) -> Tensor:
-    """Say what each token's reward loses for its distance to the reference.
+    """Penalise each token's distance to the reference, as a reward.
 
     Args:
         log_pi_N: Under the policy at the beginning of the batch, nats. Shape [N].
         log_ref_N: Under the reference. Shape [N].
-        settings: Name the coefficient.
+        settings: The coefficient.
 
     Returns:
         -coefficient (log pi - log ref), nats. Shape [N].
@@ -83,11 +83,11 @@ def kl_rewards(log_pi_N: Tensor, log_ref_N: Tensor, settings: AlgorithmSettings)
 
 
 def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
-    """Add to an episode's reward what its tokens earn from each one on.
+    """Add to each episode's reward the rewards of its tokens from each one on.
 
     Args:
-        microbatch: Whose episodes have a reward each.
-        rewards_N: What each token earns besides. Shape [N].
+        microbatch: Gives each token its episode, and each episode its reward.
+        rewards_N: Rewards of single tokens. Shape [N].
 
     Returns:
         r + sum over t' >= t of rewards_t', for each token t. Shape [N], float32.
@@ -97,7 +97,7 @@ def rewards_to_go(microbatch: Microbatch, rewards_N: Tensor) -> Tensor:
     """
     episodes_N, wide_N = microbatch.episodes_N, rewards_N.double()
     totals_B = wide_N.new_zeros(len(microbatch.rewards_B)).index_add(0, episodes_N, wide_N)
-    # Tokens of an episode are neighbours: what was before it is the same for all of them.
+    # Tokens of an episode are neighbours: the sum before its first one is the same for all of them.
     before_B = totals_B.cumsum(0) - totals_B
     earlier_N = wide_N.cumsum(0) - wide_N - before_B[episodes_N]
     to_go_N = microbatch.rewards_B[episodes_N] + totals_B[episodes_N] - earlier_N

@@ -14,17 +14,17 @@ from .vtrace import check_shapes, discounted_sums
 
 
 class Estimates(NamedTuple):
-    """Advantages with the value targets that belong to them; constants to a gradient."""
+    """Advantages with their value targets; constants to a gradient."""
 
     advantages: Tensor
     """Shape [T, B]."""
     targets: Tensor
-    """What the critic shall say: advantages + values, the lambda-returns. Shape [T, B]."""
+    """Value targets: advantages + values, the lambda-returns. Shape [T, B]."""
 
 
 @torch.no_grad()
 def discounted_returns(rewards: Tensor, discounts: Tensor, bootstrap_value: Tensor) -> Tensor:
-    """Add up what follows each token: G_t = r_t + gamma_t G_{t+1}, with G_T = V(x_T).
+    """Discount the rewards from each token on: G_t = r_t + gamma_t G_{t+1}, with G_T = V(x_T).
 
     Args:
         rewards: Reward after each token. Shape [T, B].
@@ -45,7 +45,7 @@ def discounted_returns(rewards: Tensor, discounts: Tensor, bootstrap_value: Tens
 def gae(
     rewards: Tensor, discounts: Tensor, values: Tensor, bootstrap_value: Tensor, *, lam: float
 ) -> Estimates:
-    """Weigh the advantages of all horizons: bias against variance, by lambda.
+    """Average the advantages over all horizons: lambda trades bias against variance.
 
     With delta_t = r_t + gamma_t V(x_{t+1}) - V(x_t): A_t = delta_t + gamma_t lambda A_{t+1}. The
     temporal difference alone at lambda = 0; the return less the value at lambda = 1.

@@ -1,6 +1,6 @@
-"""Surrogates: what is maximised for one token, and where its trust region stops it.
+"""Surrogates: the objective of a token, and the trust region that stops it.
 
-With r = pi/anchor the ratio that the surrogate sees, A the advantage, sg = stop-gradient, and
+With r = pi/anchor the surrogate's ratio, A the advantage, sg = stop-gradient, and
 T tokens in the episode:
 
     S(r, A)   the objective of a token
@@ -11,8 +11,8 @@ Every surrogate has the gradient A dlog(pi) at r = 1. Those of whole episodes ar
 token with the same gradient, so that one aggregation serves all: with `sequence`, the sum over an
 episode of (1/T) S(r, A) has the gradient of the paper's S(r(1..T), A).
 
-Masks that depend on the sign of the advantage stand here, because they are trust regions: M2PO and
-DPPO stop tokens that would go further out, as PPO's clip does, with another measure of far.
+Masks that depend on the sign of the advantage are here, because they are trust regions: M2PO and
+DPPO stop tokens that would go further out, as PPO's clip does, with another measure of distance.
 
 Adding one = a function here, a line in `SURROGATES`, and its name in `algorithm.surrogate`.
 
@@ -34,7 +34,7 @@ from .microbatch import Segments
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """What a surrogate is a function of."""
+    """Arguments of a surrogate."""
 
     log_ratios_N: Tensor
     """log r, nats, with gradient through log pi. Shape [N]."""
@@ -51,7 +51,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Objective:
-    """What is maximised."""
+    """The quantity that is maximised, and the tokens that a bound acts on."""
 
     values_N: Tensor
     """With gradient. Shape [N]."""
@@ -286,7 +286,7 @@ def _clip(log_ratios_N: Tensor, advantages_N: Tensor, settings: AlgorithmSetting
 
 
 def _masked(terms: Terms, is_far_low_N: Tensor, is_far_high_N: Tensor) -> Objective:
-    """Take r A of the tokens that are not far out in their advantage's direction."""
+    """Return r A for tokens that are not far out in their advantage's direction, else 0."""
     log_ratios_N, advantages_N = terms.log_ratios_N, terms.advantages_N
     low_N = is_far_low_N & (advantages_N < 0) & (log_ratios_N < 0)
     high_N = is_far_high_N & (advantages_N > 0) & (log_ratios_N > 0)
@@ -296,5 +296,5 @@ def _masked(terms: Terms, is_far_low_N: Tensor, is_far_high_N: Tensor) -> Object
 
 
 def _moving(log_ratios_N: Tensor) -> Tensor:
-    """Equal to 1, with the gradient of log(pi)."""
+    """Return 1 with the gradient of log(pi)."""
     return (log_ratios_N - log_ratios_N.detach()).exp()

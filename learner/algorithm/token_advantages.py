@@ -1,15 +1,15 @@
-"""Advantages that differ from token to token, from the values at each token's state.
+"""Advantages that differ from token to token, from a critic's values of the states.
 
     rewards and values of an episode's trained tokens -> advantages, and targets for the critic
 
 A trajectory is the trained tokens of an episode in order; environment tokens between them are part
-of the next state. The reward comes with the last one, where every episode ends: one that the token
-limit cut short is worth its reward too, not what could have followed. Adding one = a function here
-and a line in `TOKEN_ADVANTAGES`.
+of the next state. The reward comes with the last token, where every episode ends: an episode that
+the token limit cut short is worth its reward too, not what could have followed. Adding one = a
+function here and a line in `TOKEN_ADVANTAGES`.
 
 pi/mu enters once: V-trace has it in its advantages, truncated, as it was at the beginning of the
 batch, prox/mu; so the surrogate's ratio is pi/prox, and no correction weighs prox/mu again. GAE
-knows nothing of mu and leaves pi/mu to the correction.
+does not involve mu and leaves pi/mu to the correction.
 
 Shapes: N trained tokens of a microbatch (flat), B episodes, T steps of the longest trajectory.
 """
@@ -31,17 +31,17 @@ from .vtrace import vtrace
 
 
 class TokenAdvantages(NamedTuple):
-    """What the optimizer steps of a batch train on; constants to a gradient."""
+    """Advantages and value targets of a microbatch's tokens; constants to a gradient."""
 
     advantages_N: Tensor
     """Shape [N], float32."""
     targets_N: Tensor
-    """What the critic shall say. Shape [N], float32."""
+    """Value targets of the critic. Shape [N], float32."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectories:
-    """The trained tokens of a microbatch, time first; zeros behind the end of each."""
+    """The trained tokens of a microbatch, time first; zeros past the end of each episode."""
 
     log_rhos_TB: Tensor
     """log(pi/mu) at the beginning of the batch, nats. Shape [T, B]."""
@@ -49,8 +49,8 @@ class Trajectories:
     discounts_TB: Tensor
     """gamma, and 0 at the last token. Shape [T, B]."""
     values_TB: Tensor
-    nothing_B: Tensor
-    """The value behind the last token: 0. Shape [B]."""
+    bootstrap_values_B: Tensor
+    """Values past the last token: 0. Shape [B]."""
 
 
 def _gae(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, Tensor]:
@@ -58,7 +58,7 @@ def _gae(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, Tens
         episodes.rewards_TB,
         episodes.discounts_TB,
         episodes.values_TB,
-        episodes.nothing_B,
+        episodes.bootstrap_values_B,
         lam=settings.lam,
     )
 
@@ -69,7 +69,7 @@ def _vtrace(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, T
         episodes.rewards_TB,
         episodes.discounts_TB,
         episodes.values_TB,
-        episodes.nothing_B,
+        episodes.bootstrap_values_B,
         rho_bar=settings.rho_bar,
         c_bar=settings.c_bar,
     )
@@ -95,12 +95,12 @@ def token_advantages(
     """Compute the advantages of a microbatch's tokens, and the critic's targets.
 
     Args:
-        microbatch: Whose episodes have a reward each.
+        microbatch: Gives each token its episode, and each episode its reward.
         log_rhos_N: log(pi/mu) at the beginning of the batch, nats. Shape [N].
         values_N: V of the state that each token was drawn in. Shape [N].
         name: A line of `TOKEN_ADVANTAGES`.
         settings: Discounts and bounds.
-        rewards_N: What each token earns besides its episode's reward, such as a KL. Shape [N].
+        rewards_N: Rewards of single tokens besides the episode's, such as a KL. Shape [N].
     """
     if not len(values_N):
         return TokenAdvantages(values_N, values_N)
@@ -122,7 +122,7 @@ def token_advantages(
         ),
         discounts_TB=lay_out(settings.gamma * (~is_last_N).float()),
         values_TB=lay_out(values_N),
-        nothing_B=values_N.new_zeros(len(lengths_B)),
+        bootstrap_values_B=values_N.new_zeros(len(lengths_B)),
     )
     advantages_TB, targets_TB = TOKEN_ADVANTAGES[name](trajectories, settings)
     return TokenAdvantages(advantages_TB[steps_N, episodes_N], targets_TB[steps_N, episodes_N])

@@ -1,6 +1,6 @@
-"""V-trace: value targets and advantages for trajectories that another policy has sampled.
+"""V-trace: value targets and advantages for trajectories sampled by another policy.
 
-Owns the recursion. Knows nothing of losses, of tokens or of where values come from.
+Owns the recursion alone; losses, tokens and the critic lie elsewhere.
 
 Shapes: T steps of a trajectory (time first), B trajectories.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class VTrace(NamedTuple):
-    """What V-trace makes of trajectories; both are constants to a gradient."""
+    """Value targets and advantages of trajectories; constants to a gradient."""
 
     vs: Tensor
     """Value targets v_t. Shape [T, B]."""
@@ -43,8 +43,8 @@ def vtrace(
     Args:
         log_rhos: log(pi/mu) of the sampled tokens, nats. Shape [T, B].
         rewards: Reward after each token. Shape [T, B].
-        discounts: Discount after each token, 0 at the end of an episode: what comes behind a 0,
-            such as padding, reaches nothing before it. Shape [T, B].
+        discounts: Discount after each token, 0 at the end of an episode: steps past a 0, such as
+            padding, have no effect on those before it. Shape [T, B].
         values: V(x_t). Shape [T, B].
         bootstrap_value: V(x_T). Shape [B].
         rho_bar: Truncation of rho; decides which policy's value function is the fixed point.
@@ -99,7 +99,7 @@ def check_shapes(rewards: Tensor, bootstrap_value: Tensor, **others: Tensor) -> 
     """Check that all trajectories are [T, B] with T >= 1, and the bootstrap value is [B].
 
     Raises:
-        ValueError: They are not.
+        ValueError: A shape differs.
     """
     if rewards.ndim != 2 or not len(rewards):
         raise ValueError(f"rewards must have a shape [T, B] with T >= 1, got {list(rewards.shape)}")

@@ -58,7 +58,7 @@ def roll_back(
         return int(path.rpartition("-")[2])
     _begin_anew(policy, optimizer, model_path)
     if critic is not None:
-        critic.begin_anew(model_path)
+        critic.reset(model_path)
     return 0
 
 

@@ -1,1 +1,1 @@
-"""From curriculum to claimed batch."""
+"""Training data: curriculum, evaluation, and the claim of each batch."""

@@ -1,8 +1,8 @@
-"""From the episodes of a sealed claim to the microbatches of each rank.
+"""Batches: the plan of a sealed claim's episodes, and their microbatches on each rank.
 
-Owns the plan of a batch (which rank trains which episode, with which advantage), its wire form
-between ranks, and padding. Rank 0 plans, all ranks pack; both are pure functions, so a replayed
-claim gives the same bytes. Knows nothing of Redis.
+Owns the plan (rank, advantage and minibatch of each episode), its encoding for the other ranks, and
+padding. Rank 0 plans, all ranks pack; both are pure functions, so a replayed claim gives the same
+bytes.
 
 Shapes: B episodes, T tokens of a microbatch, N scored tokens (flat).
 """
@@ -34,15 +34,15 @@ class PlanRow:
 
     task_id: int
     rank: int
-    """Who trains it."""
+    """Rank that trains it."""
     advantage: float
     minibatch: int
-    """Which of the optimizer steps of an epoch it belongs to, the first being 0."""
+    """Index of its optimizer step within an epoch, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Batch k, decided once. Producer: rank 0. Consumer: all ranks."""
+    """The plan of batch `step`. Producer: rank 0. Consumer: all ranks."""
 
     step: int
     rows: tuple[PlanRow, ...]
@@ -68,9 +68,9 @@ def plan_batch(
     max_completion_tokens: int,
     num_minibatches: int = 1,
 ) -> BatchPlan:
-    """Give each episode its advantage, a minibatch, and a rank.
+    """Assign each episode an advantage, a minibatch and a rank.
 
-    A minibatch gets whole groups, as many as the others give or take one.
+    Minibatches consist of whole groups; their numbers of groups differ by at most one.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, episode in enumerate(episodes):
@@ -94,9 +94,9 @@ def plan_batch(
 
 
 def _deal(episodes: Sequence[Episode], rows: Sequence[int], ranks: int) -> dict[int, int]:
-    """Give each of `rows` a rank: longest first, each to the rank with the fewest tokens so far.
+    """Assign a rank to each of `rows`: longest first, to the rank with the fewest tokens so far.
 
-    Ranks end within one episode of each other.
+    The loads of ranks differ by at most one episode.
     """
     load, rank_of = [0] * ranks, {}
     for row in sorted(rows, key=lambda row: -num_tokens(episodes[row])):
@@ -124,18 +124,18 @@ def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
 
 
 def num_tokens(episode: Episode) -> int:
-    """Prompt and completion tokens of an episode."""
+    """Count prompt and completion tokens of an episode."""
     return len(episode.prompt_ids) + len(episode.completion.token_ids)
 
 
 def cut_microbatches(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
-    """Cut rows, those of like length together, so that no microbatch is larger than the budget.
+    """Cut rows into microbatches within the budget, those of similar length together.
 
     The budget counts padded tokens. A row longer than the budget gets a microbatch of its own.
     """
     cuts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        # Rows come in ascending length, so the newest one decides the padded width.
+        # Rows come in ascending length, so the newest one sets the padded width.
         if cuts and (len(cuts[-1]) + 1) * lengths[row] <= microbatch_tokens:
             cuts[-1].append(row)
         else:
@@ -157,7 +157,7 @@ def pack(
     Args:
         plan: The whole batch.
         episodes: This rank's share, any order.
-        settings: Names the aggregation.
+        settings: The aggregation.
         microbatch_tokens: Most tokens of one forward pass, padding included.
         lineages: lineage -> step it forked at.
         lineage: The learner's own.

@@ -1,10 +1,10 @@
-"""Batch k: filled from the store, cleared of what must not be trained, sealed, replayed.
+"""Claims of batches: fill, drop stale and malformed groups, seal, replay.
 
     filling -> (drop, top up)* -> sealed -> trained -> committed
                                     ^-- a crash returns here: the same episodes, not judged again
 
-Invariant: only a sealed claim is trained. Rank 0 alone talks to the store about claims. Units are
-judged as they arrive, so that decoding is done by the time the last one is in.
+Invariant: only a sealed claim is trained. Claims are made by rank 0 alone. Units (whole groups) are
+judged as they arrive, so that decoding is nearly done when the last one is in.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from buffer import operations
 from buffer.operations.values import Claim, ClaimedUnit
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, RecordError
-from configs.settings import Settings
+from configs.settings import (
+    AlgorithmSettings,
+    BufferSettings,
+    LearnerSettings,
+    ReplaySettings,
+    RewardSettings,
+    RunSettings,
+)
 
-from .dropped import Dropped
+from .dropped import DropCounts
 from .ledger import Ledger
 from .policy_lag import oldest_lag
 from .records import Records, check_weights
@@ -31,9 +38,9 @@ from .reuse import Reuse, ReusedGroup
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 0.02  # a claim by which nothing came costs the store a fraction of a millisecond
+POLL_EVERY_S = 0.02  # a claim that brings nothing costs the store a fraction of a millisecond
 REPORT_EVERY_S = 30.0
-# Spot capacity may be gone for an afternoon; a learner that waits a whole day waits for nobody.
+# Spot capacity may be gone for an afternoon; after a whole day there are no actors to wait for.
 DEADLINE_S = 24 * 3600.0
 
 
@@ -46,16 +53,16 @@ class ClaimedBatch:
     """In the order of the claim: oldest unit first, members by id; then those of groups that are
     trained again. Rewards are shaped."""
     is_replay: bool
-    """It was sealed by an earlier life of the learner."""
+    """Sealed by an earlier life of the learner."""
     filtered_groups: int = 0
-    """Groups of equal rewards that made way for others."""
+    """Groups of equal rewards that were replaced by others."""
     uses: Mapping[int, int] = field(default_factory=dict)
     """Group that is trained again -> how often, this batch included."""
 
 
 @dataclass(slots=True)
 class _Wait:
-    """For a batch; callers cut it into short ones, to do other things in between."""
+    """The wait for one batch, over all calls of `wait`."""
 
     step: int
     began: float
@@ -68,32 +75,41 @@ class Claims:
     def __init__(
         self,
         store: RetryingStore,
-        settings: Settings,
+        run: RunSettings,
         *,
+        buffer: BufferSettings,
+        learner: LearnerSettings,
+        algorithm: AlgorithmSettings,
+        rewards: RewardSettings,
+        replay: ReplaySettings,
         ledger: Ledger,
         vocabulary: int,
     ) -> None:
         self._store = store
-        self._settings = settings
+        self._run = run
+        self._buffer = buffer
+        self._algorithm = algorithm
+        self._rewards = rewards
+        self._max_attempts = learner.max_claim_attempts
         self._ledger = ledger
         self._lineage = ledger.lineage
         self._lineages = ledger.lineages
         self._vocabulary = vocabulary
         self._episodes: dict[int, list[Episode]] = {}
-        """Judged units of the batch being filled, by group; in the store it has all of them."""
+        """Judged units of the batch that is being filled, by group."""
         self._num_filtered = 0
-        """Groups of equal rewards that the batch being filled has done without."""
-        self._records = Records(store, settings.run, settings.buffer, settings.rewards)
-        self._reuse = Reuse(store, settings, ledger=ledger, records=self._records)
+        """Groups of equal rewards dropped from the batch that is being filled."""
+        self._records = Records(store, run, buffer, rewards)
+        self._reuse = Reuse(store, run, replay, ledger=ledger, records=self._records)
         self._recoveries = store.recoveries
         self._started: int | None = None
         self._replays = True
-        """Until the first batch that no earlier life of the learner has sealed."""
+        """True until the first batch that no earlier life of the learner has sealed."""
         self._wait = _Wait(step=0, began=0.0, reported=0.0)
-        self.dropped = Dropped()
+        self.dropped = DropCounts()
 
     def wait(self, step: int, *, until: Callable[[], bool]) -> ClaimedBatch | None:
-        """Wait for batch `step`, or for `until` to say that there is something better to do.
+        """Wait for batch `step`, or until `until` returns True.
 
         Raises:
             DeadlineError: No batch came for a whole day, over however many calls.
@@ -102,15 +118,15 @@ class Claims:
             now = time.monotonic()
             self._wait = _Wait(step, began=now, reported=now)
         while not until():
-            batch = self.look(step)
+            batch = self.poll(step)
             if batch is not None:
                 return batch
-            self._check_patience()
-            time.sleep(LOOK_EVERY_S)
+            self._check_deadline()
+            time.sleep(POLL_EVERY_S)
         return None
 
-    def look(self, step: int) -> ClaimedBatch | None:
-        """Claim, judge and drop once; the batch if it is complete."""
+    def poll(self, step: int) -> ClaimedBatch | None:
+        """Claim, judge and drop once; return the batch if it is complete."""
         if self._recoveries != self._store.recoveries:
             self._recoveries = self._store.recoveries
             self._episodes.clear()  # other records may have taken their place
@@ -121,34 +137,34 @@ class Claims:
         bad = self._judge(step, claim.units)
         for reason, groups in bad.items():
             log.info("dropping groups", step=step, reason=reason, groups=len(groups))
-            if reason == "stale" and self._settings.buffer.recreate_dropped:
-                # Before they are gone: a life that ends here judges them again, and finds this.
+            if reason == "stale" and self._buffer.recreate_dropped:
+                # Before they are dropped: a life that ends here judges them again, and finds this.
                 again = self._ledger.ask_again(groups)
                 self._store.run(operations.ask_again(self._lineage, dict.fromkeys(again)))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
             self.dropped.add_units(reason, len(groups))
         if bad or not claim.complete:
             return None
-        check_weights(chain.from_iterable(self._episodes.values()), self._settings.rewards)
+        check_weights(chain.from_iterable(self._episodes.values()), self._rewards)
         reused = self._reuse.draw(step)
-        if not self._hold(step, claim, reused):
+        if not self._pin(step, claim, reused):
             return None
         ratings = self._reuse.rate(step, self._episodes)
         self._store.run(operations.seal(self._lineage, step, ratings))
-        return self._hand_over(step, claim.units, reused, is_replay=False)
+        return self._assemble(step, claim.units, reused, is_replay=False)
 
-    def _hold(self, step: int, claim: Claim, reused: Iterable[int]) -> bool:
-        """From here on the batch is what this process has read; False if the store forgot it."""
+    def _pin(self, step: int, claim: Claim, reused: Iterable[int]) -> bool:
+        """Pin the batch in the ledger; False if the store was rewound meanwhile."""
         with self._store.lock:
             if self._recoveries != self._store.recoveries:
                 return False
             self._ledger.hold(step, (unit.group_id for unit in claim.units), reused)
             return True
 
-    def _check_patience(self) -> None:
-        """Say now and then that the batch is not full; after a day give up."""
+    def _check_deadline(self) -> None:
+        """Log now and then that the batch is not full; raise after a day."""
         wait, now = self._wait, time.monotonic()
-        groups, of = len(self._episodes), self._settings.run.groups_per_batch
+        groups, of = len(self._episodes), self._run.groups_per_batch
         if now - wait.began > DEADLINE_S:
             raise DeadlineError(
                 f"batch {wait.step} must fill within {DEADLINE_S / 3600:.0f} h, got "
@@ -166,34 +182,34 @@ class Claims:
         if starts_now:
             self._episodes.clear()
             self._num_filtered = 0
-        units = self._settings.run.groups_per_batch
+        units = self._run.groups_per_batch
         known = len(self._episodes)
         claim = self._store.run(
             operations.claim(self._lineage, step, units, start=starts_now, known=known)
         )
         self._started = step
-        most = self._settings.learner.max_claim_attempts
+        most = self._max_attempts
         if claim.sealed and claim.starts > most:
-            # Training it has killed a learner that often: better to lose a batch than the run.
-            self._give_up(step, claim, "poison")
+            # Training it has ended that many lives: better lose a batch than the run.
+            self._abandon(step, claim, "poison")
             claim = self._store.run(operations.claim(self._lineage, step, units, start=True))
         if self._replays and not claim.sealed:
             self._replays = False
-            self._dissolve_later(step)
+            self._dissolve_later_claims(step)
         return claim
 
-    def _give_up(self, step: int, claim: Claim, reason: str) -> None:
+    def _abandon(self, step: int, claim: Claim, reason: str) -> None:
         groups = [unit.group_id for unit in claim.units]
         log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
         self._episodes.clear()
         self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
         self.dropped.add_units(reason, len(groups))
-        self._dissolve_later(step)
+        self._dissolve_later_claims(step)
 
-    def _dissolve_later(self, step: int) -> None:
+    def _dissolve_later_claims(self, step: int) -> None:
         """Let units that an earlier life sealed for later batches be claimed for this one.
 
-        They may be all that admission allows in flight: then nothing new would ever fill it.
+        They may take up all that backpressure allows in flight: then this batch would never fill.
         """
         for later in self._store.run(operations.stats()).claims:
             if later.k > step:
@@ -201,27 +217,27 @@ class Claims:
                 self._store.run(operations.reconcile(self._lineage, later.k, ()))
 
     def _judge(self, step: int, units: Iterable[ClaimedUnit]) -> dict[str, list[int]]:
-        """Read the units that came since the last look; returns those to drop, by reason."""
+        """Read the units that arrived since the last poll; return those to drop, by reason."""
         new = [unit for unit in units if unit.group_id not in self._episodes]
         bad: dict[str, list[int]] = {}
         for unit, episodes in self._records.units(new):
             if episodes is None or self._is_impossible(step, episodes):
                 bad.setdefault("unreadable", []).append(unit.group_id)
-            elif reason := self._fault(step, episodes):
+            elif reason := self._reason_to_drop(step, episodes):
                 bad.setdefault(reason, []).append(unit.group_id)
                 self.dropped.add_episodes(episodes)
             else:
                 self._episodes[unit.group_id] = episodes
         return bad
 
-    def _fault(self, step: int, episodes: Sequence[Episode]) -> str | None:
-        """Why a readable group is not trained; None if it is."""
+    def _reason_to_drop(self, step: int, episodes: Sequence[Episode]) -> str | None:
+        """Name the reason to drop a readable group; None if it is trained."""
         if self._is_stale(step, episodes):
             return "stale"
-        algorithm = self._settings.algorithm
+        algorithm = self._algorithm
         if not algorithm.filter_zero_variance or len({e.reward for e in episodes}) > 1:
             return None
-        most = (algorithm.max_gen_batches - 1) * self._settings.run.groups_per_batch
+        most = (algorithm.max_gen_batches - 1) * self._run.groups_per_batch
         if self._num_filtered < most:
             self._num_filtered += 1
             return "zero_variance"
@@ -229,7 +245,7 @@ class Claims:
         return None
 
     def _is_impossible(self, step: int, episodes: Iterable[Episode]) -> bool:
-        """Whether no policy of this run can have made them; such tokens would end the life."""
+        """Find episodes that no policy of this run can have sampled; training them would crash."""
         newest = PolicyVersion(self._lineage, step - 1)
         for episode in episodes:
             completion = episode.completion
@@ -247,37 +263,40 @@ class Claims:
         return False
 
     def _is_stale(self, step: int, episodes: Iterable[Episode]) -> bool:
-        if self._settings.buffer.on_stale == "train":
+        if self._buffer.on_stale == "train":
             return False
-        most = self._settings.run.max_policy_lag
+        most = self._run.max_policy_lag
         return any(
             oldest_lag(episode, step, self._lineage, self._lineages) > most for episode in episodes
         )
 
     def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
-        """Take a sealed batch as it is; an unreadable record in it ends this life.
+        """Read a sealed batch without judging it again; None if the store has lost records of it.
 
-        None if the store has lost records of it: an earlier life trained them, was reconciled after
-        a rewind, and ended before its next checkpoint. No weights contain them any more.
+        They are lost if an earlier life trained them, was reconciled after a rewind, and ended
+        before its next checkpoint. No weights contain them any more.
+
+        Raises:
+            RecordError: A record of it is malformed, which ends this life.
         """
         ids = [task_id for unit in claim.units for task_id in unit.task_ids]
         if None in self._store.run(operations.records(ids)):
-            self._give_up(step, claim, "forgotten")
+            self._abandon(step, claim, "forgotten")
             return None
         for unit, episodes in self._records.units(claim.units):
             if episodes is None:
                 raise RecordError(
                     f"sealed batch {step} must be readable, got a bad record in group "
-                    f"{unit.group_id}; after {self._settings.learner.max_claim_attempts} starts "
+                    f"{unit.group_id}; after {self._max_attempts} starts "
                     "it is given up"
                 )
             self._episodes[unit.group_id] = episodes
         reused = self._reuse.replay(step)
-        if not self._hold(step, claim, reused):
+        if not self._pin(step, claim, reused):
             return None
-        return self._hand_over(step, claim.units, reused, is_replay=True)
+        return self._assemble(step, claim.units, reused, is_replay=True)
 
-    def _hand_over(
+    def _assemble(
         self,
         step: int,
         units: Iterable[ClaimedUnit],

@@ -1,7 +1,7 @@
-"""What was taken out of batches before they were trained, and of what lengths it was.
+"""Counts of groups dropped from batches before training, by reason and by length.
 
-Long episodes take longest to make, so they are the first to be too old: dropping by age is dropping
-by length unless somebody looks.
+Long episodes take longest to sample, so they are the first to be stale: dropping by lag is also
+dropping by length, which these counts make visible.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def by_length(episodes: Iterable[Episode]) -> Counter[str]:
 
 
 @dataclass(slots=True)
-class Dropped:
-    """What was taken out of claims in this life, as far as it was readable; units in any case."""
+class DropCounts:
+    """Counts of one life of the learner; tokens and lengths only of readable episodes."""
 
     units: dict[str, int] = field(default_factory=dict)
     """Units by reason."""
@@ -40,11 +40,11 @@ class Dropped:
     episodes_by_length: Counter[str] = field(default_factory=Counter)
 
     def add_units(self, reason: str, count: int) -> None:
-        """Count units that are dropped for this reason."""
+        """Count units dropped for this reason."""
         self.units[reason] = self.units.get(reason, 0) + count
 
     def add_episodes(self, episodes: Iterable[Episode]) -> None:
-        """Count what was generated in vain."""
+        """Count the tokens and lengths of dropped episodes."""
         episodes = list(episodes)
         self.tokens += sum(len(episode.completion.token_ids) for episode in episodes)
         self.episodes_by_length += by_length(episodes)

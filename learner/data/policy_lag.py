@@ -26,7 +26,7 @@ Int64 = npt.NDArray[np.int64]
 def policy_lag(
     version: PolicyVersion, *, step: int, lineage: int, lineages: Mapping[int, int]
 ) -> int:
-    """Lag of a token of `version` when batch `step` is trained in `lineage`.
+    """Compute the lag of a token of `version` when batch `step` is trained in `lineage`.
 
     Args:
         version: Of the policy that sampled the token.
@@ -35,7 +35,7 @@ def policy_lag(
         lineages: lineage -> step it forked at.
 
     Returns:
-        Batches; never negative within a history, see the module's formula.
+        Batches, by the formula of this module; never negative within a history.
     """
     trained = step - 1
     forks = [fork for other, fork in lineages.items() if version.lineage < other <= lineage]
@@ -46,7 +46,7 @@ def policy_lag(
 
 
 def token_lags(episode: Episode, step: int, lineage: int, lineages: Mapping[int, int]) -> Int64:
-    """Lag of every completion token of an episode. Shape [T]."""
+    """Compute the lag of every completion token of an episode, batches. Shape [T]."""
     completion = episode.completion
     lags_T = np.zeros(len(completion.token_ids), dtype=np.int64)
     for span in completion.versions:
@@ -57,7 +57,7 @@ def token_lags(episode: Episode, step: int, lineage: int, lineages: Mapping[int,
 
 
 def oldest_lag(episode: Episode, step: int, lineage: int, lineages: Mapping[int, int]) -> int:
-    """Lag of the oldest trained token of an episode; 0 if none is trained."""
+    """Compute the lag of the oldest trained token of an episode; 0 if none is trained."""
     lags_T = token_lags(episode, step, lineage, lineages)
     trained_T = episode.completion.loss_mask.astype(bool)
     return int(lags_T[trained_T].max(initial=0))

@@ -30,7 +30,7 @@ OVERLONG = "overlong"
 
 
 class Records:
-    """Reads the episodes of tasks, wherever their records are."""
+    """Reads the episodes of tasks from Redis or from the object store."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Records:
         return [self._episode(i, record) for i, record in zip(task_ids, records, strict=True)]
 
     def sweep(self, *, older_than_s: float = ON_ITS_WAY_S) -> None:
-        """Remove the objects that the store needs no longer."""
+        """Remove objects that the store no longer refers to."""
         if self._objects is not None:
             self._objects.sweep(
                 lambda ids: self._store.run(operations.references(ids)), older_than_s=older_than_s
@@ -140,7 +140,7 @@ def overlong(length: int, limit: int, buffer: int) -> float:
 
 
 def check_weights(episodes: Iterable[Episode], settings: RewardSettings) -> None:
-    """Refuse a weight of something that no episode of a batch was given.
+    """Refuse a weight of a reward part that no episode of a batch has.
 
     A part that only some episodes have counts 0 in the others.
 

@@ -1,9 +1,9 @@
-"""Groups that are trained again: how they are rated, drawn, judged and forgotten. Rank 0 only.
+"""Groups that are trained again: rate, draw, judge, forget. Rank 0 only.
 
     batch sealed, groups rated -> trained -> committed, kept -> drawn for a later batch -> ...
 
-Owns what `replay` of the settings means; the sets are the store's (`buffer/operations/replay.py`).
-A reused group keeps its record, and with it the log-probs under which it was sampled: the learner's
+Implements the settings table `replay`; the store keeps the sets (`buffer/operations/replay.py`). A
+reused group keeps its record, and with it the log-probs under which it was sampled: the learner's
 correction is as exact as for a new one, only the policies lie further apart.
 """
 
@@ -20,7 +20,7 @@ import structlog
 from buffer import operations
 from buffer.operations.values import ClaimedUnit, Rating
 from buffer.record.episode import Episode
-from configs.settings import Settings
+from configs.settings import ReplaySettings, RunSettings
 from configs.validation.store import KEEP_AT_MEMORY
 
 from .ledger import Ledger
@@ -38,20 +38,26 @@ class ReusedGroup:
     """A group that a batch trains again."""
 
     uses: int
-    """How often it has been trained again when this batch is done."""
+    """Times it will have been trained again after this batch."""
     episodes: list[Episode]
 
 
 class Reuse:
-    """Gives batches groups that were trained before."""
+    """Adds groups to batches that were trained before."""
 
     def __init__(
-        self, store: RetryingStore, settings: Settings, *, ledger: Ledger, records: Records
+        self,
+        store: RetryingStore,
+        run: RunSettings,
+        replay: ReplaySettings,
+        *,
+        ledger: Ledger,
+        records: Records,
     ) -> None:
         self._store = store
         self._records = records
-        self._run = settings.run
-        self._replay = settings.replay
+        self._run = run
+        self._replay = replay
         self._ledger = ledger
         self._trimmed_at: float | None = None
         share = self._replay.fraction / (1 - self._replay.fraction)
@@ -77,7 +83,7 @@ class Reuse:
             log.debug("forgot kept groups", step=step, groups=forgotten)
 
     def draw(self, step: int) -> dict[int, ReusedGroup]:
-        """Take kept groups into batch `step`, which is about to be sealed; by group."""
+        """Draw kept groups for batch `step`, which is about to be sealed; by group."""
         if not self._groups:
             return {}
         drawn = self._take(step, self._groups)
@@ -88,14 +94,14 @@ class Reuse:
         return {group: found for group, found in fit.items() if found is not None}
 
     def replay(self, step: int) -> dict[int, ReusedGroup]:
-        """Read what a sealed batch reuses; not judged again."""
+        """Read the groups that a sealed batch reuses; they are not judged again."""
         found = self._take(step, 0)
         if None in found.values():
             log.error("the store has lost records that a sealed batch reuses", step=step)
         return {group: reused for group, reused in found.items() if reused is not None}
 
     def rate(self, step: int, groups: Mapping[int, Sequence[Episode]]) -> list[Rating]:
-        """Say how the new groups of batch `step` are to be kept."""
+        """Rate the new groups of batch `step` for the store to keep."""
         if not self._replay.capacity:
             return []
         return [
@@ -130,7 +136,7 @@ class Reuse:
         }
 
     def _is_fit(self, step: int, group: ReusedGroup | None) -> bool:
-        """Judge the lag exactly: the store's own bound knows nothing of abandoned branches."""
+        """Judge the lag exactly: the store's own bound ignores abandoned branches."""
         return group is not None and self._lag(step, group.episodes) <= self._replay.max_lag
 
     def _lag(self, step: int, episodes: Sequence[Episode]) -> int:
@@ -141,7 +147,7 @@ class Reuse:
 def spread(rewards_G: np.ndarray) -> float:
     """Mean distance of a group's rewards from their mean.
 
-    It is the mean size of its advantages before any division by their deviation, after which all
-    groups would be about alike.
+    It is the mean size of the group's advantages before any division by their deviation, which
+    would make all groups nearly equal.
     """
     return float(np.abs(rewards_G - rewards_G.mean()).mean())

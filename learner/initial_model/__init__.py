@@ -1,1 +1,1 @@
-"""Small initial models, made and trained here."""
+"""Small initial models, for runs that have no pretrained one."""

@@ -1,7 +1,7 @@
 """A character-level Qwen3 small enough to train on a laptop, and its tokenizer.
 
-Owns the shape of the model and the alphabet. One character is one token and nothing is ever merged,
-so text -> tokens -> text is exact and the tokens of a turn never depend on what stands beside it.
+Owns the shape of the model and the alphabet. One character is one token without merges, so
+text -> tokens -> text is exact and the tokens of a turn do not depend on the text around it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    """Return the id of one token of ours."""
+    """Return the id of a token of this vocabulary."""
     found = tokenizer.convert_tokens_to_ids(token)
     assert isinstance(found, int)
     return found

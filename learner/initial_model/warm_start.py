@@ -1,4 +1,4 @@
-"""`python -m learner warm-start`: a character model, started on prompt/answer pairs.
+"""Warm start: a character model trained on prompt/answer pairs (`python -m learner warm-start`).
 
 Consumes a file of JSON lines `{"prompt": str, "segments": [[text, trained], ...]}` and leaves a
 Hugging Face directory with model and tokenizer. An end-of-text token follows every trained segment
@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from configs.errors import SettingsError
-from configs.settings import Settings
+from configs.settings import LearnerSettings
 from learner.data.batch import cut_microbatches
 from learner.model.policy import Policy
 from learner.training.optimizer import AdamWithSchedule, Schedule
@@ -30,7 +30,7 @@ REPORT_EVERY_S = 0.2  # a progress bar redraws no faster
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A prompt and what should follow it: (text, trained) segments."""
+    """A prompt and the segments that follow it: (text, trained)."""
 
     prompt: str
     segments: tuple[tuple[str, bool], ...]
@@ -43,7 +43,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class TokenPair:
-    """A pair in tokens; `trained[t]` says whether token t is a target."""
+    """A pair in tokens; `trained[t]` is True where token t is a target."""
 
     token_ids: tuple[int, ...]
     trained: tuple[bool, ...]
@@ -104,9 +104,9 @@ def tokenize(pair: Pair, tokenizer: PreTrainedTokenizerFast) -> TokenPair:
     return TokenPair(tuple(token_ids), tuple(trained))
 
 
-def warm_start(settings: Settings, *, pairs_path: Path, out: Path) -> None:
+def warm_start(learner: LearnerSettings, *, seed: int, pairs_path: Path, out: Path) -> None:
     """Make the character model, train it on the pairs and save it to `out`."""
-    learner, started = settings.learner, time.monotonic()
+    started = time.monotonic()
     torch.set_num_threads(learner.threads)
     pairs = read_pairs(pairs_path)
     tokenizer = make_tokenizer(pair.text for pair in pairs)
@@ -115,7 +115,7 @@ def warm_start(settings: Settings, *, pairs_path: Path, out: Path) -> None:
         layers=learner.init_layers,
         width=learner.init_width,
         tied=learner.init_tied,
-        seed=settings.run.seed,
+        seed=seed,
     )
     policy = Policy(model, temperature=1.0)
     optimizer = AdamWithSchedule(
@@ -131,7 +131,7 @@ def warm_start(settings: Settings, *, pairs_path: Path, out: Path) -> None:
     )
     answers = [tokenize(pair, tokenizer) for pair in pairs]
     echoes = [tokenize(echo(p), tokenizer) for p in pairs] if learner.warm_start_echo else answers
-    random = np.random.default_rng(settings.run.seed)
+    random = np.random.default_rng(seed)
     reported = -REPORT_EVERY_S
     for step in range(1, learner.warm_start_steps + 1):
         chosen = random.integers(len(pairs), size=learner.warm_start_batch)

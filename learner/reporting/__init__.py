@@ -1,1 +1,1 @@
-"""Metrics and the files that people read."""
+"""Metrics of batches, and the files of a run that record them."""

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import structlog
 
 from learner.data.claims import ClaimedBatch
-from learner.data.dropped import Dropped
+from learner.data.dropped import DropCounts
 from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 
@@ -28,7 +28,7 @@ class BatchLog:
     def __init__(
         self,
         journal: Journal,
-        dropped: Dropped,
+        dropped: DropCounts,
         *,
         lineage: int,
         lineages: dict[int, int],
@@ -101,7 +101,7 @@ class BatchLog:
         )
 
     def end(self) -> None:
-        """Count the time since the last batch: the run has finished."""
+        """Count the time since the last batch; call it when the run has finished."""
         self.totals.wall_s += time.monotonic() - self._began
 
     def _count(

@@ -1,9 +1,9 @@
-"""The files of a run that people and plots read.
+"""The journal of a run: `metrics.jsonl`, `batches.jsonl`, `eval.jsonl` and `summary.json`.
 
-`metrics.jsonl` and `batches.jsonl` (what each batch was trained on) have one line for each batch,
-`eval.jsonl` one for each evaluation; `summary.json` is there once the run has finished. Appends
-whole lines, so that a reader never sees half of one that matters; after a resume, lines of the
-abandoned branch are cut off, so that a file tells one history.
+`metrics.jsonl` and `batches.jsonl` (the groups of each batch) have one line for each batch,
+`eval.jsonl` one for each evaluation; `summary.json` is written when the run has finished. Whole
+lines are appended, so that only the last line of a crashed process can be incomplete; a resume
+removes the lines of the abandoned branch, so that a file holds a single history.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Journal:
         return parsed
 
     def rewind(self, step: int) -> None:
-        """Forget what was written about later steps: the learner resumes after `step`."""
+        """Remove the lines of later steps: the learner resumes after `step`."""
         for name in ("metrics", "batches", "eval"):
             kept = [line for line in self.lines(name) if float(str(line["step"])) <= step]
             text = "".join(json.dumps(line) + "\n" for line in kept)
@@ -53,7 +53,7 @@ class Journal:
         (self._folder / "summary.json").unlink(missing_ok=True)
 
     def summarise(self, summary: Mapping[str, object]) -> None:
-        """Write `summary.json`: the run has finished."""
+        """Write `summary.json`; call it when the run has finished."""
         self._replace("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _replace(self, name: str, text: str) -> None:
@@ -63,7 +63,7 @@ class Journal:
 
 
 def finite(figures: Mapping[str, object]) -> dict[str, object]:
-    """Replace what JSON cannot hold: a figure that is not finite becomes null."""
+    """Replace figures that are not finite, which JSON cannot hold, by None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in figures.items()

@@ -1,7 +1,7 @@
-"""What is written down: one line of `metrics.jsonl` for each batch, and the totals of the run.
+"""Figures of a batch, its times, and the totals of the run.
 
-Owns names and meanings of figures; `journal.py` owns the files. Counts that span a restart live in
-`Totals`, which each checkpoint carries.
+Owns names and meanings of the figures in `metrics.jsonl`; `journal.py` owns the files. Counts that
+span a restart are in `Totals`, which each checkpoint carries.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 
 from buffer.record.episode import Episode
 from learner.data.dropped import by_length
-from learner.data.policy_lag import token_lags
+from learner.data.policy_lag import Int64, token_lags
 
 Figure = float | int | bool | str | dict[str, float] | dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """What the episodes of a batch say before any forward pass."""
+    """Figures of a batch's episodes, before any forward pass."""
 
     episodes: int
     groups: int
@@ -32,42 +32,42 @@ class BatchFigures:
     trained_tokens: int
     """Tokens with loss mask 1."""
     reward_mean: float
-    """Of shaped rewards, as everything here."""
+    """Over episodes, of shaped rewards, as all figures of rewards."""
     reward_std: float
     """Over the episodes of the batch."""
     reward_parts: dict[str, float]
     """Mean of each named part."""
     zero_variance_groups: int
-    """Groups whose rewards are all equal: they teach nothing."""
+    """Groups whose rewards are all equal, hence without a gradient under group baselines."""
     response_length_mean: float
     """Completion tokens per episode."""
     response_length_max: int
     episodes_by_length: dict[str, int]
-    """Completion tokens, in buckets -> episodes; `dropped_by_length` has those that were not."""
+    """Bucket of completion tokens -> episodes; `dropped_by_length` counts dropped ones."""
     response_truncated_fraction: float
-    """Share of episodes that the token limit ended."""
+    """Share of episodes cut off by the token limit."""
     masked_episodes: int
-    """Episodes without a trained token: overlong filtering took them out."""
+    """Episodes without a trained token, due to overlong filtering."""
     policy_lag_mean: float
     """Over trained tokens, batches."""
     policy_lag_max: int
     policy_lag_histogram: dict[str, int]
     """Lag -> trained tokens."""
     mixed_version_episodes: int
-    """Episodes that more than one policy version wrote."""
+    """Episodes sampled by more than one policy version."""
     resumed_episodes: int
-    """Episodes that one actor began and another continued."""
+    """Episodes begun by one actor and continued by another."""
     episodes_by_actor: dict[str, int]
     """Incarnation that finished the episode -> episodes."""
     reused_groups: int
-    """Groups that an earlier batch trained too; every other figure here counts them as well."""
+    """Groups that an earlier batch trained too; the figures above include them."""
     reused_episodes: int
     reused_tokens: int
     """Their completion tokens: generated for an earlier batch."""
     reused_policy_lag_mean: float
     """Over their trained tokens, batches."""
     reuse_count_max: int
-    """How often one of them is now trained again."""
+    """Most times that one of them has been trained again, this batch included."""
 
 
 def batch_figures(
@@ -78,7 +78,7 @@ def batch_figures(
     lineages: dict[int, int],
     uses: Mapping[int, int],
 ) -> BatchFigures:
-    """Count what batch `step` is made of.
+    """Count the contents of batch `step`.
 
     Args:
         episodes: All of them.
@@ -89,42 +89,29 @@ def batch_figures(
     """
     rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
     lengths = [len(episode.completion.token_ids) for episode in episodes]
-    groups: dict[int, list[float]] = defaultdict(list)
-    parts: dict[str, list[float]] = defaultdict(list)
-    lags: Counter[int] = Counter()
-    reused: list[Episode] = []
-    reused_lags: list[int] = []
-    for episode in episodes:
-        groups[episode.group_id].append(episode.reward)
-        for name, value in episode.reward_parts.items():
-            parts[name].append(value)
-        trained_T = episode.completion.loss_mask.astype(bool)
-        lags_T = token_lags(episode, step, lineage, lineages)[trained_T]
-        if episode.group_id in uses:
-            reused.append(episode)
-            reused_lags += lags_T.tolist()
-        lags.update(
-            dict(zip(*(x.tolist() for x in np.unique(lags_T, return_counts=True)), strict=True))
-        )
-    trained = sum(lags.values())
+    reused = [episode for episode in episodes if episode.group_id in uses]
+    lags_N = _trained_lags(episodes, step, lineage, lineages)
+    reused_lags_N = _trained_lags(reused, step, lineage, lineages)
     return BatchFigures(
         episodes=len(episodes),
-        groups=len(groups),
+        groups=len({episode.group_id for episode in episodes}),
         prompt_tokens=sum(len(episode.prompt_ids) for episode in episodes),
         completion_tokens=sum(lengths),
-        trained_tokens=trained,
+        trained_tokens=len(lags_N),
         reward_mean=float(rewards.mean()),
         reward_std=float(rewards.std()),
-        reward_parts={name: float(np.mean(values)) for name, values in sorted(parts.items())},
-        zero_variance_groups=sum(1 for values in groups.values() if max(values) == min(values)),
+        reward_parts=_reward_parts(episodes),
+        zero_variance_groups=_zero_variance_groups(episodes),
         response_length_mean=float(np.mean(lengths)),
         response_length_max=max(lengths),
         episodes_by_length=dict(by_length(episodes)),
-        masked_episodes=sum(1 for e in episodes if not e.completion.loss_mask.any()),
         response_truncated_fraction=float(np.mean([e.finish_reason == "length" for e in episodes])),
-        policy_lag_mean=sum(lag * n for lag, n in lags.items()) / trained if trained else 0.0,
-        policy_lag_max=max(lags, default=0),
-        policy_lag_histogram={str(lag): lags[lag] for lag in sorted(lags)},
+        masked_episodes=sum(1 for e in episodes if not e.completion.loss_mask.any()),
+        policy_lag_mean=float(lags_N.mean()) if len(lags_N) else 0.0,
+        policy_lag_max=int(lags_N.max(initial=0)),
+        policy_lag_histogram={
+            str(lag): count for lag, count in sorted(Counter(lags_N.tolist()).items())
+        },
         mixed_version_episodes=sum(
             1 for e in episodes if len({span.version for span in e.completion.versions}) > 1
         ),
@@ -135,32 +122,58 @@ def batch_figures(
         reused_groups=len(uses),
         reused_episodes=len(reused),
         reused_tokens=sum(len(episode.completion.token_ids) for episode in reused),
-        reused_policy_lag_mean=float(np.mean(reused_lags)) if reused_lags else 0.0,
+        reused_policy_lag_mean=float(reused_lags_N.mean()) if len(reused_lags_N) else 0.0,
         reuse_count_max=max(uses.values(), default=0),
     )
 
 
+def _trained_lags(
+    episodes: Sequence[Episode], step: int, lineage: int, lineages: dict[int, int]
+) -> Int64:
+    """Policy lags of the trained tokens of episodes, batches. Shape [N]."""
+    lags = [
+        token_lags(episode, step, lineage, lineages)[episode.completion.loss_mask.astype(bool)]
+        for episode in episodes
+    ]
+    return np.concatenate(lags) if lags else np.zeros(0, dtype=np.int64)
+
+
+def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean of each named part, over the episodes that have it."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        for name, value in episode.reward_parts.items():
+            parts[name].append(value)
+    return {name: float(np.mean(values)) for name, values in sorted(parts.items())}
+
+
+def _zero_variance_groups(episodes: Sequence[Episode]) -> int:
+    rewards: dict[int, set[float]] = defaultdict(set)
+    for episode in episodes:
+        rewards[episode.group_id].add(episode.reward)
+    return sum(1 for values in rewards.values() if len(values) == 1)
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where the wall time of a batch went, seconds."""
+    """Wall time of a batch by phase, seconds."""
 
     wait_s: float
-    """Until the batch was claimed and sealed: the learner was idle."""
+    """Wait for the batch to be claimed and sealed: the learner was idle."""
     pack_s: float
     """Records to microbatches."""
     weights_s: float
-    """Packed, and the weights of the batch before were not handed over yet; their transfer is not
-    waited for."""
+    """Time a packed batch waited for the previous publish to release the model."""
     train_s: float
     """Forward, backward, optimizer."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Counts over the whole run, all lives of the learner included."""
+    """Counts over the whole run, in all lives of the learner."""
 
     episodes: int = 0
-    """Those of groups that are trained again are not counted again."""
+    """Episodes of groups that are trained again count once."""
     reused_episodes: int = 0
     resumed_episodes: int = 0
     trained_tokens: int = 0
@@ -174,12 +187,12 @@ class Totals:
     skipped_steps: int = 0
     """Optimizer steps skipped because loss or gradient were not finite."""
     skipped_for_loss: int = 0
-    """Those of them whose loss was not finite already."""
+    """Those of the skipped steps whose loss was not finite."""
     wall_s: float = 0.0
     idle_s: float = 0.0
     """Time waiting for batches, from the moment the first batch of each life was complete."""
     weights_s: float = 0.0
-    """Time waiting until weights were handed over, counted as `idle_s` is."""
+    """Time that packed batches waited for the previous publish, counted as `idle_s` is."""
     busy_span_s: float = 0.0
     """Wall time over which `idle_s` and `weights_s` were counted."""
 
@@ -197,7 +210,7 @@ class Totals:
 
     @property
     def idle_fraction(self) -> float:
-        """Share of the time that went into waiting, once the first batch was there."""
+        """Share of time spent waiting for batches, from the first batch of each life on."""
         return self.idle_s / self.busy_span_s if self.busy_span_s else 0.0
 
     @property
@@ -207,7 +220,7 @@ class Totals:
 
     @classmethod
     def from_json(cls, saved: dict[str, float | int]) -> Totals:
-        """Read what a checkpoint holds; figures that it lacks start from zero."""
+        """Read the totals of a checkpoint; figures that it lacks start from zero."""
         known = {field.name for field in fields(cls)}
         figures: dict[str, Any] = {name: value for name, value in saved.items() if name in known}
         return cls(**figures)

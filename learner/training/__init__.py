@@ -1,1 +1,1 @@
-"""One batch: preparation, optimizer steps, measurements, guards."""
+"""Training on one batch: preparation, optimizer steps, measurements, guards."""

@@ -1,11 +1,10 @@
-"""The critic: a value for the state in which each token was drawn, and how it learns.
+"""The critic: values of the states before tokens, their loss and their optimizer.
 
     kind: head     states of the policy -> linear layer; `trunk_gradient` decides whether the value
                    loss trains the policy's layers too
     kind: model    tokens -> a second model, at first equal to the policy -> linear layer
 
-Owns its own optimizer. It is checkpointed with the policy, and is in nothing that leaves the
-learner: neither the published weights nor the saved model.
+It is checkpointed with the policy, but neither published nor part of the saved model.
 
 Shapes: B episodes, T tokens (prompt, completion, pads), N scored tokens (flat), D model width.
 """
@@ -41,7 +40,7 @@ class ValueModel(nn.Module):
         self.trunk = trunk
         self.trunk_gradient = trunk_gradient
         self.head = nn.Linear(width, 1)
-        # Nothing is known at first: every value is 0, on every rank.
+        # At first every value is 0, on every rank.
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -54,7 +53,7 @@ class ValueModel(nn.Module):
             states_ND: The policy's hidden states there; unused by a model with a trunk.
 
         Returns:
-            Shape [N, 1], float32: a view of it would drop what FSDP2 hangs onto its outputs.
+            Shape [N, 1], float32: a view of it would lose the hooks that FSDP2 attaches to outputs.
         """
         if self.trunk is not None:
             states_ND = states_before(self.trunk, token_ids_BT, positions_N)
@@ -76,7 +75,7 @@ class Critic:
         self._meter = ValueMeter()
 
     def is_warming_up(self, step: int) -> bool:
-        """Whether batch `step` trains the critic alone."""
+        """True if batch `step` trains the critic alone."""
         return step <= self.settings.warmup_batches
 
     @torch.no_grad()
@@ -101,11 +100,11 @@ class Critic:
         """Take one optimizer step of batch `step`; every rank must call it."""
         self._meter.outcomes.append(self.optimizer.step(step))
 
-    def begin_anew(self, model_path: str) -> None:
-        """Know nothing again, as `make_critic` made it; every rank must call it.
+    def reset(self, model_path: str) -> None:
+        """Return to the state in which `make_critic` made it; every rank must call it.
 
         Args:
-            model_path: Where a second model starts from.
+            model_path: Initial weights of a second model.
         """
         width = self.model.head.in_features
         whole = _new_model(width, self.settings, model_path).state_dict()
@@ -113,7 +112,7 @@ class Critic:
         self.optimizer.adam.state.clear()
 
     def figures(self, ranks: Ranks) -> CriticFigures:
-        """Say what the batch showed, and begin to count the next; every rank must call it."""
+        """Return the figures of the batch and start those of the next; every rank must call it."""
         meter, self._meter = self._meter, ValueMeter()
         return meter.merge(ranks)
 
@@ -131,14 +130,14 @@ def make_critic(
     ranks: Ranks,
     dtype: torch.dtype,
 ) -> Critic | None:
-    """Make and shard the critic that the settings ask for; None for `kind: none`.
+    """Make and shard the critic; None for `kind: none`.
 
     Args:
-        policy: Whose states a head reads.
+        policy: Gives the width of the states.
         settings: Kind and learning rate.
         learner: AdamW's betas and the bound of the gradient norm, as for the policy.
-        model_path: Where a second model starts from.
-        ranks: Who shares it.
+        model_path: Initial weights of a second model.
+        ranks: Ranks to shard over.
         dtype: Of a second model's forward and backward passes; the head stays in float32.
     """
     if settings.kind == "none":
@@ -190,23 +189,23 @@ def value_loss(
 
 @dataclass(frozen=True, slots=True)
 class CriticFigures:
-    """What one batch showed of the critic, merged over ranks."""
+    """Figures of the critic over one batch, merged over ranks."""
 
     value_loss: float
     """Mean over the optimizer steps, without its coefficient."""
     value_mean: float
     """Over the trained tokens, at the beginning of the batch."""
     explained_variance: float
-    """1 - Var(target - value) / Var(target) at the beginning of the batch: 1 = the critic knows,
+    """1 - Var(target - value) / Var(target) at the beginning of the batch: 1 = perfect,
     0 = no better than a constant. 0 where all targets are equal."""
     critic_grad_norm: float
     """Largest of the optimizer steps', before clipping."""
 
 
 class ValueMeter:
-    """Sums what `CriticFigures` says, without waiting for the device.
+    """Accumulates `CriticFigures` on the device, without synchronising with it.
 
-    A batch of several epochs counts its tokens as often, which changes none of its means.
+    Several epochs count each token several times, which changes none of the means.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""What is said of a batch's divergence, and how it follows from sums over tokens and episodes.
+"""Figures of a batch's divergence of pi from mu, from sums over tokens and episodes.
 
-Owns names and meanings of the figures. Knows no tokens: `divergence_meter.py` adds those up.
+Owns names and meanings of the figures; `divergence_meter.py` adds up the tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from . import histogram
 
 T = TypeVar("T")
-"""Terms of tokens (tensors) at first, numbers at the end."""
+"""`Tensor` for the terms of tokens, `float` for the sums over a batch."""
 
 PERCENTS = (1, 5, 25, 50, 75, 95, 99)
 
@@ -42,13 +42,13 @@ class Divergence:
     lag0_logprob_diff_max: float
     """Largest |log pi - log mu| at lag 0, nats."""
     lagged_ratio_mean: float
-    """Mean rho at lag 1 and above: numerics and the way pi has gone since."""
+    """Mean rho at lag 1 and above: numerics and the movement of pi since."""
     lagged_logprob_diff_mean: float
     """Mean |log pi - log mu| at lag 1 and above, nats."""
     lagged_logprob_diff_max: float
     """Largest |log pi - log mu| at lag 1 and above, nats."""
     effective_sample_size: float
-    """(sum rho)^2 / (N sum rho^2), in (0, 1]: the share of tokens that still carry information."""
+    """(sum rho)^2 / (N sum rho^2), in (0, 1]: the share of tokens that carry information."""
     sequence_effective_sample_size: float
     """The same of whole episodes, whose ratio is the product over their tokens."""
     sequence_ratio_mean: float
@@ -86,14 +86,14 @@ class Divergence:
     entropy: float
     """Mean entropy of pi at the sampling temperature, nats."""
     advantage_mean: float
-    """Over trained tokens, as is all that follows."""
+    """Over trained tokens, as the three figures that follow."""
     advantage_std: float
     advantage_min: float
     advantage_max: float
 
 
 class Sums(NamedTuple, Generic[T]):
-    """What is added up over tokens: first the terms, at the end their sums."""
+    """Quantities summed over tokens: the terms of each token, then their sums."""
 
     tokens: T
     ratio: T
@@ -124,7 +124,7 @@ class Sums(NamedTuple, Generic[T]):
 
 
 class Extremes(NamedTuple, Generic[T]):
-    """What the largest is kept of."""
+    """Quantities of which the largest over tokens is kept."""
 
     ratio: T
     lag0_ratio: T
@@ -135,7 +135,7 @@ class Extremes(NamedTuple, Generic[T]):
 
 
 class EpisodeSums(NamedTuple, Generic[T]):
-    """What is added up over episodes, with the ratio of a whole one."""
+    """Quantities summed over episodes, with the ratio of a whole episode."""
 
     episodes: T
     ratio: T
@@ -150,28 +150,27 @@ def sum_up(
     *,
     has_reference: bool,
 ) -> Divergence:
-    """Turn what was added up over a batch into figures.
+    """Turn the sums over a batch into figures.
 
     Args:
         sums: Over tokens.
         extremes: Over tokens.
         episodes: Sums over episodes.
         counts_K: Tokens in each bin of the log-ratio. Shape [K].
-        has_reference: Whether there is a KL to say something of.
+        has_reference: Whether there is a reference policy, hence a KL to it.
     """
     if not sums.tokens:  # as if one token with pi = mu and advantage 0 had been trained
         sums = sums._replace(tokens=1.0, ratio=1.0, ratio_squared=1.0)
         extremes = Extremes(1.0, *[0.0] * (len(extremes) - 1))
         episodes = EpisodeSums(1.0, 1.0, 1.0)
     mean = Sums[float](*(value / sums.tokens for value in sums))
+    sequence = EpisodeSums[float](*(value / episodes.episodes for value in episodes))
     lag0, lagged = sums.lag0, sums.tokens - sums.lag0
     return Divergence(
         ratio_mean=mean.ratio,
         ratio_std=_std(mean.ratio, mean.ratio_squared),
         ratio_max=extremes.ratio,
-        ratio_percentiles={
-            str(percent): math.exp(histogram.percentile(counts_K, percent)) for percent in PERCENTS
-        },
+        ratio_percentiles=_ratio_percentiles(counts_K),
         lag0_tokens=int(lag0),
         lag0_ratio_mean=sums.lag0_ratio / lag0 if lag0 else 1.0,
         lag0_ratio_max=extremes.lag0_ratio if lag0 else 1.0,
@@ -181,10 +180,8 @@ def sum_up(
         lagged_logprob_diff_mean=sums.lagged_diff / lagged if lagged else 0.0,
         lagged_logprob_diff_max=extremes.lagged_diff,
         effective_sample_size=_effective_share(mean.ratio, mean.ratio_squared),
-        sequence_effective_sample_size=_effective_share(
-            episodes.ratio / episodes.episodes, episodes.ratio_squared / episodes.episodes
-        ),
-        sequence_ratio_mean=episodes.ratio / episodes.episodes,
+        sequence_effective_sample_size=_effective_share(sequence.ratio, sequence.ratio_squared),
+        sequence_ratio_mean=sequence.ratio,
         clip_fraction_low=mean.low,
         clip_fraction_high=mean.high,
         mask_fraction_low=mean.masked_low,
@@ -206,6 +203,10 @@ def sum_up(
         advantage_min=-extremes.minus_advantage,
         advantage_max=extremes.advantage,
     )
+
+
+def _ratio_percentiles(counts_K: Tensor) -> dict[str, float]:
+    return {str(p): math.exp(histogram.percentile(counts_K, p)) for p in PERCENTS}
 
 
 def _std(mean: float, mean_square: float) -> float:

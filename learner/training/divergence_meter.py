@@ -1,10 +1,10 @@
-"""How far the target policy has moved from the behaviour policy, over one batch.
+"""Measurement of a batch's divergence of the target policy from the behaviour policy.
 
 Each microbatch adds sums, extremes and counts; ranks are merged once, at the end of the batch.
 Tokens weigh alike, so the figures do not depend on how the batch was cut: an episode is never cut.
 
 All expectations are over tokens that mu sampled. Those under pi weigh a token with rho = pi/mu,
-given its prefix; that prefixes are mu's as well is what the sequence's figures tell.
+given its prefix, which is a sample of mu too: only the figures of whole episodes account for that.
 
 Shapes: N scored tokens of a microbatch (flat), B its episodes.
 """
@@ -25,7 +25,7 @@ from .divergence import Divergence, EpisodeSums, Extremes, Sums, sum_up
 
 
 class DivergenceMeter:
-    """Accumulates a `Divergence`, on the device, without waiting for it."""
+    """Accumulates a `Divergence` on the device, without synchronising with it."""
 
     def __init__(self, settings: AlgorithmSettings, device: torch.device) -> None:
         self._settings = settings
@@ -50,13 +50,13 @@ class DivergenceMeter:
         Args:
             log_rhos_N: log(pi/mu) of its tokens, nats. Shape [N].
             entropies_N: Of pi, nats. Shape [N].
-            microbatch: Whose tokens they are.
-            found: What bounds and masks did to them.
+            microbatch: The microbatch of these tokens.
+            found: The loss, with the tokens that bounds and masks acted on.
             deltas_N: log(pi/ref), nats; None without a reference. Shape [N].
         """
         if not len(log_rhos_N):
             return
-        # Beyond this a ratio is as good as infinite, and its square would be.
+        # Beyond this bound a ratio is practically infinite, and its square would overflow.
         log_rhos_N = log_rhos_N.double().clamp(-histogram.WIDEST, histogram.WIDEST)
         terms = self._terms(log_rhos_N, entropies_N, microbatch, found, deltas_N)
         self._sums += torch.stack([term_N.double().sum() for term_N in terms])
@@ -67,7 +67,7 @@ class DivergenceMeter:
         self._counts_K += histogram.count(log_rhos_N)
 
     def policy_moved(self) -> None:
-        """Say that an optimizer step was taken: from now on pi = mu for no token of this batch."""
+        """Note an optimizer step: from now on pi = mu for no token of this batch."""
         self._has_moved = True
 
     def merge(self, ranks: Ranks) -> Divergence:
@@ -138,7 +138,7 @@ def _values(log_rhos_N: Tensor, microbatch: Microbatch, lag0_N: Tensor) -> Extre
 
 
 def _episode_sums(log_rhos_N: Tensor, microbatch: Microbatch) -> EpisodeSums[Tensor]:
-    """Multiply the ratios of each episode; one without a trained token does not count."""
+    """Sum the ratios of whole episodes; one without a trained token does not count."""
     log_ratios_B = torch.zeros_like(microbatch.rewards_B, dtype=torch.float64)
     log_ratios_B.index_add_(0, microbatch.episodes_N, log_rhos_N)
     counts_B = torch.zeros_like(log_ratios_B).index_fill_(0, microbatch.episodes_N, 1.0)

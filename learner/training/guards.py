@@ -1,4 +1,4 @@
-"""What the learner does when training goes wrong: warn, slow down, go back, or give up.
+"""Guards against divergence: alerts, a lower learning rate, a rollback, the end of the run.
 
     calm -> skipped -> ... -> skipped (max_skipped_in_a_row) -> rolled back -> calm
                                                              -> DivergedError (after max_rollbacks)
@@ -7,9 +7,10 @@ A batch with a skipped optimizer step (loss or gradient not finite) leaves the r
 one calms it. A rollback changes weights, moments and the two factors below, never the number of the
 batch: what was trained since the checkpoint is not trained again (docs/design.md).
 
-Owns decisions, and the coefficients that follow a target. They are functions of figures merged over
-ranks, so that every rank decides alike without asking; their state is part of a checkpoint, so that
-a resumed run decides alike too. Knows nothing of files, weights or the store.
+Owns these decisions, and the coefficients that follow a target (KL penalty, entropy bonus). All are
+functions of figures merged over ranks, so that every rank decides alike without communication;
+their state is part of a checkpoint, so that a resumed run decides alike too. Files, weights and the
+store lie elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from configs.errors import DivergedError
-from configs.settings import AlgorithmSettings, Settings
+from configs.settings import AlgorithmSettings, GuardSettings
 
 from .divergence import Divergence
 from .step import BatchOutcome, TrainedBatch
@@ -29,55 +30,59 @@ KL_GAIN = 0.1  # the same source
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Something that a person should look at. Producer: `Guard`. Consumer: `BatchLog`."""
+    """A condition that needs attention. Producer: `Guard`. Consumer: `BatchLog`."""
 
     name: str
-    """As in `alerts` of metrics.jsonl."""
+    """Its name in `alerts` of metrics.jsonl."""
     text: str
-    """What was found, and what to do."""
+    """The finding and the remedy."""
 
 
 @dataclass(slots=True)
 class GuardState:
-    """What the guards remember from batch to batch, and in checkpoints."""
+    """State of the guards from batch to batch; part of each checkpoint."""
 
     skipped_in_a_row: int = 0
     """Batches with a skipped optimizer step since the last without, or since the last rollback."""
     rollbacks: int = 0
     restored_step: int | None = None
-    """Checkpoint of the last rollback, until another is written: the next goes further back."""
+    """Checkpoint of the last rollback, until a newer one is written: the next rollback goes further
+    back."""
     kl_lr_scale: float = 1.0
-    """What `guards.max_kl` has made of the learning rate."""
+    """Factor on the learning rate due to `guards.max_kl`."""
     kl_coefficient: float | None = None
-    """Where `algorithm.kl_target` has brought it; None before the first batch."""
+    """Present weight of the KL under `algorithm.kl_target`; None before the first batch."""
     entropy_bonus: float | None = None
-    """Where `algorithm.entropy_target` has brought it; None before the first batch."""
+    """Present weight of the entropy under `algorithm.entropy_target`; None before the first
+    batch."""
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> GuardState:
-        """Read what a checkpoint holds; what it lacks starts anew."""
+        """Read the state of a checkpoint; fields that it lacks take their defaults."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in saved.items() if name in known})
 
 
 class Guard:
-    """Watches batches, one after the other; the same on every rank."""
+    """Judges one batch after the other; the same on every rank."""
 
-    def __init__(self, settings: Settings, state: GuardState) -> None:
-        self._bounds = settings.guards
-        self._algorithm = settings.algorithm
+    def __init__(
+        self, bounds: GuardSettings, algorithm: AlgorithmSettings, state: GuardState
+    ) -> None:
+        self._bounds = bounds
+        self._algorithm = algorithm
         self.state = state
         self.is_shaken = state.skipped_in_a_row > 0
-        """No good batch since the last skipped step: no time for a checkpoint to go back to."""
+        """No good batch since the last skipped step: the weights are none to roll back to."""
 
     @property
     def lr_scale(self) -> float:
-        """What the schedule's learning rate is multiplied with in the next batch."""
+        """Factor on the schedule's learning rate in the next batch."""
         return self.state.kl_lr_scale * self._bounds.rollback_lr_factor**self.state.rollbacks
 
     @property
     def algorithm(self) -> AlgorithmSettings:
-        """The settings of the next batch: clip bounds and coefficients as they are by now."""
+        """Settings of the next batch, with the present clip bounds and coefficients."""
         state, algorithm = self.state, self._algorithm
         narrowed = self._bounds.rollback_clip_factor**state.rollbacks
         changed = {
@@ -92,14 +97,14 @@ class Guard:
 
     @property
     def must_roll_back(self) -> bool:
-        """Whether so many batches in a row had a skipped step that the weights are to blame."""
+        """`max_skipped_in_a_row` batches had a skipped step: the weights are at fault."""
         return self.state.skipped_in_a_row >= self._bounds.max_skipped_in_a_row
 
     def watch(self, trained: TrainedBatch) -> list[Alert]:
-        """Judge a batch that has just been trained; acts on the settings of the next one.
+        """Judge a trained batch and adapt the settings of the next one.
 
         Raises:
-            DivergedError: The weights would have to go back once too often.
+            DivergedError: More than `max_rollbacks` rollbacks would be needed.
         """
         self.is_shaken = trained.outcome.skipped_steps > 0
         if self.is_shaken:
@@ -109,13 +114,13 @@ class Guard:
         return [*self._check_kl(trained.divergence), *self._check_ratios(trained.divergence)]
 
     def rolled_back(self, restored_step: int) -> None:
-        """Note that the weights are those of the checkpoint of `restored_step` again."""
+        """Record a rollback to the checkpoint of `restored_step`."""
         self.state.skipped_in_a_row = 0
         self.state.rollbacks += 1
         self.state.restored_step = restored_step
 
     def checkpoints(self) -> None:
-        """Note that there will be a newer checkpoint; one of a shaken run is none to go back to."""
+        """Record a new checkpoint; one of a shaken run is none to roll back to."""
         if not self.is_shaken:
             self.state.restored_step = None
 
@@ -129,11 +134,11 @@ class Guard:
                 "`alerts`, `grad_norm` and `ratio_max` in metrics.jsonl, then lower learner.lr or "
                 "algorithm.rho_bar"
             )
-        what = "loss" if outcome.skipped_for_loss else "gradient"
+        cause = "loss" if outcome.skipped_for_loss else "gradient"
         alerts = [
             Alert(
                 "skipped",
-                f"{what} not finite: {outcome.skipped_steps} of {outcome.optimizer_steps} "
+                f"{cause} not finite: {outcome.skipped_steps} of {outcome.optimizer_steps} "
                 "optimizer steps left out; look at ratio_max, lower learner.lr if it comes again",
             )
         ]
@@ -148,7 +153,7 @@ class Guard:
         return alerts
 
     def _check_kl(self, divergence: Divergence) -> list[Alert]:
-        """Lower the learning rate while pi runs away from mu, and let it recover afterwards."""
+        """Lower the learning rate while KL(pi || mu) is too large; let it recover afterwards."""
         bounds, kl = self._bounds, divergence.kl_pi_mu_k3
         if bounds.max_kl is None:
             return []
@@ -164,11 +169,11 @@ class Guard:
         return [Alert("kl", text)]
 
     def _check_ratios(self, divergence: Divergence) -> list[Alert]:
-        """Find ratios so far from 1 that the correction rests on few tokens, or on wrong ones."""
+        """Find ratios so far from 1 that few tokens carry the gradient, or wrong ones."""
         bounds, alerts = self._bounds, []
         share, mean = divergence.effective_sample_size, divergence.ratio_mean
         most, largest = bounds.max_ratio_mean, divergence.ratio_max
-        if not share >= bounds.min_ess:  # so written, one that is not a number is out of bounds
+        if not share >= bounds.min_ess:  # in this form a NaN is out of bounds
             alerts.append(
                 Alert(
                     "ess",

@@ -3,8 +3,8 @@
 Counts are integers, so they add up to the same over any cut into microbatches and ranks, in any
 order: percentiles are deterministic, and cost one small sum over ranks.
 
-Bins are equally wide in asinh(x / FINE): near zero as wide as FINE / 20, further out 5 % of x. So
-rounding noise of 1e-6 nats, drift of 0.1 and a token that mu never expected all find their place.
+Bins are equally wide in asinh(x / FINE): near zero as wide as FINE / 20, further out 5 % of x. That
+resolves rounding noise of 1e-6 nats, drift of 0.1 and a token that mu never expected alike.
 
 Shapes: N tokens, K bins.
 """
@@ -35,7 +35,7 @@ def percentile(counts_K: Tensor, percent: float) -> float:
     """Return the middle of the bin that holds the value of rank ceil(percent * n / 100).
 
     Args:
-        counts_K: What `count` gave, added up. Shape [K].
+        counts_K: Sum of results of `count`. Shape [K].
         percent: In [0, 100].
 
     Returns:

@@ -1,8 +1,8 @@
-"""How far out a token may be in one optimizer step for M2PO: a bound on |log(pi/mu)|.
+"""M2PO's bound on |log(pi/mu)| for the tokens of one optimizer step.
 
-Found anew before each optimizer step, over the tokens of its minibatch on all ranks and under the
-policy that it moves: a bound from the batch's beginning would not see how far the steps before have
-gone. It costs a forward pass.
+Computed before each optimizer step, over the tokens of its minibatch on all ranks and under the
+present policy: a bound from the batch's beginning would miss the effect of the steps before. It
+costs a forward pass.
 
 Source:
     Zheng et al. 2025, arXiv:2510.01161.
@@ -23,18 +23,18 @@ from learner.model.ranks import Ranks
 
 from .preparation import score
 
-# Halvings of the interval: float64 is exhausted.
+# Halvings of the interval: beyond that float64 has no more digits.
 HALVINGS = 64
 
 
 def bound_ratios(
     policy: Policy, minibatch: Sequence[Prepared], most: float, ranks: Ranks
 ) -> list[Prepared]:
-    """Bound the ratios of the optimizer step that comes next; every rank must call it.
+    """Bound the ratios of the next optimizer step; every rank must call it.
 
     Args:
-        policy: As it is now.
-        minibatch: This rank's share of what the step trains on.
+        policy: The present one.
+        minibatch: This rank's share of the step's tokens.
         most: Largest mean of log(rho)^2, nats^2.
         ranks: All of them.
     """
@@ -65,7 +65,7 @@ def second_moment_bound(moves: Sequence[tuple[Tensor, Tensor]], most: float, ran
         Largest |log(rho)| that stays, nats; infinite if all may.
     """
     outward = [x_N[x_N * advantages_N > 0].double().abs() for x_N, advantages_N in moves]
-    # The zero changes no mean that is compared, and makes an empty batch a batch.
+    # The zero changes no compared mean, and gives an empty batch a maximum.
     distances_M = torch.cat([torch.zeros(1, dtype=torch.float64, device=ranks.device), *outward])
     widest = float(ranks.maximum(distances_M.max()))
 

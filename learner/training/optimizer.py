@@ -1,7 +1,7 @@
 """AdamW with warm-up, decay, gradient clipping, and steps skipped where something is not finite.
 
 Owns one optimizer step. The schedule is a function of the batch number alone, so a resumed run
-needs no state of it; what the guards make of the rate is part of theirs.
+needs no state of it; the guards' factor on the rate is part of their state.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What one optimizer step did."""
+    """Outcome of one optimizer step."""
 
     grad_norm: float
     """Over all parameters and ranks, before clipping; not finite where the step was skipped."""
@@ -67,13 +67,13 @@ class AdamWithSchedule:
         )
         self.steps_taken = 0
         self.rate_scale = 1.0
-        """What the schedule's rate is multiplied with; the guards lower it."""
+        """Factor on the schedule's rate, set from the guards."""
 
     def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
         """Clip, apply and clear the gradients of batch `step` (default: the next one).
 
-        A loss or a norm that is not finite leaves parameters and moments as they are: both are
-        those of all ranks, so all skip together.
+        Parameters and moments stay as they are if the loss or the norm is not finite; both are
+        merged over ranks, so all ranks skip together.
         """
         step = self.steps_taken + 1 if step is None else step
         grad_norm = self._clip()
@@ -88,14 +88,14 @@ class AdamWithSchedule:
         self.steps_taken = step
         return StepOutcome(grad_norm, rate, skipped, is_loss_finite)
 
-    def hold(self, step: int) -> StepOutcome:
-        """Clear the gradients of batch `step` and change nothing else: its time has not come."""
+    def discard(self, step: int) -> StepOutcome:
+        """Discard the gradients of batch `step`; parameters and moments stay as they are."""
         grad_norm = self._clip()
         self.adam.zero_grad(set_to_none=True)
         self.steps_taken = step
         return StepOutcome(grad_norm=grad_norm, learning_rate=0.0, skipped=False)
 
     def _clip(self) -> float:
-        """Clip the gradients to `max_grad_norm`, and return their norm before."""
+        """Clip the gradients to `max_grad_norm`, and return their norm before clipping."""
         norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm, foreach=True)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

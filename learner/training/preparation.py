@@ -1,8 +1,8 @@
-"""What is known of a batch's tokens before its first optimizer step, and stays so for all of them.
+"""Preparation of a batch: proximal and reference log-probs, values, token advantages.
 
-Owns the passes without a gradient. A batch is one policy version, whatever the number of optimizer
-steps in it: what the steps are measured from (the proximal policy, the values) is that of the
-batch's beginning. Nothing is computed that no setting asks for.
+Owns the passes without a gradient before the first optimizer step. A batch is one policy version,
+whatever the number of its optimizer steps: all of them are measured from the proximal policy and
+the values of the batch's beginning. Only what the settings need is computed.
 
 Shapes: N scored tokens of a microbatch (flat).
 """
@@ -36,15 +36,15 @@ def prepare(
     reference: Policy | None = None,
     critic: Critic | None = None,
 ) -> list[Prepared]:
-    """Compute what the optimizer steps of a batch need; every rank must call it.
+    """Compute the constants of a batch's optimizer steps; every rank must call it.
 
     Args:
-        policy: As it is at the beginning of the batch.
+        policy: The policy at the beginning of the batch.
         microbatches: This rank's share; all ranks have the same number.
-        settings: Say what is needed.
-        ranks: Whose device is used.
-        reference: The frozen policy that a KL is taken to, if there is one.
-        critic: Whose values make the advantages, if there is one.
+        settings: Decide what is computed.
+        ranks: All of them; give the device.
+        reference: The frozen policy of the KL penalty, if there is one.
+        critic: Values the states for token advantages, if there is one.
     """
     pays_in_reward = reference is not None and settings.kl_in == "reward"
     is_scored = pays_in_reward or critic is not None or settings.proximal == "recomputed"
@@ -73,7 +73,7 @@ def prepare(
 
 @torch.no_grad()
 def score(policy: Policy, microbatch: Microbatch) -> Scores:
-    """Score a microbatch's tokens under a frozen policy; every rank must call it."""
+    """Score a microbatch's tokens without a gradient; every rank must call it."""
     scores: Scores = policy(microbatch.token_ids_BT, microbatch.positions_N)
     release(policy)
     return scores
@@ -114,7 +114,7 @@ def _evaluate(
 
 
 def whiten(advantages: Sequence[Tensor], ranks: Ranks) -> list[Tensor]:
-    """Bring the tokens of all microbatches and ranks to mean 0 and standard deviation 1.
+    """Bring the advantages of all microbatches and ranks to mean 0 and standard deviation 1.
 
     Every rank must call it.
     """

@@ -1,18 +1,18 @@
 """The optimizer steps of one batch: preparation, then forward, loss and backward, then AdamW.
 
-    prepare                       once: what the whole batch is measured from, without a gradient
+    prepare                       once: passes without a gradient over the whole batch
     for each epoch                `algorithm.num_epochs`
         for each minibatch        `algorithm.num_minibatches`: a share of the batch's groups
-            bound                 M2PO's, from a pass over the minibatch as the policy is now
-            for each microbatch   what fits into one forward pass
+            bound                 for M2PO: from a pass over the minibatch under the present policy
+            for each microbatch   one forward and backward pass
                 accumulate
             optimizer step
 
-However many optimizer steps, the batch is one policy version, with one learning rate. A rank that
-has fewer microbatches than another pads with empty ones, so that all take part in every collective.
+Whatever the number of optimizer steps, the batch is one policy version with one learning rate. A
+rank that has fewer microbatches than another pads with empty ones, so that all take part in every
+collective.
 
-Owns the arithmetic of a batch on all ranks. Knows nothing of the store, of files or of other
-batches.
+Owns the arithmetic of one batch on all ranks; store, files and other batches lie elsewhere.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .preparation import prepare
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """What the optimizer steps of one batch did."""
+    """Outcome of the optimizer steps of one batch."""
 
     grad_norm: float
     """Largest of the steps', before clipping; not finite where one was skipped."""
@@ -50,15 +50,15 @@ class BatchOutcome:
     skipped_steps: int
     """Steps left out because loss or gradient were not finite."""
     skipped_for_loss: int
-    """Those of them whose loss was not finite already."""
+    """Those of the skipped steps whose loss was not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """What training one batch showed, merged over ranks."""
+    """Measurements of one trained batch, merged over ranks."""
 
     loss: float
-    """Mean over the optimizer steps; with the KL to the reference, where the loss pays for it."""
+    """Mean over the optimizer steps; includes the KL to the reference under `kl_in: loss`."""
     outcome: BatchOutcome
     divergence: Divergence
     kl_coefficient: float
@@ -97,11 +97,13 @@ def train_batch(
             if critic is not None:
                 critic.step(step)
             is_held = critic is not None and critic.is_warming_up(step)
-            steps.append(optimizer.hold(step) if is_held else optimizer.step(step, loss=losses[-1]))
+            steps.append(
+                optimizer.discard(step) if is_held else optimizer.step(step, loss=losses[-1])
+            )
             meter.policy_moved()
     return TrainedBatch(
         loss=sum(losses) / len(losses),
-        outcome=merge(steps),
+        outcome=merge_outcomes(steps),
         divergence=meter.merge(ranks),
         kl_coefficient=settings.kl_coefficient,
         entropy_bonus=settings.entropy_bonus,
@@ -118,8 +120,8 @@ def pad(microbatches: Sequence[Microbatch], num_minibatches: int, ranks: Ranks) 
     return [*microbatches, *empty]
 
 
-def merge(steps: Sequence[StepOutcome]) -> BatchOutcome:
-    """Say in one line what several optimizer steps did."""
+def merge_outcomes(steps: Sequence[StepOutcome]) -> BatchOutcome:
+    """Merge the outcomes of a batch's optimizer steps."""
     norms = [step.grad_norm for step in steps]
     return BatchOutcome(
         grad_norm=max(norms) if all(map(math.isfinite, norms)) else math.nan,

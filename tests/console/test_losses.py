@@ -11,7 +11,7 @@ import pytest
 from configs.errors import SettingsError
 from console.verbs.loss_catalogue import as_markdown, show_losses
 from learner.algorithm.catalogue import entries
-from learner.algorithm.methods import PUBLISHED
+from learner.algorithm.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -20,7 +20,7 @@ def test_the_list_has_every_name_and_every_method(capsys):
     show_losses(None, as_json=False, markdown=False)
 
     shown = capsys.readouterr().out
-    for name in [entry.name for entry in entries()] + [method.name for method in PUBLISHED]:
+    for name in [entry.name for entry in entries()] + [method.name for method in METHODS]:
         assert re.search(rf"^  {re.escape(name)} ", shown, re.MULTILINE), name
 
 
@@ -38,7 +38,7 @@ def test_json_has_the_same(capsys):
 
     shown = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in shown["choices"]] == [entry.name for entry in entries()]
-    assert [row["name"] for row in shown["methods"]] == [method.name for method in PUBLISHED]
+    assert [row["name"] for row in shown["methods"]] == [method.name for method in METHODS]
 
 
 def test_a_name_that_does_not_exist_is_refused_with_a_hint():

@@ -22,13 +22,14 @@ from configs.settings import Settings
 from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.recovery import publish_pointer, recover
 from learner.checkpointing.resume import StartState, take_over
-from learner.data.claims import ClaimedBatch, Claims
+from learner.data.claims import ClaimedBatch
 from learner.data.curriculum import Feeder
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.policy_lag import oldest_lag
 from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from tests.actors.support.fake_engine import ALPHABET
+from tests.learner.support.made_claims import make_claims
 from tests.simulation.history import History
 from tests.simulation.made_up import check_episode
 from tests.simulation.store import LearnersStore, Server
@@ -94,7 +95,7 @@ class Learner:
 
     async def _train(self, start: StartState, ledger: Ledger) -> None:
         run = self._settings.run
-        claims = Claims(self._store, self._settings, ledger=ledger, vocabulary=len(ALPHABET))
+        claims = make_claims(self._store, self._settings, ledger=ledger, vocabulary=len(ALPHABET))
         feeder = Feeder(
             self._store, run, self._settings.buffer, ledger=ledger, cursor=start.state.cursor
         )
@@ -102,7 +103,7 @@ class Learner:
         await self._publish(ledger)
         while not self.is_ending:
             await self._until(feeder.feed)
-            batch = await self._until(lambda: claims.look(ledger.facts.step + 1))
+            batch = await self._until(lambda: claims.poll(ledger.facts.step + 1))
             if batch is None:
                 await asyncio.sleep(self._rng.uniform(0.5, 1.5) * LOOK_S)
                 continue

@@ -9,7 +9,7 @@ import pytest
 from configs.loader import load
 from configs.settings import AlgorithmSettings
 from learner.algorithm.catalogue import CHOICES, entries
-from learner.algorithm.methods import PUBLISHED
+from learner.algorithm.methods import METHODS
 
 ENTRIES = entries()
 
@@ -30,7 +30,7 @@ def test_every_name_has_a_summary_a_formula_and_its_use(entry):
     assert entry.use.endswith(".")
 
 
-@pytest.mark.parametrize("method", PUBLISHED, ids=lambda method: method.name)
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_every_published_method_is_made_of_settings_that_agree(method, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text("run: {model: init, max_policy_lag: 2}\n")

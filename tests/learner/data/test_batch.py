@@ -9,10 +9,9 @@ import torch
 from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
-from learner.algorithm.microbatch import Prepared, empty_microbatch
+from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
 from learner.data.batch import (
     BatchPlan,
-    Microbatch,
     cut_microbatches,
     num_tokens,
     pack,

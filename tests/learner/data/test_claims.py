@@ -24,6 +24,7 @@ from learner.data.batch import plan_batch
 from learner.data.claims import Claims
 from learner.data.ledger import Ledger
 from learner.data.retrying_store import RetryingStore
+from tests.learner.support.made_claims import make_claims
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 
@@ -45,7 +46,7 @@ class Bench:
         """Start a life of the learner in the present lineage."""
         self.ledger = new_ledger(self.lineage, self.store.run(operations.lineages()))
         self.patient = RetryingStore(self.store)
-        return Claims(self.patient, self.settings, ledger=self.ledger, vocabulary=VOCABULARY)
+        return make_claims(self.patient, self.settings, ledger=self.ledger, vocabulary=VOCABULARY)
 
     def restart(self, step: int) -> Claims:
         """Begin a new lineage at `step`, as after a crash."""
@@ -113,10 +114,10 @@ def _groups(episodes: tuple[Episode, ...]) -> list[int]:
 def test_a_batch_is_handed_over_once_it_is_full_and_sealed(bench: Bench) -> None:
     claims = bench.claims()
     bench.fill(1)
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
 
     bench.fill(1, first=1)
-    batch = claims.look(1)
+    batch = claims.poll(1)
 
     assert batch is not None
     assert [episode.task_id for episode in batch.episodes] == list(range(8))
@@ -167,24 +168,24 @@ def test_a_look_lists_what_has_come_and_a_full_batch_whole(bench: Bench, wire: W
     claims = bench.claims()
     bench.fill(1)
     for _ in range(3):
-        assert claims.look(1) is None
+        assert claims.poll(1) is None
     assert wire.listed == [[0], [], []]
 
     bench.fill(1, first=1)
-    assert claims.look(1) is not None
-    assert claims.look(2) is None
+    assert claims.poll(1) is not None
+    assert claims.poll(2) is None
     assert wire.listed[3:] == [[0, 1], []]
 
 
 def test_a_new_life_and_a_recovered_store_list_the_batch_again(bench: Bench, wire: Wire) -> None:
     bench.fill(1)
-    bench.claims().look(1)
+    bench.claims().poll(1)
 
     claims = bench.restart(0)
-    claims.look(1)
-    claims.look(1)
+    claims.poll(1)
+    claims.poll(1)
     bench.patient.recoveries += 1
-    claims.look(1)
+    claims.poll(1)
 
     assert wire.listed == [[0], [0], [], [0]]
 
@@ -197,21 +198,21 @@ def test_a_look_after_one_that_failed_judges_what_had_come(
     bench.settings = tiny_settings(tmp_path, run={"groups_per_batch": 3})
     claims = bench.claims()
     bench.fill(1)
-    claims.look(1)
+    claims.poll(1)
     bench.fill(1, first=1)
     _break(bench, 5)
     wire.fails, wire.is_done = fails, is_done
 
     with pytest.raises(StoreError, match="the line is dead"):
-        claims.look(1)
-    assert claims.look(1) is None
+        claims.poll(1)
+    assert claims.poll(1) is None
 
     assert bench.stats().dropped == {"unreadable": 4}
     bench.fill(1, first=2)
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
     assert wire.listed[-1] == [2]
     bench.fill(1, first=3)
-    batch = claims.look(1)
+    batch = claims.poll(1)
     assert batch is not None
     assert _groups(batch.episodes) == [0, 2, 3]
 
@@ -225,8 +226,8 @@ def test_a_full_batch_whose_seal_failed_is_handed_over_by_the_next_look(
     wire.fails, wire.is_done = "seal", is_done
 
     with pytest.raises(StoreError, match="the line is dead"):
-        claims.look(1)
-    batch = claims.look(1)
+        claims.poll(1)
+    batch = claims.poll(1)
 
     assert batch is not None
     assert _groups(batch.episodes) == [0, 1]
@@ -238,15 +239,15 @@ def test_a_batch_that_was_given_up_is_known_anew(bench: Bench, wire: Wire) -> No
     claims = bench.claims()
     wire.fails, wire.is_done = "seal", True
     with pytest.raises(StoreError, match="the line is dead"):
-        claims.look(1)
+        claims.poll(1)
     with redis.Redis.from_url(bench.url) as client:
         client.delete(f"{run_prefix('tiny')}:e:1")
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
     assert claims.dropped.units == {"forgotten": 2}
 
     bench.fill(1, first=2)
     for _ in range(2):
-        assert claims.look(1) is None
+        assert claims.poll(1) is None
 
     assert wire.listed[-2:] == [[2], []]
 
@@ -258,13 +259,13 @@ def test_a_stale_group_is_dropped_and_its_place_filled(bench: Bench) -> None:
     )  # batch 3 allows lag 1: version 1 or newer
     claims = bench.claims()
 
-    assert claims.look(3) is None
+    assert claims.poll(3) is None
     assert bench.stats().dropped == {"stale": 8}
     assert claims.dropped.units == {"stale": 2}
     assert claims.dropped.tokens == 16
 
     bench.fill(2, first=2, version=(bench.lineage, 1))
-    batch = claims.look(3)
+    batch = claims.poll(3)
     assert batch is not None
     assert _groups(batch.episodes) == [2, 3]
 
@@ -276,7 +277,7 @@ def test_drops_are_counted_by_length_and_their_prompts_asked_again(
     bench.store.run(operations.advance(bench.lineage, 2))
     claims, ledger = bench.claims(), bench.ledger
 
-    assert claims.look(3) is None
+    assert claims.poll(3) is None
 
     assert claims.dropped.episodes_by_length == {"<=512": 8}
     assert list(ledger.facts.waiting) == [0, 1]
@@ -284,7 +285,7 @@ def test_drops_are_counted_by_length_and_their_prompts_asked_again(
     bench.settings = tiny_settings(tmp_path, buffer={"recreate_dropped": False})
     bench.fill(2, first=2, version=(bench.lineage, 2), answered_by=(bench.lineage, 0))
     claims = bench.claims()
-    assert claims.look(3) is None
+    assert claims.poll(3) is None
     assert claims.dropped.units == {"stale": 2}
     assert not bench.ledger.facts.waiting
 
@@ -293,7 +294,7 @@ def test_stale_groups_are_trained_where_the_settings_say_so(bench: Bench, tmp_pa
     bench.settings = tiny_settings(tmp_path, buffer={"on_stale": "train"})
     bench.fill(2)
 
-    assert bench.claims().look(3) is not None
+    assert bench.claims().poll(3) is not None
 
 
 def test_an_unreadable_record_drops_its_group(bench: Bench) -> None:
@@ -301,8 +302,8 @@ def test_an_unreadable_record_drops_its_group(bench: Bench) -> None:
     _break(bench, 1)
     claims = bench.claims()
 
-    assert claims.look(1) is None  # drops group 0
-    batch = claims.look(1)
+    assert claims.poll(1) is None  # drops group 0
+    batch = claims.poll(1)
 
     assert batch is not None
     assert _groups(batch.episodes) == [1, 2]
@@ -316,7 +317,7 @@ def test_a_record_under_a_wrong_id_is_unreadable(bench: Bench) -> None:
         assert isinstance(other, bytes)
         client.set(f"{run_prefix('tiny')}:e:1", other)
 
-    bench.claims().look(1)
+    bench.claims().poll(1)
 
     assert bench.stats().dropped == {"unreadable": 4}
 
@@ -329,7 +330,7 @@ def test_a_token_that_the_model_does_not_have_drops_its_group(
     bench.fill(1, first=1, completion=[5, VOCABULARY - 1])
     claims = bench.claims()
 
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
 
     assert claims.dropped.units == {"unreadable": 1}
     assert bench.stats().dropped == {"unreadable": 4}
@@ -343,7 +344,7 @@ def test_tokens_of_a_version_that_is_not_there_yet_drop_their_group(
     bench.fill(1, first=1, answered_by=newer)
     claims = bench.claims()
 
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
 
     assert claims.dropped.units == {"unreadable": 1}
 
@@ -358,12 +359,12 @@ def test_groups_of_equal_rewards_make_way_for_others(bench: Bench, tmp_path: Pat
     bench.fill(2, reward=lambda _: 1.0)
     claims = bench.claims()
 
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
     bench.fill(1, first=2)
     bench.fill(1, first=3, reward=lambda _: 0.0)
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
     bench.fill(1, first=4)
-    batch = claims.look(1)
+    batch = claims.poll(1)
 
     assert batch is not None
     assert _groups(batch.episodes) == [2, 4]
@@ -381,11 +382,11 @@ def test_filtered_groups_give_their_room_back(bench: Bench, tmp_path: Path) -> N
     assert answer_leases(bench.store, (bench.lineage, 0), _no_answer) == 0
     claims = bench.claims()
 
-    assert claims.look(1) is None
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
+    assert claims.poll(1) is None
 
     bench.fill(4, first=4)
-    batch = claims.look(1)
+    batch = claims.poll(1)
     assert batch is not None
     assert _groups(batch.episodes) == [4, 5]
 
@@ -402,7 +403,7 @@ def test_equal_rewards_are_judged_after_shaping(bench: Bench, tmp_path: Path) ->
     bench.fill(2)  # rewards differ, but only in a part that does not count
     claims = bench.claims()
 
-    assert claims.look(1) is None
+    assert claims.poll(1) is None
     assert claims.dropped.units == {"zero_variance": 2}
 
 
@@ -413,8 +414,8 @@ def test_after_so_many_groups_those_of_equal_rewards_are_trained(
     claims = bench.claims()
     bench.fill(4, reward=lambda _: 1.0)  # two batches' worth
 
-    assert claims.look(1) is None  # drops the first two
-    batch = claims.look(1)
+    assert claims.poll(1) is None  # drops the first two
+    batch = claims.poll(1)
 
     assert batch is not None
     assert _groups(batch.episodes) == [2, 3]
@@ -423,17 +424,17 @@ def test_after_so_many_groups_those_of_equal_rewards_are_trained(
 
     bench.store.run(operations.advance(bench.lineage, 1))
     bench.fill(2, first=4, version=(bench.lineage, 1), reward=lambda _: 1.0)
-    assert claims.look(2) is None  # each batch has its own budget
+    assert claims.poll(2) is None  # each batch has its own budget
     assert claims.dropped.units == {"zero_variance": 4}
 
 
 def test_a_sealed_batch_replays_whatever_filter_is_set(bench: Bench, tmp_path: Path) -> None:
     bench.fill(2, reward=lambda _: 1.0)
-    first = bench.claims().look(1)
+    first = bench.claims().poll(1)
     assert first is not None
     _filter(bench, tmp_path)
 
-    replay = bench.restart(0).look(1)
+    replay = bench.restart(0).poll(1)
 
     assert replay is not None
     assert replay.is_replay
@@ -458,19 +459,19 @@ def test_a_misspelt_weight_ends_the_life_before_anything_is_trained(
     bench.fill(2)
 
     with pytest.raises(SettingsError, match="got 'exakt'; episodes of this run have exact"):
-        bench.claims().look(1)
+        bench.claims().poll(1)
     assert not bench.stats().claims[0].sealed  # else it would count as a batch that kills learners
 
 
 def test_a_sealed_batch_replays_unchanged_and_is_not_judged_again(bench: Bench) -> None:
     bench.fill(3)
-    first = bench.claims().look(1)
+    first = bench.claims().poll(1)
     assert first is not None
     bench.settings = bench.settings.model_copy(
         update={"run": bench.settings.run.model_copy(update={"max_policy_lag": 0})}
     )
 
-    replay = bench.restart(0).look(1)
+    replay = bench.restart(0).poll(1)
 
     assert replay is not None
     assert replay.is_replay
@@ -480,11 +481,11 @@ def test_a_sealed_batch_replays_unchanged_and_is_not_judged_again(bench: Bench) 
 
 def test_a_batch_that_was_filling_at_a_crash_is_judged_anew(bench: Bench) -> None:
     bench.fill(1)
-    assert bench.claims().look(1) is None
+    assert bench.claims().poll(1) is None
 
     claims = bench.restart(0)
     bench.fill(1, first=1)
-    batch = claims.look(1)
+    batch = claims.poll(1)
 
     assert batch is not None
     assert not batch.is_replay
@@ -493,14 +494,14 @@ def test_a_batch_that_was_filling_at_a_crash_is_judged_anew(bench: Bench) -> Non
 
 def test_a_batch_that_keeps_killing_the_learner_is_given_up(bench: Bench) -> None:
     bench.fill(4)
-    assert bench.claims().look(1) is not None
+    assert bench.claims().poll(1) is not None
     for _ in range(2):
-        replay = bench.restart(0).look(1)
+        replay = bench.restart(0).poll(1)
         assert replay is not None
         assert replay.is_replay
 
     claims = bench.restart(0)
-    batch = claims.look(1)  # the fourth start
+    batch = claims.poll(1)  # the fourth start
 
     assert batch is not None
     assert not batch.is_replay
@@ -517,13 +518,13 @@ def test_a_batch_that_keeps_killing_the_learner_is_given_up(bench: Bench) -> Non
 
 def test_lives_that_train_a_batch_do_not_count_against_it(bench: Bench) -> None:
     bench.fill(2)
-    first = bench.claims().look(1)
+    first = bench.claims().poll(1)
     assert first is not None
     bench.store.run(operations.advance(bench.lineage, 1))
 
     for _ in range(4):  # each dies after the batch and before a checkpoint
         claims = bench.restart(0)
-        replay = claims.look(1)
+        replay = claims.poll(1)
         assert replay is not None
         assert replay.is_replay
         assert _groups(replay.episodes) == _groups(first.episodes)
@@ -535,24 +536,24 @@ def test_lives_that_train_a_batch_do_not_count_against_it(bench: Bench) -> None:
 
 def test_an_unreadable_record_in_a_sealed_batch_ends_the_life(bench: Bench) -> None:
     bench.fill(2)
-    assert bench.claims().look(1) is not None
+    assert bench.claims().poll(1) is not None
     with redis.Redis.from_url(bench.url) as client:
         client.set(f"{run_prefix('tiny')}:e:1", b"changed")
 
     with pytest.raises(RecordError, match="sealed batch 1 must be readable"):
-        bench.restart(0).look(1)
+        bench.restart(0).poll(1)
 
 
 def test_a_sealed_batch_whose_records_the_store_forgot_is_claimed_anew(bench: Bench) -> None:
     bench.fill(4)
-    assert bench.claims().look(1) is not None
+    assert bench.claims().poll(1) is not None
     with redis.Redis.from_url(bench.url) as client:
         client.delete(f"{run_prefix('tiny')}:e:1")
 
     claims = bench.claims()
 
-    assert claims.look(1) is None
-    again = claims.look(1)
+    assert claims.poll(1) is None
+    again = claims.poll(1)
     assert again is not None
     assert {episode.group_id for episode in again.episodes} == {2, 3}
     assert claims.dropped.units == {"forgotten": 2}
@@ -563,7 +564,7 @@ def test_an_older_learner_is_refused(bench: Bench) -> None:
     bench.restart(0)
 
     with pytest.raises(LostLineage):
-        old.look(1)
+        old.poll(1)
 
 
 def test_waiting_ends_when_there_is_something_better_to_do(bench: Bench) -> None:

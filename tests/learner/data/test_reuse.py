@@ -22,6 +22,7 @@ from learner.data.claims import ClaimedBatch, Claims
 from learner.data.ledger import Ledger
 from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals, batch_figures
+from tests.learner.support.made_claims import make_claims
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, new_ledger, tiny_settings
 
@@ -43,7 +44,9 @@ class Bench:
     def live(self, ledger: Ledger) -> None:
         """Begin a life."""
         self.ledger = ledger
-        self.claims = Claims(RetryingStore(self.store), self.settings, ledger=ledger, vocabulary=32)
+        self.claims = make_claims(
+            RetryingStore(self.store), self.settings, ledger=ledger, vocabulary=32
+        )
 
     def fill(self, k: int, *, spread: float = 1.0) -> None:
         """Have actors make the new groups of batch k under the newest weights."""
@@ -62,7 +65,7 @@ class Bench:
 
     def seal(self, k: int) -> ClaimedBatch:
         """Seal batch k."""
-        batch = self.claims.look(k)
+        batch = self.claims.poll(k)
         assert batch is not None
         return batch
 
@@ -176,7 +179,7 @@ def test_the_store_forgets_what_is_too_old_or_too_much(redis_url: str, tmp_path:
 
     for k in range(1, 6):
         bench.train(k)
-        bench.claims.look(k + 1)
+        bench.claims.poll(k + 1)
         stats = bench.store.run(operations.stats())
         assert stats.kept_units + stats.reused_units <= 2
     bench.store.close()

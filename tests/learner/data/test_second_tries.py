@@ -15,10 +15,10 @@ from buffer.store import Store
 from configs.settings import Settings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.resume import take_over
-from learner.data.claims import Claims
 from learner.data.curriculum import Feeder
 from learner.data.ledger import Ledger
 from learner.data.retrying_store import RetryingStore
+from tests.learner.support.made_claims import make_claims
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
@@ -49,8 +49,8 @@ def drop_two_groups(store: Store, settings: Settings, ledger: Ledger) -> None:
         lambda i, spec: make_episode(i, group_id=spec.group_id, versions=[(version, 0)]),
     )
     store.run(operations.advance(ledger.lineage, STALE_AT - 1))
-    claims = Claims(RetryingStore(store), settings, ledger=ledger, vocabulary=32)
-    assert claims.look(STALE_AT) is None
+    claims = make_claims(RetryingStore(store), settings, ledger=ledger, vocabulary=32)
+    assert claims.poll(STALE_AT) is None
     assert claims.dropped.units == {"stale": 2}
 
 

@@ -30,6 +30,10 @@ def _settings(guards: dict[str, object], **algorithm: object) -> Settings:
     return Settings.model_validate({**whole, "guards": guards})
 
 
+def _guard(settings: Settings, state: GuardState) -> Guard:
+    return Guard(settings.guards, settings.algorithm, state)
+
+
 def _trained(ranks: Ranks, outcome: BatchOutcome = GOOD, **figures: Any) -> TrainedBatch:
     """Make what training a batch showed: on policy but for these figures."""
     divergence = DivergenceMeter(AlgorithmSettings(), ranks.device).merge(ranks)
@@ -47,7 +51,7 @@ def _names(guard: Guard, trained: TrainedBatch) -> list[str]:
 
 
 def test_skipped_batches_in_a_row_lead_to_a_rollback_and_then_to_an_error(ranks: Ranks) -> None:
-    guard = Guard(_settings({"max_skipped_in_a_row": 2, "max_rollbacks": 1}), GuardState())
+    guard = _guard(_settings({"max_skipped_in_a_row": 2, "max_rollbacks": 1}), GuardState())
 
     assert _names(guard, _trained(ranks, BAD)) == ["skipped"]
     assert guard.is_shaken and not guard.must_roll_back
@@ -67,7 +71,7 @@ def test_skipped_batches_in_a_row_lead_to_a_rollback_and_then_to_an_error(ranks:
 
 def test_each_rollback_lowers_learning_rate_and_clip_bounds(ranks: Ranks) -> None:
     settings = _settings({"rollback_lr_factor": 0.5, "rollback_clip_factor": 0.8})
-    guard = Guard(settings, GuardState())
+    guard = _guard(settings, GuardState())
     assert (guard.lr_scale, guard.algorithm) == (1.0, settings.algorithm)
 
     guard.rolled_back(4)
@@ -82,7 +86,7 @@ def test_each_rollback_lowers_learning_rate_and_clip_bounds(ranks: Ranks) -> Non
 def test_a_second_rollback_goes_further_back_until_there_is_a_newer_checkpoint(
     ranks: Ranks,
 ) -> None:
-    guard = Guard(_settings({}), GuardState())
+    guard = _guard(_settings({}), GuardState())
     guard.watch(_trained(ranks, BAD))
     guard.rolled_back(6)
     guard.checkpoints()  # Redis was crowded: its weights are those of step 6 again
@@ -97,7 +101,7 @@ def test_a_second_rollback_goes_further_back_until_there_is_a_newer_checkpoint(
 def test_kl_above_its_bound_lowers_the_learning_rate_down_to_a_floor_until_it_recovers(
     ranks: Ranks,
 ) -> None:
-    guard = Guard(
+    guard = _guard(
         _settings({"max_kl": 0.1, "kl_lr_factor": 0.5, "kl_lr_floor": 0.2, "kl_lr_recovery": 1.5}),
         GuardState(),
     )
@@ -126,7 +130,7 @@ def test_kl_above_its_bound_lowers_the_learning_rate_down_to_a_floor_until_it_re
 def test_ratios_out_of_bounds_raise_an_alert(
     ranks: Ranks, figures: dict[str, Any], expected: list[str]
 ) -> None:
-    guard = Guard(_settings({"max_ratio": 50}), GuardState())
+    guard = _guard(_settings({"max_ratio": 50}), GuardState())
 
     assert _names(guard, _trained(ranks, **figures)) == expected
 
@@ -135,7 +139,7 @@ def test_coefficients_follow_their_targets(ranks: Ranks) -> None:
     settings = _settings(
         {}, kl_coefficient=0.1, kl_target=0.02, entropy_bonus=0.01, entropy_target=0.4
     )
-    guard = Guard(settings, GuardState())
+    guard = _guard(settings, GuardState())
     assert guard.algorithm == settings.algorithm
 
     coefficient, bonus = 0.1, 0.01
@@ -149,7 +153,7 @@ def test_coefficients_follow_their_targets(ranks: Ranks) -> None:
 
 
 def test_a_skipped_batch_moves_no_coefficient(ranks: Ranks) -> None:
-    guard = Guard(_settings({"max_kl": 0.1}, kl_coefficient=0.1, kl_target=0.02), GuardState())
+    guard = _guard(_settings({"max_kl": 0.1}, kl_coefficient=0.1, kl_target=0.02), GuardState())
 
     guard.watch(_trained(ranks, BAD, kl_pi_ref_k3=9.0, kl_pi_mu_k3=9.0))
 
@@ -158,14 +162,14 @@ def test_a_skipped_batch_moves_no_coefficient(ranks: Ranks) -> None:
 
 def test_a_guard_restored_from_its_state_decides_alike(ranks: Ranks) -> None:
     settings = _settings({"max_kl": 0.1}, kl_coefficient=0.1, kl_target=0.02, entropy_target=0.4)
-    guard = Guard(settings, GuardState())
+    guard = _guard(settings, GuardState())
     batches = [
         _trained(ranks, BAD if k % 5 == 4 else GOOD, kl_pi_mu_k3=0.03 * k, kl_pi_ref_k3=0.01 * k)
         for k in range(12)
     ]
     for batch in batches[:5]:
         guard.watch(batch)
-    restored = Guard(settings, GuardState.from_json(asdict(guard.state)))
+    restored = _guard(settings, GuardState.from_json(asdict(guard.state)))
 
     for batch in batches[5:]:
         assert restored.watch(batch) == guard.watch(batch)
