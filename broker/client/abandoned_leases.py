@@ -1,62 +1,80 @@
-"""Leases that were granted to a call which had given up: they are given back, not left to expire.
+"""Leases granted to a call that had given up: released at once instead of left to expire.
 
-LEASE call --cancelled, or at its deadline--> abandoned --its reply comes--> given back
+LEASE call --cancelled, or at its deadline--> abandoned --its reply arrives--> released
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from typing import Protocol
 
-from broker.protocol.messages import LeaseReply
+import structlog
+
+from broker.protocol.messages import LeaseReply, ReleaseRequest, Verdicts
+from configs.errors import DeadlineError, RefusedError
+
+RELEASE_DEADLINE_S = 5.0  # after that the leases are left to expire
+
+log = structlog.get_logger()
 
 
-class Orphans:
-    """The LEASE calls of one client that nobody waits for any more."""
+class Release(Protocol):
+    """`BrokerClient.release`."""
 
-    def __init__(
-        self, give_back: Callable[[LeaseReply], Coroutine[object, object, None]], *, most: int
-    ) -> None:
+    async def __call__(self, request: ReleaseRequest, *, deadline_s: float) -> Verdicts: ...
+
+
+class AbandonedLeases:
+    """LEASE calls of one client whose caller is gone."""
+
+    def __init__(self, release: Release, *, max_calls: int) -> None:
         """Begin with none.
 
         Args:
-            give_back: Releases the leases of a reply.
-            most: Calls to remember; beyond that the oldest are left to expire.
+            release: Gives leases back.
+            max_calls: Calls to remember; beyond that the oldest are left to expire.
         """
-        self._give_back = give_back
-        self._abandoned: deque[int] = deque(maxlen=most)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def abandon(self, seq: int, answer: asyncio.Future[object | None] | None) -> None:
-        """Take over a call; its answer may be there already, unread by the call that ends."""
-        if answer is None or not answer.done() or answer.cancelled():
-            self._abandoned.append(seq)
-        elif isinstance(reply := answer.result(), LeaseReply):
-            self._begin(reply)
-
-    def take(self, seq: int, message: object) -> None:
-        """Give back what a reply brings to an abandoned call; any other reply is of no interest."""
-        if isinstance(message, LeaseReply) and seq in self._abandoned:
-            self._abandoned.remove(seq)  # a second copy must not be given back as well
-            self._begin(message)
+        self._release = release
+        self._calls: deque[int] = deque(maxlen=max_calls)
+        self._releases: set[asyncio.Task[None]] = set()
 
     def __bool__(self) -> bool:
-        return bool(self._abandoned)
+        return bool(self._calls)
 
-    async def settle(self, timeout_s: float) -> None:
-        """Wait until what has come so far is given back."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=timeout_s)
+    def add(self, seq: int, answer: asyncio.Future[object | None] | None) -> None:
+        """Add a call that ends; its answer may be there already, unread."""
+        if answer is None or not answer.done() or answer.cancelled():
+            self._calls.append(seq)
+        elif isinstance(reply := answer.result(), LeaseReply):
+            self._start_release(reply)
+
+    def on_reply(self, seq: int, message: object) -> None:
+        """Release what a reply brings to an abandoned call; other replies are ignored."""
+        if isinstance(message, LeaseReply) and seq in self._calls:
+            self._calls.remove(seq)  # a second copy must not be released as well
+            self._start_release(message)
+
+    async def wait_released(self, timeout_s: float) -> None:
+        """Wait until the leases of the replies so far are released."""
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Stop giving back."""
-        for task in self._tasks:
+        """Cancel releases that are under way."""
+        for task in self._releases:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._releases, return_exceptions=True)
 
-    def _begin(self, reply: LeaseReply) -> None:
+    def _start_release(self, reply: LeaseReply) -> None:
         if reply.leases:
-            task = asyncio.create_task(self._give_back(reply))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task = asyncio.create_task(self._release_all(reply))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _release_all(self, reply: LeaseReply) -> None:
+        tasks = tuple((lease.task_id, lease.fence) for lease in reply.leases)
+        try:
+            await self._release(ReleaseRequest(tasks), deadline_s=RELEASE_DEADLINE_S)
+        except (DeadlineError, RefusedError) as error:
+            log.warning("unused leases will expire", count=len(tasks), reason=str(error))

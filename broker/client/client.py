@@ -1,9 +1,9 @@
-"""An actor's connection to the broker: calls that are sent again until they are answered.
+"""Client of the broker: calls that are sent again until they are answered.
 
 Consumes the actor's requests; each waits for the reply with its own `seq`, is resent with growing
 pauses, and ends at its deadline. Every request is idempotent (fences, and a grant is remembered by
-its `seq`), so a resent one does no harm. A broker that restarted asks for HELLO: the client says it
-again by itself.
+its `seq`), so a resent one does no harm. A broker that restarted asks for HELLO, and the client
+repeats it by itself.
 
 Example:
     client = BrokerClient(endpoint, server_key=..., keys=..., run="demo", incarnation="actor-1")
@@ -20,7 +20,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import structlog
@@ -48,7 +48,7 @@ from broker.protocol.messages import (
 from broker.transport.keys import KeyPair
 from configs.errors import DeadlineError, RecordError, RefusedError
 
-from .abandoned_leases import Orphans
+from .abandoned_leases import AbandonedLeases
 from .connection import Connection, ReadKeys
 
 MAX_IN_FLIGHT = 32  # half the send queue: a call and its copy always fit
@@ -62,7 +62,7 @@ Reply = TypeVar("Reply")
 
 
 class BrokerClient:
-    """Speaks to the run's broker for one incarnation, from one event loop."""
+    """Calls the run's broker for one incarnation, from one event loop."""
 
     def __init__(
         self,
@@ -91,30 +91,30 @@ class BrokerClient:
         self._run, self._incarnation = run, incarnation
         self._max_message_bytes = max_message_bytes
         self._long_poll_s = 0.0
-        self._refused: str | None = None
+        self._refusal_text: str | None = None
         self._connection = Connection(
             (endpoint, *other_endpoints),
             server_keys=read_server_keys or (lambda: [server_key]),
             keys=keys,
             incarnation=incarnation,
             max_message_bytes=max_message_bytes,
-            on_cut=lambda: self._settle(None),
-            on_refused=self._refuse,
+            on_cut=lambda: self._end_tries(None),
+            on_refused=self._on_key_refused,
         )
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[object | None]] = {}
-        self._orphans = Orphans(self._give_back, most=MAX_IN_FLIGHT)
+        self._abandoned = AbandonedLeases(self.release, max_calls=MAX_IN_FLIGHT)
         self._credit = asyncio.Semaphore(MAX_IN_FLIGHT)
-        self._greeting: Hello | None = None
-        self._greetings = 0
-        self._greet_lock = asyncio.Lock()
+        self._registration: Hello | None = None
+        self._num_hellos = 0
+        self._hello_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def hello(self, hello: Hello, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Welcome:
-        """Introduce this incarnation; again by itself whenever a broker does not know it."""
+        """Register this incarnation; repeated by itself whenever a broker does not know it."""
         welcome = await self._call(hello, Welcome, deadline_s)
-        self._greeting = hello
-        self._greetings += 1
+        self._registration = hello
+        self._num_hellos += 1
         self._long_poll_s = welcome.long_poll_s
         self._max_message_bytes = welcome.max_message_bytes
         return welcome
@@ -150,28 +150,28 @@ class BrokerClient:
         return await self._call(request, Verdicts, deadline_s)
 
     async def status(self, *, deadline_s: float = DEFAULT_DEADLINE_S) -> StatusReply:
-        """Look at the run, as an observer or operator; needs no HELLO."""
+        """Read the status of the run, as an observer or operator; needs no HELLO."""
         return await self._call(StatusRequest(), StatusReply, deadline_s)
 
     async def order(
         self, order: RevokeRequest | DrainRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> Receipt:
-        """Have the broker do something, as an operator; needs no HELLO."""
+        """Revoke a key or drain an actor, as an operator; needs no HELLO."""
         return await self._call(order, Receipt, deadline_s)
 
     async def bye(self, *, deadline_s: float = 2.0) -> None:
-        """Say that this incarnation ends; without an answer the broker finds out by itself."""
+        """Report the end of this incarnation; without an answer the broker notices it by itself."""
         try:
-            if self._orphans:  # what was granted to them before has come when this is answered
+            if self._abandoned:  # the answer comes after whatever was granted to them
                 await self.release(ReleaseRequest(()), deadline_s=deadline_s)
-            await self._orphans.settle(deadline_s)
+            await self._abandoned.wait_released(deadline_s)
             await self._call(Bye(), Bye, deadline_s)
         except (DeadlineError, RefusedError) as error:
-            log.info("bye was not heard", reason=str(error))
+            log.info("bye was not answered", reason=str(error))
 
     async def close(self) -> None:
         """Drop the connection; calls that still wait are cancelled."""
-        await self._orphans.close()
+        await self._abandoned.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -180,99 +180,95 @@ class BrokerClient:
         self._connection.close()
 
     async def _call(
-        self, message: object, kind: type[Reply], deadline_s: float, patience_s: float = 0.0
+        self, message: object, kind: type[Reply], deadline_s: float, broker_wait_s: float = 0.0
     ) -> Reply:
-        """Send until answered. `patience_s` is what the broker itself may take."""
+        """Send until answered. `broker_wait_s` is the time that the broker itself may take."""
         self._start()
         seq = next(self._numbers)
         frame = encode(message, run=self._run, incarnation=self._incarnation, seq=seq)
         if len(frame) > self._max_message_bytes:
             raise RecordError(
                 f"a message must be at most broker.max_message_bytes = {self._max_message_bytes}, "
-                f"got {len(frame)} bytes; the broker would cut the connection without a word"
+                f"got {len(frame)} bytes; the broker would cut the connection without a reply"
             )
         try:
             async with asyncio.timeout(deadline_s), self._credit:
-                return await self._until_answered(seq, frame, kind, patience_s)
+                return await self._until_answered(seq, frame, kind, broker_wait_s)
         except TimeoutError:
             name = type(message).__name__
-            raise DeadlineError(
-                self._why_silent(f"{name} had no answer in {deadline_s:g} s")
-            ) from None
+            text = f"{name} had no answer in {deadline_s:g} s from {self._connection.description}"
+            raise DeadlineError(text) from None
 
     async def _until_answered(
-        self, seq: int, frame: bytes, kind: type[Reply], patience_s: float
+        self, seq: int, frame: bytes, kind: type[Reply], broker_wait_s: float
     ) -> Reply:
         pause, asked_at = FIRST_WAIT_S, time.monotonic()
         try:
             while True:
-                reply = await self._try(seq, frame, patience_s + _jitter(pause), asked_at)
+                reply = await self._try(seq, frame, broker_wait_s + _jitter(pause), asked_at)
                 if isinstance(reply, kind):
                     return reply
                 if isinstance(reply, Refusal):
-                    await self._heed(reply, kind, pause)
+                    await self._handle_refusal(reply, kind, pause)
                 elif reply is not None:
                     raise RefusedError(f"reply must be {kind.__name__}, got {type(reply).__name__}")
                 else:
-                    self._connection.turn_if_silent(asked_at, patience_s)
+                    self._connection.switch_if_silent(asked_at, broker_wait_s)
                 pause = min(2 * pause, LAST_WAIT_S)
         except asyncio.CancelledError:  # by the caller, or at the deadline
             if kind is LeaseReply:
-                self._orphans.abandon(seq, self._pending.get(seq))
+                self._abandoned.add(seq, self._pending.get(seq))
             raise
         finally:
             self._pending.pop(seq, None)
 
     async def _try(self, seq: int, frame: bytes, wait_s: float, asked_at: float) -> object | None:
         """Send once and wait for the reply; None if there is none yet."""
-        if self._refused is not None:
-            raise RefusedError(self._refused)
+        if self._refusal_text is not None:
+            raise RefusedError(self._refusal_text)
         answer = self._pending[seq] = asyncio.get_running_loop().create_future()
         while not answer.done():
             try:
                 await self._connection.send(frame)
                 break
             except zmq.Again:
-                self._connection.turn_if_silent(asked_at, 0.0)
+                self._connection.switch_if_silent(asked_at, 0.0)
                 await asyncio.wait([answer], timeout=UNSENT_WAIT_S)
         sent_at = time.monotonic()
         while not answer.done():
             await asyncio.wait([answer], timeout=wait_s)
             now = time.monotonic()
-            # Whoever still answers others is busy: a copy would only lengthen the queue before it.
-            if now - self._connection.heard_at > wait_s or now - sent_at > LAST_WAIT_S + wait_s:
+            # A broker that still answers others is busy: a copy would only lengthen its queue.
+            if now - self._connection.received_at > wait_s or now - sent_at > LAST_WAIT_S + wait_s:
                 break
         return answer.result() if answer.done() else None
 
-    async def _heed(self, refusal: Refusal, kind: type, pause_s: float) -> None:
-        """Do what lets the request be sent again, or give it up."""
+    async def _handle_refusal(self, refusal: Refusal, kind: type, pause_s: float) -> None:
+        """Return when the request may be sent again, or raise."""
         if refusal.code in {"store", "busy"}:
             await asyncio.sleep(_jitter(pause_s))
-        elif refusal.code == "hello" and kind is not Welcome and self._greeting is not None:
-            await self._greet_again(self._greeting)
+        elif refusal.code == "hello" and kind is not Welcome and self._registration is not None:
+            await self._repeat_hello(self._registration)
         else:
             raise RefusedError(f"{refusal.text} (refused as {refusal.code})")
 
-    async def _greet_again(self, greeting: Hello) -> None:
-        """Say HELLO once for all the calls that a restarted broker has refused."""
-        seen = self._greetings
-        async with self._greet_lock:
-            if self._greetings == seen:
-                log.info("saying HELLO again", endpoint=self._connection.endpoint)
-                await self.hello(greeting)
+    async def _repeat_hello(self, hello: Hello) -> None:
+        """Send HELLO once for all the calls that a restarted broker has refused."""
+        seen = self._num_hellos
+        async with self._hello_lock:
+            if self._num_hellos == seen:
+                log.info("sending HELLO again", endpoint=self._connection.endpoint)
+                await self.hello(hello)
 
     def _start(self) -> None:
         if not self._tasks:
-            self._spawn(self._receive())
-            self._spawn(self._connection.watch())
-
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            for work in (self._receive(), self._connection.watch()):
+                task = asyncio.create_task(work)
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     async def _receive(self) -> None:
-        """Hand every reply to the call that waits for it."""
+        """Pass every reply to the call that waits for it."""
         while True:
             frame = await self._connection.receive()
             try:
@@ -285,33 +281,18 @@ class BrokerClient:
             if answer is not None and not answer.done():
                 answer.set_result(message)
             else:
-                self._orphans.take(seq, message)
+                self._abandoned.on_reply(seq, message)
 
-    async def _give_back(self, orphan: LeaseReply) -> None:
-        """Release what was granted to a call that had given up, so that it need not expire."""
-        tasks = tuple((lease.task_id, lease.fence) for lease in orphan.leases)
-        try:
-            await self.release(ReleaseRequest(tasks), deadline_s=LAST_WAIT_S)
-        except (DeadlineError, RefusedError) as error:
-            log.warning("leases nobody asked for will expire", count=len(tasks), reason=str(error))
-
-    def _refuse(self, text: str | None) -> None:
-        self._refused = text
+    def _on_key_refused(self, text: str | None) -> None:
+        self._refusal_text = text
         if text is not None:
-            self._settle(Refusal(code="key", text=text))
+            self._end_tries(Refusal(code="key", text=text))
 
-    def _settle(self, result: Refusal | None) -> None:
-        """End the present try of every call."""
+    def _end_tries(self, result: Refusal | None) -> None:
+        """End the current try of every call."""
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_result(result)
-
-    def _why_silent(self, what: str) -> str:
-        return (
-            f"{what} from {self._connection.endpoint} ({self._connection.state}); likely causes: "
-            "the broker is not running, broker.endpoint is wrong or unreachable, or broker.pub is "
-            "another run's"
-        )
 
 
 def _jitter(pause_s: float) -> float:

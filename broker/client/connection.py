@@ -1,8 +1,8 @@
-"""A client's way to whichever broker answers: one DEALER, and what became of its connection.
+"""Connection of a client to one of the run's brokers: one DEALER and the state of its handshake.
 
-Where a run has several brokers, or the broker's key is being exchanged, there are several ways in.
-The connection begins at one that depends on the incarnation, so that actors spread, and goes to the
-next when this one is silent, cut off or does not have the key that was expected.
+Where a run has several brokers, or the broker's key is being exchanged, there are several targets:
+pairs of endpoint and public key. The connection begins at one that depends on the incarnation, so
+that actors spread, and goes to the next when this one is silent, cut off or has another key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from broker.transport.keys import KeyPair
 from broker.transport.sockets import connect_dealer
 from configs.errors import SettingsError
 
-CUT_S = 1.0  # without a connection: some tries to connect anew to the same broker
+CUT_S = 1.0  # without a connection: some tries to reconnect to the same broker
 SILENT_S = 5.0  # with one, beyond what the broker itself may take: it is stopped, or out of reach
 MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 HANDSHAKE_FAILED = (
@@ -40,12 +40,12 @@ class Connection:
 
     Args:
         endpoints: `tcp://host:port` of each broker.
-        server_keys: Their public keys, z85; read again before the next way is taken.
+        server_keys: Their public keys, z85; read again before the next target is chosen.
         keys: The client's own pair.
-        incarnation: Decides where to begin.
-        max_message_bytes: Largest message that is taken.
-        on_cut: Is called when what was on its way is lost.
-        on_refused: Is called with the reason when a broker refuses the client's key, and with None
+        incarnation: Decides the first target.
+        max_message_bytes: Largest message that is received.
+        on_cut: Called when messages on their way are lost.
+        on_refused: Called with the reason when a broker refuses the client's key, and with None
             when one lets it in.
     """
 
@@ -65,30 +65,38 @@ class Connection:
         self._read_keys = server_keys
         self._on_cut = on_cut
         self._on_refused = on_refused
-        self._way = (self._endpoints[0], server_keys()[0])
-        self._turned_at = 0.0
-        self._heard_at = 0.0
+        self._target = (self._endpoints[0], server_keys()[0])
+        self._switched_at = 0.0
+        self._received_at = 0.0
         self._context = zmq.asyncio.Context()
         self._socket = connect_dealer(
             self._context,
-            self._way[0],
+            self._target[0],
             keys=keys,
-            server_key=self._way[1],
+            server_key=self._target[1],
             max_message_bytes=max_message_bytes,
         )
         self._monitor = self._socket.get_monitor_socket(MONITORED | HANDSHAKE_FAILED)
         self.state = "no connection yet"
-        """What became of the connection, in words."""
+        """State of the connection, for log lines and errors."""
 
     @property
     def endpoint(self) -> str:
-        """Where it connects to now."""
-        return self._way[0]
+        """Broker of the current target."""
+        return self._target[0]
 
     @property
-    def heard_at(self) -> float:
-        """When a message last came, `time.monotonic`."""
-        return self._heard_at
+    def description(self) -> str:
+        """The broker of the current target, and why it may not answer."""
+        return (
+            f"{self.endpoint} ({self.state}); likely causes: the broker is not running, "
+            "broker.endpoint is wrong or unreachable, or broker.pub is another run's"
+        )
+
+    @property
+    def received_at(self) -> float:
+        """When a message last arrived, `time.monotonic`."""
+        return self._received_at
 
     async def send(self, frame: bytes) -> None:
         """Hand a message over; `zmq.Again` if there is no connection to take it."""
@@ -97,23 +105,23 @@ class Connection:
     async def receive(self) -> bytes:
         """Wait for the next message."""
         frames = await self._socket.recv_multipart()
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         return frames[-1]
 
-    def turn_if_silent(self, asked_at: float, patience_s: float) -> None:
-        """Take the next way if a request of `asked_at` has waited too long on this one.
+    def switch_if_silent(self, asked_at: float, broker_wait_s: float) -> None:
+        """Connect to the next target if a request of `asked_at` has waited too long on this one.
 
         Args:
             asked_at: When it was made, `time.monotonic`.
-            patience_s: What the broker itself may take to answer.
+            broker_wait_s: Time that the broker itself may take to answer.
         """
-        limit_s = SILENT_S + patience_s if self.state == "connected" else CUT_S
-        since = max(asked_at, self._heard_at, self._turned_at)
+        limit_s = SILENT_S + broker_wait_s if self.state == "connected" else CUT_S
+        since = max(asked_at, self._received_at, self._switched_at)
         if time.monotonic() - since > limit_s:
-            self._turn()
+            self._switch()
 
     async def watch(self) -> None:
-        """Follow what becomes of the connection, for ever."""
+        """Follow the state of the connection until cancelled."""
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -138,23 +146,23 @@ class Connection:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
-    def _turn(self) -> None:
-        self._turned_at = time.monotonic()
+    def _switch(self) -> None:
+        self._switched_at = time.monotonic()
         try:
-            ways = [
+            targets = [
                 (endpoint, key) for key, endpoint in product(self._read_keys(), self._endpoints)
             ]
         except SettingsError as error:
             log.warning("the broker's public key cannot be read", reason=str(error))
             return
-        place = ways.index(self._way) if self._way in ways else -1
-        way = ways[(place + 1) % len(ways)]
-        if way == self._way:
+        position = targets.index(self._target) if self._target in targets else -1
+        target = targets[(position + 1) % len(targets)]
+        if target == self._target:
             return
-        log.info("trying another way to the broker", endpoint=way[0], reason=self.state)
-        self._socket.disconnect(self._way[0])
-        self._way = way
-        self._socket.curve_serverkey = way[1]
-        self._socket.connect(way[0])
+        log.info("connecting to another broker or key", endpoint=target[0], reason=self.state)
+        self._socket.disconnect(self._target[0])
+        self._target = target
+        self._socket.curve_serverkey = target[1]
+        self._socket.connect(target[0])
         self.state = "no connection yet"
         self._on_cut()

@@ -1,7 +1,7 @@
-"""What observers and operators may ask of a broker: how the run is, to revoke a key, to drain.
+"""Requests of observers and operators: status of the run, revocation of a key, drain of an actor.
 
-Like the service, it has no state of its own and knows no socket. A revocation changes the folder of
-this broker's keys; brokers with a folder of their own are asked one by one.
+Has no state of its own and no socket, like the service. A revocation changes the keys folder of
+this broker; brokers with a folder of their own need a request each.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from .audit import Audit
 from .liveness import Liveness
 
 
-class Desk:
-    """Answers observers and operators, whose rights have been checked.
+class AdminService:
+    """Answers observers and operators, whose permissions have been checked.
 
     Args:
         store: Of the run.
         run: Its name.
-        peers: Who has said HELLO.
         keys: Folder of the broker's keys.
-        audit: Is told who did what.
-        on_revoked: Makes the broker look at its allow-list now.
+        peers: Table of actors.
+        audit: Records the requests that change something.
+        on_revoked: Makes the broker read its allow-list now.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class Desk:
         store: AsyncStore,
         *,
         run: str,
-        peers: Liveness,
         keys: Path,
+        peers: Liveness,
         audit: Audit,
         on_revoked: Callable[[], None],
     ) -> None:
         self._store = store
         self._run = run
-        self._peers = peers
         self._keys = keys
+        self._peers = peers
         self._audit = audit
         self._on_revoked = on_revoked
 
     async def answer(self, envelope: Envelope, member: Member) -> StatusReply | Receipt | Refusal:
-        """Do what a message asks for."""
+        """Carry out a request."""
         if envelope.run != self._run:
             return Refusal("run", f"run must be {self._run!r}, got {envelope.run!r:.80}")
         try:
@@ -69,7 +69,7 @@ class Desk:
                 case DrainRequest(incarnation):
                     return self._drain(incarnation, member)
                 case other:
-                    raise AssertionError(f"no request to the desk: {type(other).__name__}")
+                    raise AssertionError(f"no request for an administrator: {type(other).__name__}")
         except SettingsError as error:
             return Refusal("malformed", str(error))
         except StoreError as error:
@@ -83,7 +83,7 @@ class Desk:
 
     def _revoke(self, name: str, member: Member) -> Receipt:
         roles = revoke(self._keys, name)
-        self._audit.note("revocation asked for", key=name, by=member.name)
+        self._audit.record("revocation asked for", key=name, by=member.name)
         self._on_revoked()
         return Receipt(f"{name} ({', '.join(roles)}) is off the allow-list")
 
@@ -95,5 +95,5 @@ class Desk:
                 "ask for the status to see their names, or ask another broker"
             )
         peer.is_draining = True
-        self._audit.note("drain asked for", actor=incarnation, by=member.name)
+        self._audit.record("drain asked for", actor=incarnation, by=member.name)
         return Receipt(f"{incarnation} gets no more work")

@@ -1,4 +1,4 @@
-"""Who came, who was refused and who was revoked: counted, logged, and kept in a bounded file.
+"""Audit of joins, refusals and revocations: counted, logged, and kept in a bounded file.
 
 `<run>/logs/audit.jsonl` has a line for each event. Refusals of one kind and one peer are written
 once in `QUIET_S` with their number, so a peer that floods the broker fills neither disk nor log,
@@ -21,9 +21,11 @@ import structlog
 
 MAX_FILE_BYTES = 4 * 2**20  # about 20 000 events; with the file before it, at most twice that
 QUIET_S = 10.0
-MAX_NOTES = 500  # other events written in the same time: a fleet that joins, not a peer that floods
-MAX_SUBJECTS = 1024  # peers and addresses whose refusals are told apart
-PASSING = frozenset({"store", "hello"})
+MAX_EVENTS = (
+    500  # other events written in the same time: a fleet that joins, not a peer that floods
+)
+MAX_BURSTS = 1024  # peers and addresses whose refusals are counted apart
+ROUTINE = frozenset({"store", "hello"})
 """Refusals that belong to every restart: counted, not written down."""
 
 log = structlog.get_logger()
@@ -52,7 +54,7 @@ class Audit:
         self._counts: Counter[str] = Counter()
         self._bursts: dict[tuple[str, str], _Burst] = {}
         self._is_failing = False
-        self._notes, self._noted_at = 0, clock()
+        self._events, self._window_began_at = 0, clock()
 
     @property
     def refusals(self) -> dict[str, int]:
@@ -60,40 +62,40 @@ class Audit:
         with self._lock:
             return dict(self._counts)
 
-    def note(self, event: str, **fields: object) -> None:
-        """Record what is no refusal: a join, a revocation."""
+    def record(self, event: str, **fields: object) -> None:
+        """Record an event that is no refusal: a join, a revocation."""
         with self._lock:
-            self._notes += 1
-            if self._notes <= MAX_NOTES:
+            self._events += 1
+            if self._events <= MAX_EVENTS:
                 self._write(event, fields)
 
-    def refused(self, code: str, peer: str, text: str = "") -> None:
+    def record_refusal(self, code: str, peer: str, text: str = "") -> None:
         """Count a refusal, and record it unless this peer has just had the same."""
         with self._lock:
             self._counts[code] += 1
-            if code in PASSING:
+            if code in ROUTINE:
                 return
-            now, subject = self._clock(), (code, peer)
-            burst = self._bursts.get(subject)
+            now, kind = self._clock(), (code, peer)
+            burst = self._bursts.get(kind)
             if burst is None:
-                if len(self._bursts) >= MAX_SUBJECTS:
-                    self._settle(now, everything=True)
-                self._bursts[subject] = _Burst(now)
+                if len(self._bursts) >= MAX_BURSTS:
+                    self._write_bursts(now, everything=True)
+                self._bursts[kind] = _Burst(now)
                 self._write("refused", {"code": code, "peer": peer, "text": text[:200]})
             else:
                 burst.unwritten += 1
 
-    def settle(self) -> None:
-        """Write down how much more there was; call now and then."""
+    def flush(self) -> None:
+        """Write the numbers of suppressed events; call every few seconds."""
         with self._lock:
             now = self._clock()
-            self._settle(now)
-            if now - self._noted_at >= QUIET_S:
-                if self._notes > MAX_NOTES:
-                    self._write("more events", {"more": self._notes - MAX_NOTES})
-                self._notes, self._noted_at = 0, now
+            self._write_bursts(now)
+            if now - self._window_began_at >= QUIET_S:
+                if self._events > MAX_EVENTS:
+                    self._write("more events", {"more": self._events - MAX_EVENTS})
+                self._events, self._window_began_at = 0, now
 
-    def _settle(self, now: float, *, everything: bool = False) -> None:
+    def _write_bursts(self, now: float, *, everything: bool = False) -> None:
         for (code, peer), burst in list(self._bursts.items()):
             if not everything and now - burst.written_at < QUIET_S:
                 continue

@@ -1,4 +1,4 @@
-"""Many requests, one call: rows that arrive while the store works are written together next.
+"""Batching of store calls: rows that arrive while a call is under way are written together next.
 
 When the broker is idle a request goes out at once and alone; under load the batch grows by itself,
 and the cost of a call (the client's bookkeeping, a round trip, Redis' own) is shared; measured, it
@@ -45,21 +45,21 @@ class Batch(Generic[Row, Answer]):
     async def _write(self) -> None:
         try:
             while self._waiting:
-                await self._write_once(self._take())
+                await self._write_once(self._next_requests())
         finally:
             self._writing = None
 
-    def _take(self) -> list[tuple[Sequence[Row], asyncio.Future[list[Answer]]]]:
-        """Take the first requests that fit into one call, at least one."""
+    def _next_requests(self) -> list[tuple[Sequence[Row], asyncio.Future[list[Answer]]]]:
+        """Remove and return the first requests that fit into one call, at least one."""
         count = total = 0
         for rows, _ in self._waiting:
             if count and total + len(rows) > SLICE:
                 break
             total += len(rows)
             count += 1
-        taken = self._waiting[:count]
+        requests = self._waiting[:count]
         del self._waiting[:count]
-        return taken
+        return requests
 
     async def _write_once(
         self, requests: list[tuple[Sequence[Row], asyncio.Future[list[Answer]]]]

@@ -1,14 +1,14 @@
-"""Between socket and service: reads messages, answers each by a task of its own, sends replies.
+"""Dispatch: reads messages of a socket, has each answered in a task of its own, sends replies.
 
-Consumes frames of [routing id, message]. A full intake stops the reading and so holds all senders
-back; a peer over its share, without a right, or whose key was revoked is refused before its message
-is decoded. Whatever a peer sends, the next message is read.
+Consumes frames of [routing id, message]; waits for the next, or for room. A full broker stops
+reading and so holds all senders back; a peer over its share, or whose key was revoked, is refused
+before its message is decoded, one without permission after that. Whatever a peer sends, the next
+message is read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -21,14 +21,12 @@ from broker.transport.router import Router
 from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings
 
-from .admin import Desk
-from .audit import Audit
-from .flow_control import Intake, Place
-from .leasing import UNSERVED, Leasing
-from .liveness import Liveness, Peer
-from .outflow import Outflow
-from .permissions import DESK, refuse
-from .service import Service
+from .admin import AdminService
+from .components import Components
+from .flow_control import ReplyLimiter, RequestLimiter, Slot, peer_share_bytes
+from .leasing import UNSERVED
+from .liveness import Peer
+from .permissions import ADMIN_REQUESTS, check_permission
 
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
 REVOKED = Refusal("revoked", "this key has been taken off the allow-list; use another")
@@ -37,58 +35,50 @@ BUSY = Refusal("busy", "this peer has too much at the broker already; send the s
 log = structlog.get_logger()
 
 
-class Reception:
+class Dispatcher:
     """Answers the peers of one socket.
 
     Args:
-        router: Bound, behind a door.
-        allowed: Who may speak now, asked for every message.
+        router: Bound, behind a `ZapAuthenticator`.
+        allowed: The allow-list, checked for every message.
+        parts: Of this broker.
+        admin: Answers observers and operators.
         run: Name of the run.
         settings: Limits.
-        service: Answers actors.
-        leasing: Answers those who wait for work.
-        desk: Answers observers and operators.
-        peers: Who has said HELLO.
-        audit: Is told of refusals.
-        on_outage: Is called when the store does not answer.
     """
 
     def __init__(
         self,
         router: Router,
         allowed: AllowList,
+        parts: Components,
+        admin: AdminService,
         *,
         run: str,
         settings: BrokerSettings,
-        service: Service,
-        leasing: Leasing,
-        desk: Desk,
-        peers: Liveness,
-        audit: Audit,
-        on_outage: Callable[[], None],
     ) -> None:
         self._router = router
         self._allowed = allowed
+        self._service = parts.service
+        self._leasing = parts.leasing
+        self._peers = parts.peers
+        self._audit = parts.audit
+        self._admin = admin
         self._run = run
         self._max_bytes = settings.max_message_bytes
-        self._service = service
-        self._leasing = leasing
-        self._desk = desk
-        self._peers = peers
-        self._audit = audit
-        self._on_outage = on_outage
-        share = settings.max_inflight_mb_per_actor * 2**20
-        self._intake = Intake(max_message_bytes=self._max_bytes, max_peer_bytes=share)
-        self._outflow = Outflow(max_peer_bytes=share, clock=asyncio.get_running_loop().time)
+        share = peer_share_bytes(settings)
+        self._limiter = RequestLimiter(max_message_bytes=self._max_bytes, max_peer_bytes=share)
+        clock = asyncio.get_running_loop().time
+        self._reply_limiter = ReplyLimiter(max_peer_bytes=share, clock=clock)
         self._requests: set[asyncio.Task[None]] = set()
 
     async def receive(self) -> None:
-        """Read messages and give each a task of its own, as long as the intake has room."""
+        """Read messages and give each a task of its own, as long as there is room."""
         while True:
-            await self._intake.room()
+            await self._limiter.wait_for_room()
             frames = await self._router.receive()
             if len(frames) != 2:
-                self._audit.refused("frames", str(frames[-1].get("User-Id")))
+                self._audit.record_refusal("frames", str(frames[-1].get("User-Id")))
                 await asyncio.sleep(0)  # a flood must not keep the others from their turn
                 continue
             key = str(frames[1].get("User-Id"))
@@ -96,15 +86,15 @@ class Reception:
             # Its key may have been removed while its holder is connected.
             member = self._allowed.member(key.encode())
             # Here and not in the task: in a burst `recv` never yields, so no task would have begun.
-            place = None if member is None else self._intake.admit(len(frame), route)
-            if member is None or place is None:
+            slot = None if member is None else self._limiter.admit(len(frame), route)
+            if member is None or slot is None:
                 refusal, peer = (REVOKED, key) if member is None else (BUSY, member.name)
                 self._refuse(route, sequence_of(frame), refusal, peer)
                 await asyncio.sleep(0)
                 continue
-            task = asyncio.create_task(self._request(route, frame, key, member, place))
+            task = asyncio.create_task(self._request(route, frame, key, member, slot))
             self._requests.add(task)
-            task.add_done_callback(partial(self._finished, place))
+            task.add_done_callback(partial(self._finished, slot))
 
     async def drain(self) -> None:
         """Finish what is at the store."""
@@ -115,12 +105,12 @@ class Reception:
             for request in late:
                 request.cancel()
 
-    def _finished(self, place: Place, task: asyncio.Task[None]) -> None:
+    def _finished(self, slot: Slot, task: asyncio.Task[None]) -> None:
         self._requests.discard(task)
-        place.leave()
+        slot.release()
 
     async def _request(
-        self, route: bytes, frame: memoryview, key: str, member: Member, place: Place
+        self, route: bytes, frame: memoryview, key: str, member: Member, slot: Slot
     ) -> None:
         """Answer one message; whatever happens, the broker goes on."""
         try:
@@ -132,8 +122,8 @@ class Reception:
                 return
             del frame  # a LEASE that waits for work holds nothing of what came with it
             reply = await self._answer(envelope, key, member)
-            place.leave()  # a LEASE may now wait for work
-            peer = self._peers.hear(envelope.inc, key)
+            slot.release()  # a LEASE may now wait for work
+            peer = self._peers.observe(envelope.inc, key)
             if isinstance(reply, LeaseReply) and peer is not None:
                 await self._answer_lease(route, envelope, peer, reply)
             elif isinstance(reply, Refusal):
@@ -144,17 +134,17 @@ class Reception:
             log.exception("a request failed; its actor will send it again")
 
     async def _answer(self, envelope: Envelope, key: str, member: Member) -> object | None:
-        refusal = refuse(member, envelope.message)
+        refusal = check_permission(member, envelope.message)
         if refusal is not None:
             return refusal
-        if isinstance(envelope.message, DESK):
-            return await self._desk.answer(envelope, member)
+        if isinstance(envelope.message, ADMIN_REQUESTS):
+            return await self._admin.answer(envelope, member)
         return await self._service.answer(envelope, key)
 
     async def _answer_lease(
         self, route: bytes, envelope: Envelope, peer: Peer, first: LeaseReply
     ) -> None:
-        """Park an unserved LEASE, and do not let a grant vanish with the connection."""
+        """Let an unserved LEASE wait; release a grant that cannot be sent."""
         reply: object | None = first
         if first.status in UNSERVED:
             request = envelope.message
@@ -162,23 +152,23 @@ class Reception:
             try:
                 reply = await self._leasing.wait(peer, envelope.seq, request)
             except StoreError as error:
-                self._on_outage()
+                self._leasing.pause_reaping()
                 reply = Refusal("store", f"the store does not answer; send again later: {error}")
         if reply is None:
             return
         was_sent = self._send(route, envelope.seq, reply)
         if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
-            await self._leasing.take_back(peer, reply)
+            await self._leasing.release_unsent(peer, reply)
 
     def _refuse(self, route: bytes, seq: int, refusal: Refusal, peer: str) -> None:
-        self._audit.refused(refusal.code, peer, refusal.text)
+        self._audit.record_refusal(refusal.code, peer, refusal.text)
         self._send(route, seq, refusal)
 
     def _send(self, route: bytes, seq: int, reply: object) -> bool:
         """Hand a reply to ZeroMQ; False if the peer is gone or does not read."""
         frame = encode(reply, run=self._run, incarnation="broker", seq=seq)
-        if not self._outflow.allows(route, len(frame)):
-            self._audit.refused("unread", "a peer that is sent too much")
+        if not self._reply_limiter.allows(route, len(frame)):
+            self._audit.record_refusal("unread", "a peer that is sent too much")
             return False
         try:
             self._router.send(route, frame)

@@ -1,9 +1,14 @@
-"""How much the broker takes in at once: bounds on requests and bytes between socket and store.
+"""Flow control: bounds on the requests that a broker holds and on the replies that wait for a peer.
 
-When the whole is full the server stops reading; ZeroMQ's queues fill, then TCP holds the senders
-back. A peer that is over its own share is refused before that, so that it cannot fill the whole: it
-is told to send again later, and all others go on. A LEASE that waits for work is outside: it is a
-few hundred bytes, and each actor has one.
+Requests: a full broker stops reading; ZeroMQ's queues fill, then TCP holds the senders back. A peer
+over its own share is refused before that, so that it cannot fill the whole: it sends again later,
+and all others go on. A LEASE that waits for work does not count: it is a few hundred bytes, and
+each actor has one.
+
+Replies: ZeroMQ bounds the queue of a peer by messages, not by bytes, and a lease that continues an
+episode may be as large as a message can be. ZeroMQ does not report when a reply has left the queue,
+but the system cuts a peer that takes nothing for `sockets.STALLED_MS`; so a bound on what a peer is
+sent within that time bounds what can wait for it.
 """
 
 from __future__ import annotations
@@ -12,21 +17,36 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.transport.sockets import RECEIVE_HWM, STALLED_MS
+from configs.settings import BrokerSettings
+
 MAX_REQUESTS = 256  # hides a store round trip of 10 ms at 25 000 requests a second
 MAX_REQUESTS_PER_PEER = 64  # a client keeps half of that in flight, and a copy of each may follow
 MAX_FRAMES = 4  # largest messages held at once, so memory <= this * max_message_bytes
+SMALL_BYTES = 16 * 1024  # verdicts and refusals: ZeroMQ's own limit holds 64 of them to 1 MiB
+WINDOW_S = STALLED_MS / 1000
+
+
+def peer_share_bytes(settings: BrokerSettings) -> int:
+    """Return how much of requests, and of large replies, one peer may have at the broker."""
+    return settings.max_inflight_mb_per_actor * 2**20
+
+
+def receive_hwm(settings: BrokerSettings) -> int:
+    """Return how many messages ZeroMQ may hold for one peer to keep it within its share."""
+    return max(2, min(RECEIVE_HWM, peer_share_bytes(settings) // settings.max_message_bytes))
 
 
 @dataclass(slots=True)
 class _Share:
-    """What one peer has in the intake."""
+    """Requests of one peer that the broker holds."""
 
     requests: int = 0
     num_bytes: int = 0
 
 
-class Intake:
-    """Counts requests between `admit` and the end of their place.
+class RequestLimiter:
+    """Counts requests between `admit` and the release of their slot.
 
     Args:
         max_message_bytes: Largest message.
@@ -39,23 +59,18 @@ class Intake:
         self._requests = 0
         self._bytes = 0
         self._shares: dict[bytes, _Share] = {}
-        self._room = asyncio.Event()
-        self._room.set()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another request may be read."""
-        return self._room.is_set()
-
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until another request may be read; for the one task that reads."""
-        await self._room.wait()
+        await self._has_room.wait()
 
-    def admit(self, num_bytes: int, peer: bytes) -> Place | None:
+    def admit(self, num_bytes: int, peer: bytes) -> Slot | None:
         """Count a request that was just read, before anything else may run.
 
         Returns:
-            Its place; None if its peer has too much in here already.
+            Its slot; None if its peer is over its share.
         """
         share = self._shares.get(peer)
         if share is None:
@@ -68,9 +83,9 @@ class Intake:
         share.requests += 1
         share.num_bytes += num_bytes
         self._count(1, num_bytes)
-        return Place(lambda: self._give_back(peer, num_bytes))
+        return Slot(lambda: self._release(peer, num_bytes))
 
-    def _give_back(self, peer: bytes, num_bytes: int) -> None:
+    def _release(self, peer: bytes, num_bytes: int) -> None:
         share = self._shares[peer]
         share.requests -= 1
         share.num_bytes -= num_bytes
@@ -82,19 +97,48 @@ class Intake:
         self._requests += requests
         self._bytes += num_bytes
         if self._requests >= MAX_REQUESTS or self._bytes >= self._max_bytes:
-            self._room.clear()
+            self._has_room.clear()
         else:
-            self._room.set()
+            self._has_room.set()
 
 
-class Place:
-    """One request's share of the intake."""
+class Slot:
+    """One admitted request."""
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back: Callable[[], None] | None = give_back
+    def __init__(self, release: Callable[[], None]) -> None:
+        self._release: Callable[[], None] | None = release
 
-    def leave(self) -> None:
-        """Give the share back; once it is back, this does nothing."""
-        if self._give_back is not None:
-            self._give_back()
-            self._give_back = None
+    def release(self) -> None:
+        """Make room for another request; the second time does nothing."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+
+class ReplyLimiter:
+    """Counts bytes of large replies by peer, in windows of time.
+
+    Args:
+        max_peer_bytes: For one peer in one window. One reply of any size always fits.
+        clock: Seconds.
+    """
+
+    def __init__(self, *, max_peer_bytes: int, clock: Callable[[], float]) -> None:
+        self._max_peer_bytes = max_peer_bytes
+        self._clock = clock
+        self._ends_at = 0.0
+        self._sent: dict[bytes, int] = {}
+
+    def allows(self, peer: bytes, num_bytes: int) -> bool:
+        """Count a reply; False if this peer has to read first."""
+        if num_bytes <= SMALL_BYTES:
+            return True
+        now = self._clock()
+        if now >= self._ends_at:
+            self._ends_at = now + WINDOW_S
+            self._sent.clear()
+        sent = self._sent.get(peer, 0)
+        if sent and sent + num_bytes > self._max_peer_bytes:
+            return False
+        self._sent[peer] = sent + num_bytes
+        return True

@@ -1,13 +1,21 @@
-"""LEASE: one try, waiting for work, and taking a grant back that did not reach its actor.
+"""Leases of tasks: grant, wait for work, take back a lost grant, reap what expired.
 
 A request is granted at most once: the grant is kept with the request's `seq`, and a resent copy
-gets the same leases. An actor that is silent, gone, or has asked anew gets nothing from an older
-request.
+gets the same leases. An actor that is silent, gone, or has sent a newer request gets nothing from
+an older one.
+
+Every broker reaps, without a leader: the store's REAP is idempotent. The time in which heartbeats
+could not arrive must not count against the actors: a broker that was down, a store that was
+unreachable, or a process that was stopped would expire every lease at once. So each of these is
+followed by a grace period of one lease timeout.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import deque
+from collections.abc import Callable
 
 import structlog
 
@@ -16,36 +24,96 @@ from broker.protocol.messages import Lease, LeaseReply, LeaseRequest
 from buffer import operations
 from buffer.operations.values import LeasedTask
 from buffer.store import AsyncStore
+from configs.errors import StoreError
 from configs.settings import BrokerSettings
 
 from .liveness import Liveness, Peer
-from .store_cache import Board
-from .turnstile import Turnstile
+from .store_cache import StoreCache
 
 UNSERVED = ("WAIT", "EMPTY")
 HEADER_BYTES = 4096  # room for the rest of a reply beside chunks and specs
 LEASE_BYTES = 64  # of one lease beside them
+TICK_S = 0.1  # new work is noticed this soon
+TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis does on one core
+REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
 
 log = structlog.get_logger()
 
 
+class WaitQueue:
+    """Waiting LEASE requests: first come, first served, a few at a time.
+
+    The store cannot wake a broker when work becomes admissible, because that depends on the actor's
+    policy version and on what other brokers grant. So the first few requests try again at every
+    tick, and each that is served lets the next one try at once. A request that tried goes to the
+    end, so one that cannot be served holds up no other. A try costs one Lua call, and none is made
+    while the queue is empty.
+    """
+
+    def __init__(self) -> None:
+        self._turns: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait at the end of the queue until `wake` reaches this call, or the time is over."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._turns.append(turn)
+        try:
+            await asyncio.wait([turn], timeout=timeout_s)
+        finally:
+            if not turn.done():
+                self._turns.remove(turn)
+
+    def wake(self, count: int = TRIES_PER_TICK) -> None:
+        """Let the first ones try again."""
+        for _ in range(min(count, len(self._turns))):
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+
+
+class GracePeriod:
+    """Time after an outage in which no lease is reaped. No I/O; the clock is injected."""
+
+    def __init__(self, *, grace_s: float, clock: Callable[[], float]) -> None:
+        self._grace_s = grace_s
+        self._clock = clock
+        self._checked_at = clock()
+        self._ends_at = clock() + grace_s
+
+    def start(self) -> None:
+        """Begin a grace period: heartbeats may have been lost."""
+        self._ends_at = self._clock() + self._grace_s
+
+    def is_over(self) -> bool:
+        """Return whether leases that have expired did so although heartbeats could arrive."""
+        now = self._clock()
+        if now - self._checked_at > self._grace_s / 2:  # this process was stopped meanwhile
+            self.start()
+        self._checked_at = now
+        return now >= self._ends_at
+
+
 class Leasing:
-    """Grants leases to peers."""
+    """Grants leases to peers, and returns expired ones to the store."""
 
     def __init__(
-        self, store: AsyncStore, settings: BrokerSettings, peers: Liveness, board: Board
+        self, store: AsyncStore, settings: BrokerSettings, peers: Liveness, cache: StoreCache
     ) -> None:
         self._store = store
         self._settings = settings
         self._peers = peers
-        self._board = board
+        self._cache = cache
         self._ttl_ms = int(settings.lease_timeout_s * 1000)
+        self._grace = GracePeriod(grace_s=settings.lease_timeout_s, clock=time.monotonic)
         self._is_closing = False
-        self.row = Turnstile()
-        """Where requests wait; the server opens it at every tick."""
+        self.queue = WaitQueue()
+        """Woken by the server at every tick, and whenever leases were given back."""
 
-    async def begin(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
-        """Take a request and try once; None if it is already overtaken by a newer one."""
+    async def grant(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
+        """Try once to serve a new request; None if a newer one has overtaken it."""
         if seq < peer.lease_seq:
             return None
         peer.lease_seq = seq
@@ -58,42 +126,62 @@ class Leasing:
         while True:
             left_s = ends_at - time.monotonic()
             if left_s > 0 and not self._is_closing:
-                await self.row.wait(left_s)
+                await self.queue.wait(left_s)
             reply = await self._try(peer, seq, request)
             is_over = self._is_closing or time.monotonic() >= ends_at
             if reply is None or reply.status not in UNSERVED or is_over:
                 return reply
 
-    async def stop(self, peer: Peer) -> None:
-        """Grant a peer nothing more; returns when the reply to what it was granted is on its way.
+    async def stop_granting(self, peer: Peer) -> None:
+        """Grant a peer nothing more; returns when the reply to its last grant is on its way.
 
         Else a request that it has given up may be granted what it releases as it leaves.
         """
         peer.is_draining = True
-        async with peer.leasing:
+        async with peer.lease_lock:
             pass
 
-    async def take_back(self, peer: Peer, reply: LeaseReply) -> None:
+    async def release_unsent(self, peer: Peer, reply: LeaseReply) -> None:
         """Release a grant whose reply could not be sent."""
         peer.granted = None
         tasks = [(lease.task_id, lease.fence) for lease in reply.leases]
         await self._store.run(operations.release(tasks))
         log.info("leases taken back: their actor is gone", count=len(tasks))
 
+    async def reap(self) -> None:
+        """Return expired leases to the store, except within a grace period."""
+        operation = operations.reap(
+            max_attempts=self._settings.max_attempts,
+            # In a grace period it takes nothing, and shows the store that a broker is alive.
+            batch=REAP_BATCH if self._grace.is_over() else 0,
+            every_ms=round(1e3 * self._settings.reap_every_s),
+        )
+        try:
+            ids = await self._store.run(operation)
+        except StoreError:
+            self.pause_reaping()
+            raise
+        if ids:
+            log.info("expired leases returned", count=len(ids))
+
+    def pause_reaping(self) -> None:
+        """Begin a grace period: heartbeats may have been lost."""
+        self._grace.start()
+
     def close(self) -> None:
-        """Answer all who wait, now."""
+        """Answer all waiting requests now."""
         self._is_closing = True
-        self.row.open(len(self.row))
+        self.queue.wake(len(self.queue))
 
     async def _try(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
-        async with peer.leasing:
+        async with peer.lease_lock:
             if peer.granted is not None and peer.granted[0] == seq:
                 return peer.granted[1]
             if peer.lease_seq != seq or self._peers.is_suspect(peer):
                 return None
             if peer.is_draining:
                 return self._reply("DONE", ())
-            if self._board.is_full:
+            if self._cache.is_full:
                 return self._reply("WAIT", ())
             answer = await self._store.run(
                 operations.lease(
@@ -105,12 +193,12 @@ class Leasing:
             )
             if answer.status != "OK":
                 return self._reply(answer.status, ())
-            reply = self._reply("OK", await self._fitting(answer.tasks))
+            reply = self._reply("OK", await self._fit(answer.tasks))
             peer.granted = (seq, reply)
-            self.row.open(1)
+            self.queue.wake(1)
             return reply
 
-    async def _fitting(self, tasks: list[LeasedTask]) -> tuple[Lease, ...]:
+    async def _fit(self, tasks: list[LeasedTask]) -> tuple[Lease, ...]:
         """Keep what fits into one reply, release the rest: resumed episodes bring chunks."""
         left = self._settings.max_message_bytes - HEADER_BYTES
         kept: list[Lease] = []
@@ -134,4 +222,4 @@ class Leasing:
         return tuple(kept)
 
     def _reply(self, status: str, leases: tuple[Lease, ...]) -> LeaseReply:
-        return LeaseReply(status=status, leases=leases, publication=self._board.publication)
+        return LeaseReply(status=status, leases=leases, publication=self._cache.publication)

@@ -1,12 +1,12 @@
-"""Which incarnations the broker serves, and when each was last heard.
+"""Liveness of actors: the incarnations that the broker serves, and when each was last heard.
 
     (unknown) ──HELLO──▶ LIVE ──heartbeat_timeout_s──▶ SUSPECT ──10 times that──▶ (unknown)
                           ▲ └──BYE──▶ (unknown)        │
                           └──────any message───────────┘
 
 Invariant: a SUSPECT actor gets no lease; what it holds stays its own until the store reaps it.
-Soft state: a restarted broker knows nobody, asks for HELLO, and nothing else is lost. No I/O;
-the clock is injected.
+Soft state: a restarted broker begins with an empty table and asks for HELLO; nothing else is lost.
+No I/O; the clock is injected.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memor
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One incarnation of an actor, as this broker has heard of it."""
+    """Session of one incarnation of an actor at this broker."""
 
     hello: Hello
     key: str
-    """Public key it proved to hold; no other key may speak in its name."""
+    """Public key it proved to hold; messages under another key are refused."""
     seen_at: float
     """Clock of the table, seconds."""
     version: PolicyVersion | None = None
     stats: dict[str, float] = field(default_factory=dict)
-    unreported: bool = True
-    """Heard of since the store was last told."""
+    is_unreported: bool = True
+    """Heard since its figures were last written to the store."""
     granted: tuple[int, LeaseReply] | None = None
     """The last grant and the `seq` of its request: when resent, it gets this and no more."""
     lease_seq: int = -1
-    """The newest LEASE request; an older one that is still parked gets nothing."""
+    """The newest LEASE request; an older one that still waits gets nothing."""
     is_draining: bool = False
-    """An operator wants it to leave: it gets no more work."""
-    leasing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """It gets no more work: an operator drains it, or it is about to leave."""
+    lease_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held around a grant, so that a request and its copy are not both granted."""
 
 
 class Liveness:
-    """The table of peers."""
+    """The table of peers, by incarnation."""
 
     def __init__(
         self,
@@ -68,11 +68,11 @@ class Liveness:
         return iter(list(self._peers.values()))
 
     def get(self, incarnation: str) -> Peer | None:
-        """Return what is known of an incarnation."""
+        """Return the session of an incarnation."""
         return self._peers.get(incarnation)
 
-    def lacks_room(self, incarnation: str, key: str) -> str | None:
-        """Name the setting that keeps this key's HELLO out; None if it can be taken."""
+    def exceeded_limit(self, incarnation: str, key: str) -> str | None:
+        """Return the setting that keeps this key's HELLO out; None if it can be admitted."""
         if incarnation in self._peers:
             return None
         if len(self._peers) >= self._max_actors:
@@ -82,13 +82,13 @@ class Liveness:
         return None
 
     def belongs_to(self, incarnation: str, key: str) -> bool:
-        """Say whether this key may speak for this incarnation; the first to say HELLO decides."""
+        """Return whether this key may send for this incarnation; its first HELLO decides."""
         peer = self._peers.get(incarnation)
         return peer is None or peer.key == key
 
     def admit(self, hello: Hello, key: str) -> Peer:
-        """Take a HELLO; a repeated one keeps what is known of the incarnation."""
-        assert self.lacks_room(hello.incarnation, key) is None
+        """Add the sender of a HELLO; a repeated HELLO keeps the session."""
+        assert self.exceeded_limit(hello.incarnation, key) is None
         assert self.belongs_to(hello.incarnation, key)
         peer = self._peers.get(hello.incarnation)
         if peer is None:
@@ -96,41 +96,41 @@ class Liveness:
                 hello=hello, key=key, seen_at=self._clock()
             )
         peer.hello = hello
-        self._touch(peer)
+        self._mark_seen(peer)
         return peer
 
-    def hear(self, incarnation: str, key: str) -> Peer | None:
-        """Note a message; None if HELLO has to come first, or the key is not its own."""
+    def observe(self, incarnation: str, key: str) -> Peer | None:
+        """Note a message; None if HELLO has to come first, or the key is another's."""
         peer = self._peers.get(incarnation)
         if peer is None or peer.key != key:
             return None
-        self._touch(peer)
+        self._mark_seen(peer)
         return peer
 
     def is_suspect(self, peer: Peer) -> bool:
-        """Say whether a peer is silent for too long, or gone, to be trusted with new leases."""
-        known = self._peers.get(peer.hello.incarnation) is peer
-        return not known or self._clock() - peer.seen_at > self._timeout_s
+        """Return whether a peer is gone, or silent for too long, and so gets no new lease."""
+        is_present = self._peers.get(peer.hello.incarnation) is peer
+        return not is_present or self._clock() - peer.seen_at > self._timeout_s
 
     def forget(self, incarnation: str) -> None:
-        """Take a BYE."""
+        """Remove an incarnation that has ended."""
         self._peers.pop(incarnation, None)
 
     def forget_key(self, key: str) -> list[str]:
-        """Forget all incarnations of a key; return them."""
+        """Remove all incarnations of a key; return them."""
         gone = [name for name, peer in self._peers.items() if peer.key == key]
         for name in gone:
             del self._peers[name]
         return gone
 
     def expire(self) -> list[str]:
-        """Forget who has been silent for very long; return their incarnations."""
+        """Remove peers that have been silent for very long; return their incarnations."""
         horizon = self._clock() - FORGET_AFTER * self._timeout_s
         gone = [name for name, peer in self._peers.items() if peer.seen_at < horizon]
         for name in gone:
             del self._peers[name]
         return gone
 
-    def _touch(self, peer: Peer) -> None:
+    def _mark_seen(self, peer: Peer) -> None:
         peer.seen_at = self._clock()
-        peer.unreported = True
+        peer.is_unreported = True

@@ -1,12 +1,12 @@
-"""What each role may ask of a broker; who may do one thing may not thereby do another.
+"""Permissions: the requests that a broker accepts from each role; no role includes another.
 
 | role     | may                                              | may not |
 | -------- | ------------------------------------------------ | ------- |
-| actor    | hello, lease, beat, submit, release, fail, bye   | look at the run, revoke, drain |
+| actor    | hello, lease, beat, submit, release, fail, bye   | status, revoke, drain |
 | observer | status                                           | everything else |
 | operator | status, revoke, drain                            | make episodes |
 
-A message that is nobody's request is refused to all.
+A message that is no request of any role is refused to all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from broker.protocol.messages import (
 )
 from broker.transport.allow_list import Member, Role
 
-RIGHTS: dict[Role, frozenset[type]] = {
+PERMISSIONS: dict[Role, frozenset[type]] = {
     Role.ACTOR: frozenset(
         {Hello, LeaseRequest, BeatRequest, SubmitRequest, ReleaseRequest, FailRequest, Bye}
     ),
@@ -34,16 +34,16 @@ RIGHTS: dict[Role, frozenset[type]] = {
     Role.OPERATOR: frozenset({StatusRequest, RevokeRequest, DrainRequest}),
 }
 
-DESK = (StatusRequest, RevokeRequest, DrainRequest)
+ADMIN_REQUESTS = (StatusRequest, RevokeRequest, DrainRequest)
 """Requests that `admin.py` answers; all others are for `service.py`."""
 
 
-def refuse(member: Member, message: object) -> Refusal | None:
-    """Say why a message is not for this peer to send; None if it is."""
+def check_permission(member: Member, message: object) -> Refusal | None:
+    """Return the refusal of a message that this member may not send; None if it may."""
     kind = type(message)
-    if kind in RIGHTS[member.role]:
+    if kind in PERMISSIONS[member.role]:
         return None
-    roles = sorted(role for role, kinds in RIGHTS.items() if kind in kinds)
+    roles = sorted(role for role, kinds in PERMISSIONS.items() if kind in kinds)
     if not roles:
         text = f"message must be a request to the broker, got {kind.__name__}"
         return Refusal("malformed", text)

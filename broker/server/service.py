@@ -1,8 +1,8 @@
-"""What each message of an actor does: check, at most one call of the store, reply.
+"""Answers to actors: each message is checked, costs at most one call of the store, is replied to.
 
 Nothing is acknowledged before the store has it. A message that is malformed, out of range or of
-an unknown incarnation gets a Refusal and changes nothing; a store that cannot be reached gets
-one that asks the actor to send again. No state but the table of peers; no sockets.
+an unknown incarnation gets a Refusal and changes nothing; while the store cannot be reached, the
+Refusal asks the actor to send again. No state but the table of peers; no sockets.
 
 | code        | what the peer should do |
 | ----------- | ----------------------- |
@@ -13,7 +13,7 @@ one that asks the actor to send again. No state but the table of peers; no socke
 | `full`      | come back when an actor has left |
 | `busy`      | send the same again later: the peer has too much at the broker already |
 | `key`       | use the key that this incarnation began with |
-| `role`      | use a key of a role that may ask for this (`permissions.py`) |
+| `role`      | use a key of a role that may send this (`permissions.py`) |
 | `revoked`   | nothing: its key has been taken off the allow-list |
 | `malformed` | nothing: a bug or an attack; the text says what is wrong |
 """
@@ -21,7 +21,6 @@ one that asks the actor to send again. No state but the table of peers; no socke
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from broker.protocol.codec import Envelope
 from broker.protocol.messages import (
@@ -44,60 +43,60 @@ from buffer.operations.values import BeatLine, BeatVerdict
 from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError, StoreUnreachable
-from configs.settings import Settings
+from configs.settings import BrokerSettings, BufferSettings
 
 from .audit import Audit
 from .batching import Batch
 from .leasing import Leasing
 from .liveness import Liveness, Peer
-from .store_cache import Board
+from .store_cache import StoreCache
 from .validation import check_beats, check_hello, check_lease, check_submissions
 
 _VERDICTS = {verdict.value: verdict for verdict in Verdict}
-REPORTED_AT_ONCE = 64  # actors: others wait a millisecond for that, and not for a whole fleet
+REPORTED_AT_ONCE = 64  # actors: the store is busy for a millisecond, not for a whole fleet
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
 
 class Service:
-    """Answers requests."""
+    """Answers the requests of actors whose permission has been checked."""
 
     def __init__(
         self,
         store: AsyncStore,
-        settings: Settings,
         *,
+        run: str,
+        broker: BrokerSettings,
+        buffer: BufferSettings,
         peers: Liveness,
-        board: Board,
+        cache: StoreCache,
         leasing: Leasing,
         audit: Audit,
-        on_outage: Callable[[], None],
     ) -> None:
         self._store = store
-        self._run = settings.run.name
-        self._settings = settings.broker
-        self._max_episode_bytes = settings.buffer.max_episode_bytes
-        ttl_ms = int(settings.broker.lease_timeout_s * 1000)
-        progress_timeout_ms = int(settings.broker.progress_timeout_s * 1000)
+        self._run = run
+        self._settings = broker
+        self._max_episode_bytes = buffer.max_episode_bytes
+        ttl_ms = int(broker.lease_timeout_s * 1000)
+        progress_timeout_ms = int(broker.progress_timeout_s * 1000)
         self._beats: Batch[BeatLine, BeatVerdict] = Batch(
             store,
             lambda lines: operations.beat(
                 ttl_ms=ttl_ms,
                 lines=lines,
                 progress_timeout_ms=progress_timeout_ms,
-                max_attempts=settings.broker.max_attempts,
+                max_attempts=broker.max_attempts,
             ),
         )
         self._submits: Batch[tuple[int, int, bytes], str] = Batch(store, operations.submit)
-        self._objects = ObjectStore.of(settings.buffer, settings.run.name)
-        self._inline_bytes = settings.buffer.inline_bytes
+        self._objects = ObjectStore.of(buffer, run)
+        self._inline_bytes = buffer.inline_bytes
         self._peers = peers
-        self._board = board
+        self._cache = cache
         self._leasing = leasing
         self._audit = audit
-        self._on_outage = on_outage
 
     async def answer(self, envelope: Envelope, key: str) -> object | None:
-        """Do what a message asks for.
+        """Carry out a request.
 
         Args:
             envelope: The decoded message.
@@ -111,17 +110,17 @@ class Service:
         except RecordError as error:
             return Refusal("malformed", str(error))
         except StoreError as error:
-            self._on_outage()
+            self._leasing.pause_reaping()
             return Refusal("store", f"the store does not answer; send again later: {error}")
 
     async def report(self) -> None:
-        """Tell the store which actors were heard of since the last report."""
-        heard = [peer for peer in self._peers if peer.unreported]
+        """Write which actors were heard since the last report to the store."""
+        heard = [peer for peer in self._peers if peer.is_unreported]
         for start in range(0, len(heard), REPORTED_AT_ONCE):
             portion = heard[start : start + REPORTED_AT_ONCE]
             seen = {peer.hello.incarnation: _figures(peer) for peer in portion}
             for peer in portion:
-                peer.unreported = False
+                peer.is_unreported = False
             await self._store.run(operations.actor_seen(seen))
 
     async def _answer(self, envelope: Envelope, key: str) -> object | None:
@@ -138,14 +137,14 @@ class Service:
             return await self._hello(message, key)
         if isinstance(message, Bye):
             self._peers.forget(envelope.inc)
-            self._audit.note("actor left", actor=envelope.inc, actors=len(self._peers))
+            self._audit.record("actor left", actor=envelope.inc, actors=len(self._peers))
             return message
-        peer = self._peers.hear(envelope.inc, key)
+        peer = self._peers.observe(envelope.inc, key)
         if peer is None:
             return Refusal("hello", "this broker does not know the incarnation; say HELLO first")
         if isinstance(message, LeaseRequest):
             check_lease(message, capacity=peer.hello.capacity)
-            return await self._leasing.begin(peer, envelope.seq, message)
+            return await self._leasing.grant(peer, envelope.seq, message)
         return await self._write(message, peer)
 
     async def _hello(self, hello: Hello, key: str) -> Welcome | Refusal:
@@ -160,18 +159,18 @@ class Service:
                     f"{name} must be the run's ({known:.12}), got {got:.12}; "
                     "start this actor with the run's config.yaml, environment and reward",
                 )
-        limit = self._peers.lacks_room(hello.incarnation, key)
+        limit = self._peers.exceeded_limit(hello.incarnation, key)
         if limit is not None:
             text = f"actors must be at most {limit}, got one more; raise it or stop some"
             return Refusal("full", text)
         self._peers.admit(hello, key)
-        self._audit.note(
+        self._audit.record(
             "actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers)
         )
         return Welcome(
             run_id=self._run,
             lease_timeout_s=self._settings.lease_timeout_s,
-            publication=self._board.publication,
+            publication=self._cache.publication,
             long_poll_s=self._settings.long_poll_s,
             max_message_bytes=self._settings.max_message_bytes,
         )
@@ -184,14 +183,17 @@ class Service:
                 check_submissions(message, max_bytes=self._max_episode_bytes)
                 rows = [(s.task_id, s.fence, s.record) for s in message.submissions]
                 if self._objects is not None:
-                    rows = [(task, fence, await self._place(task, r)) for task, fence, r in rows]
+                    rows = [
+                        (task, fence, await self._to_object_store(task, r))
+                        for task, fence, r in rows
+                    ]
                 verdicts = await self._submits.run(rows)
                 return self._verdicts([row[0] for row in rows], verdicts)
             case ReleaseRequest():
-                if not message.tasks:  # the word before BYE
-                    await self._leasing.stop(peer)
+                if not message.tasks:  # precedes BYE
+                    await self._leasing.stop_granting(peer)
                 verdicts = await self._store.run(operations.release(message.tasks))
-                self._leasing.row.open()  # somebody may wait for just that
+                self._leasing.queue.wake()  # a request may wait for just that
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
             case FailRequest():
                 failures = [(f.task_id, f.fence, f.kind, f.reason) for f in message.failures]
@@ -207,8 +209,8 @@ class Service:
                 name = type(message).__name__
                 raise RecordError(f"message must be a request to the broker, got {name}")
 
-    async def _place(self, task_id: int, record: bytes) -> bytes:
-        """Put a large record where such go, before the store hears of it; returns what it gets.
+    async def _to_object_store(self, task_id: int, record: bytes) -> bytes:
+        """Put a large record into the object store first; returns what Redis is to keep.
 
         Raises:
             StoreUnreachable: The object store refused, or did not answer in time.
@@ -233,18 +235,18 @@ class Service:
             TaskVerdict(line.task_id, _VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)
         )
-        return Verdicts(verdicts, self._board.publication)
+        return Verdicts(verdicts, self._cache.publication)
 
     def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:
         lines = tuple(
             TaskVerdict(task_id, _VERDICTS[verdict])
             for task_id, verdict in zip(task_ids, verdicts, strict=True)
         )
-        return Verdicts(lines, self._board.publication)
+        return Verdicts(lines, self._cache.publication)
 
 
 def _figures(peer: Peer) -> dict[str, str]:
-    """What `nyala status` shows of an actor."""
+    """Return what `nyala status` shows of an actor."""
     hello = peer.hello
     fields = {"host": hello.host, "pid": str(hello.pid), "capacity": str(hello.capacity)}
     if peer.version is not None:

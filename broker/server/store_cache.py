@@ -1,4 +1,4 @@
-"""What the broker re-reads from the store at intervals, so that a request need not: one call each.
+"""Facts of the store that every request needs, read at intervals by one call each.
 
 The publication goes out with every reply, at most `PUBLICATION_S` old; memory pressure closes
 leasing.
@@ -12,14 +12,14 @@ from broker.protocol.messages import Publication
 from buffer import operations
 from buffer.store import AsyncStore
 
-PUBLICATION_S = 0.2  # actors hear of new weights this late; a swap takes longer
+PUBLICATION_S = 0.2  # actors learn of new weights this late; a swap takes longer
 MEMORY_S = 1.0
 
 log = structlog.get_logger()
 
 
-class Board:
-    """The last known publication and memory pressure."""
+class StoreCache:
+    """The publication and the memory pressure that were read last."""
 
     def __init__(self, store: AsyncStore, *, pause_at_memory: float) -> None:
         self._store = store
@@ -28,8 +28,8 @@ class Board:
         self.is_full = False
         """Redis is so full that no new work may begin; finishing and releasing go on."""
 
-    async def read_publication(self) -> None:
-        """Look for new weights, or for a publisher that offers the same ones at another address."""
+    async def refresh_publication(self) -> None:
+        """Read which weights are published, and at which address."""
         found = await self._store.run(operations.publication())
         if found is None:
             return
@@ -40,8 +40,8 @@ class Board:
             public_key=found.fields["public_key"],
         )
 
-    async def read_memory(self) -> None:
-        """Look how full Redis is."""
+    async def refresh_memory(self) -> None:
+        """Read how full Redis is."""
         memory = await self._store.run(operations.memory())
         is_full = memory.share >= self._pause_at_memory
         if is_full != self.is_full:

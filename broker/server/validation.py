@@ -1,4 +1,4 @@
-"""What a well-formed message may ask for: sizes, and records that are what they claim to be.
+"""Validation of well-formed messages: ranges, and records that are what they claim to be.
 
 Runs before the store is touched, so a message that fails here has changed nothing.
 """
@@ -11,7 +11,7 @@ from configs.errors import RecordError
 
 
 def check_hello(hello: Hello, *, incarnation: str) -> None:
-    """Refuse a greeting in another's name."""
+    """Refuse a HELLO in the name of another incarnation."""
     if hello.incarnation != incarnation:
         raise RecordError(f"incarnation must be {incarnation!r:.80}, got {hello.incarnation!r:.80}")
     if not 0 < len(hello.incarnation) <= 200:
@@ -20,7 +20,7 @@ def check_hello(hello: Hello, *, incarnation: str) -> None:
 
 
 def check_lease(request: LeaseRequest, *, capacity: int) -> None:
-    """Refuse a request for more than the actor said it can make at a time."""
+    """Refuse a request for more than the capacity that the actor declared."""
     _in_range("n", request.n, 1, capacity)
 
 

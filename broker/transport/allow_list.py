@@ -1,11 +1,11 @@
-"""Who may connect, and as what: the public keys in `allowed/`, followed while the process runs.
+"""Allow-list: public keys in `allowed/` and their roles, followed while the process runs.
 
     allowed/*.pub            actors: lease, beat, submit
     allowed/actor/*.pub      the same
-    allowed/observer/*.pub   may look, and change nothing
-    allowed/operator/*.pub   may look, revoke keys and drain actors; may not make episodes
+    allowed/observer/*.pub   may read the status, and change nothing
+    allowed/operator/*.pub   may read the status, revoke keys and drain actors; no episodes
 
-Fails closed: a file that cannot be read allows nobody, a folder of another name means nothing, a
+Fails closed: a file that cannot be read allows no key, a folder of another name is ignored, a
 folder that cannot be read is empty, and a key that lies under two roles has none.
 """
 
@@ -21,7 +21,7 @@ from .keys import ALLOWED, NAME, SERVERS, forget_name, make_pair, place_public, 
 
 
 class Role(StrEnum):
-    """What a key's holder is to the run; `permissions.py` says what that allows."""
+    """Role of a key's holder; the broker's `permissions.py` lists what each may send."""
 
     ACTOR = "actor"
     OBSERVER = "observer"
@@ -46,20 +46,20 @@ class AllowList:
         self._members: dict[bytes, Member] = {}
 
     def member(self, public_key: bytes) -> Member | None:
-        """Return whose key this is, or None."""
+        """Return the entry of a key, or None."""
         return self._members.get(public_key)
 
     def role(self, public_key: bytes) -> Role | None:
-        """Return what the holder of this key is, or None."""
+        """Return the role of a key, or None."""
         member = self._members.get(public_key)
         return None if member is None else member.role
 
     def members(self) -> dict[bytes, Member]:
-        """Return who is allowed now; never changed afterwards."""
+        """Return the allowed keys; a change makes a new dictionary."""
         return self._members
 
     def refresh(self) -> None:
-        """Look for a change; costs one `stat` for each file. May be called from any thread."""
+        """Read the list if it has changed; costs one `stat` a file. Any thread may call it."""
         seen = _signature(self._folder)
         if seen != self._seen:
             # A file that changes while it is read is read again next time: its signature differs.
@@ -67,7 +67,7 @@ class AllowList:
 
 
 def read_allowed(folder: Path) -> dict[bytes, Member]:
-    """Read who may connect. A key under two roles, or in a malformed file, allows nobody."""
+    """Read the allowed keys, without those under two roles and those in malformed files."""
     found: dict[bytes, Member] = {}
     ambiguous: set[bytes] = set()
     for role, path in _files(folder):
@@ -104,7 +104,7 @@ def revoke(folder: Path, name: str) -> list[Role]:
     """Take a key off the list, in whatever role; every broker refuses it within a second.
 
     Raises:
-        SettingsError: nobody of this name is allowed, or the folder cannot be written.
+        SettingsError: no key of this name is allowed, or the folder cannot be written.
     """
     _check(name)
     held = [(role, path) for role, path in _files(folder) if path.stem == name]
@@ -123,8 +123,8 @@ def revoke(folder: Path, name: str) -> list[Role]:
 
 
 def _files(folder: Path) -> list[tuple[Role, Path]]:
-    places = [(Role.ACTOR, folder / ALLOWED), *((role, folder / ALLOWED / role) for role in Role)]
-    return [(role, path) for role, place in places for path in sorted(place.glob("*.pub"))]
+    folders = [(Role.ACTOR, folder / ALLOWED), *((role, folder / ALLOWED / role) for role in Role)]
+    return [(role, path) for role, place in folders for path in sorted(place.glob("*.pub"))]
 
 
 def _signature(folder: Path) -> object:

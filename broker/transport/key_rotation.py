@@ -1,11 +1,11 @@
-"""Exchanging keys while a run goes on: the new key is known before the old one is gone.
+"""Key rotation while a run goes on: the new key is known before the old one is gone.
 
 An actor's key: the old one stays allowed under another name until it is revoked.
 
     actor.key A, allowed A ──rotate──▶ actor.key B, allowed B and actor.previous A ──revoke──▶ B
 
-The broker's key: first its next public key is handed out, then the key is exchanged. A broker that
-serves takes it up by itself; its actors have to connect anew, and try both public keys.
+The broker's key: its next public key is handed out, then the key is exchanged. A serving broker
+adopts it by itself; its actors have to connect again, and try both public keys.
 
     broker.key A ──announce──▶ broker.next.pub B is copied to actors ──rotate──▶ broker.key B
 """
@@ -40,7 +40,7 @@ def rotate_broker_key(folder: Path) -> None:
             f"make it with `nyala keys announce --in {folder}` and copy {NEXT}.pub to the actors"
         )
     load_pair(folder, NEXT)
-    # The public half first: whoever connects in between has it in `broker.next.pub` still.
+    # The public half first: an actor that connects in between still has it in `broker.next.pub`.
     for suffix in ("pub", "key"):
         (folder / f"{NEXT}.{suffix}").replace(folder / f"broker.{suffix}")
 
@@ -49,10 +49,10 @@ def rotate_client_key(folder: Path, name: str) -> str:
     """Give an actor a new key; the old one stays allowed.
 
     Returns:
-        The name to revoke when every process of the actor has been started anew.
+        The name to revoke when every process of the actor has been restarted.
 
     Raises:
-        SettingsError: nobody of this name is allowed, or its last rotation is not finished.
+        SettingsError: no key of this name is allowed, or its last rotation is not finished.
     """
     places = [*(folder / ALLOWED).glob(f"{name}.pub"), *(folder / ALLOWED).glob(f"*/{name}.pub")]
     if len(places) != 1:

@@ -5,7 +5,7 @@
       broker.next.pub       the one that follows it, while it is being exchanged (`key_rotation.py`)
       learner.key .pub      the weight publisher's server key
       actor.key .pub        what actors show to both
-      allowed/              who may connect, and as what (`allow_list.py`)
+      allowed/              keys that may connect, and their roles (`allow_list.py`)
 
 A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone. An
 actor's machine needs actor.key and broker.pub, never the others' secrets: the publisher's public
@@ -27,7 +27,7 @@ from zmq.utils import z85
 from configs.errors import SettingsError
 
 SERVERS = ("broker", "learner")
-"""Who listens."""
+"""Keys of the processes that listen."""
 ACTOR = "actor"
 """The key that actors share unless each is given its own with `make_client`."""
 ALLOWED = "allowed"
@@ -45,11 +45,11 @@ class KeyPair:
 
 
 def make_keys(folder: Path) -> Path:
-    """Make the keys of a run; those that exist are left as they are."""
+    """Make the keys of a run; keys that exist are kept."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in SERVERS:
         make_pair(folder, name)
-    if not (folder / f"{ACTOR}.key").exists():  # or a key that was taken off the list would return
+    if not (folder / f"{ACTOR}.key").exists():  # or a revoked key would return
         make_client(folder, ACTOR)
     return folder
 

@@ -1,6 +1,6 @@
-"""A ROUTER on an event loop: what has arrived is read at once, and a reply leaves at once.
+"""A ROUTER on an event loop: a message that has arrived is read at once, a reply sent at once.
 
-`zmq.asyncio` makes a future for every call and looks at the socket several times around it, which
+`zmq.asyncio` makes a future for every call and polls the socket several times around it, which
 took a fifth of the broker's time for small messages. Here a future is made only to wait.
 """
 
@@ -15,14 +15,14 @@ class Router:
     """Reads and writes a bound ROUTER; for one reading task of the running loop.
 
     Args:
-        socket: Not of `zmq.asyncio`. Whoever else uses it calls `look` afterwards.
+        socket: Not of `zmq.asyncio`. Any other user of it calls `wake_reader` afterwards.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.socket = socket
         self._descriptor = socket.fileno()
         self._loop = asyncio.get_running_loop()
-        self._news: asyncio.Future[None] | None = None
+        self._arrival: asyncio.Future[None] | None = None
 
     async def receive(self) -> list[zmq.Frame]:
         """Return the next message; does not yield to other tasks if one is there."""
@@ -41,19 +41,19 @@ class Router:
         try:
             self.socket.send_multipart((route, frame), zmq.NOBLOCK)
         finally:
-            self.look()
+            self.wake_reader()
 
-    def look(self) -> None:
-        """Look for messages: any call of the socket may take the sign that one has arrived."""
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+    def wake_reader(self) -> None:
+        """Let `receive` try again: any call of the socket may consume the sign of an arrival."""
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     async def _wait(self) -> None:
-        self._news = self._loop.create_future()
-        # Only while nobody reads: ZeroMQ's descriptor stays readable until the socket is looked at.
-        self._loop.add_reader(self._descriptor, self.look)
+        self._arrival = self._loop.create_future()
+        # Only until then: ZeroMQ's descriptor stays readable until the socket is used.
+        self._loop.add_reader(self._descriptor, self.wake_reader)
         try:
-            await self._news
+            await self._arrival
         finally:
             self._loop.remove_reader(self._descriptor)
-            self._news = None
+            self._arrival = None

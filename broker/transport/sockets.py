@@ -1,7 +1,7 @@
-"""The ZeroMQ sockets of the project, with every option that a default would get wrong.
+"""ZeroMQ sockets of the project, with every option that a default would get wrong.
 
 One ROUTER per server, one DEALER per client and server, request and reply with explicit numbers.
-No PUB and no PUSH: both drop without a word. Works with `zmq.Context` and `zmq.asyncio.Context`.
+No PUB and no PUSH: both drop messages silently. Works with `zmq.Context` and `zmq.asyncio.Context`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .zap import DOMAIN
 SEND_HWM = 64  # twice what one client keeps in flight: a full queue is a peer that does not read
 RECEIVE_HWM = 64  # as above; memory is bounded by this times peers times message size
 BACKLOG = 1024  # a fleet that reconnects at once after a restart
-HANDSHAKE_MS = 5_000  # who has not shown a key by then is cut off
+HANDSHAKE_MS = 5_000  # a peer that has not shown a key by then is cut off
 HEARTBEAT_MS = 2_000  # finds a peer whose machine vanished: TCP alone would wait for hours
 HEARTBEAT_TIMEOUT_MS = 6_000  # three beats
 RECONNECT_MS = 200
@@ -39,7 +39,7 @@ def bind_router(
     send_hwm: int = SEND_HWM,
     receive_hwm: int = RECEIVE_HWM,
 ) -> Socket:
-    """Make a server socket that only keys let in by the context's `Door` can talk to.
+    """Make a server socket that only keys let in by the context's `ZapAuthenticator` can reach.
 
     A reply to a peer that is gone, or that does not read, raises `zmq.ZMQError` (EHOSTUNREACH) or
     `zmq.Again` instead of vanishing; send with NOBLOCK.
@@ -51,7 +51,7 @@ def bind_router(
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no Door, no entry
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no authenticator, no entry
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # A second peer under the same routing id is ignored, never handed the first one's replies.
     socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
@@ -68,7 +68,8 @@ def bind_router(
         socket.close(linger=0)
         raise SettingsError(
             f"{endpoint} must be an address this process can listen on, got: "
-            f"{zmq.strerror(error.errno or 0)}; listen on another port, or stop who holds this one"
+            f"{zmq.strerror(error.errno or 0)}; "
+            "listen on another port, or stop the process that holds this one"
         ) from None
     return socket
 
@@ -86,8 +87,8 @@ def connect_dealer(
 ) -> Socket:
     """Make a client socket. It connects, and reconnects, in the background.
 
-    Send with NOBLOCK: without a connection `zmq.Again` says so at once, and nothing old is waiting
-    to be sent to the next server; with `may_queue` it waits for the connection, up to the mark.
+    Send with NOBLOCK: without a connection `zmq.Again` is raised at once, and nothing old waits to
+    be sent to the next server; with `may_queue` it waits for the connection, up to the mark.
     """
     socket = context.socket(zmq.DEALER)
     socket.curve_serverkey = server_key
@@ -110,7 +111,7 @@ def bound_endpoint(socket: zmq.Socket) -> str:  # type: ignore[type-arg]
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Say whether only this machine can reach an endpoint."""
+    """Return whether only this machine can reach an endpoint."""
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

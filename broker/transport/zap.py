@@ -1,13 +1,17 @@
-"""Who may connect: the ZAP door of a ZeroMQ context, an allow-list of CURVE public keys.
+"""ZAP authentication of a ZeroMQ context against an allow-list of CURVE public keys.
 
-One daemon thread answers libzmq's authentication requests for every server socket of its context,
-so the same class serves an asyncio broker and a publisher that runs in a plain thread. It fails
-closed: the sockets demand an answer from this door (`sockets.bind_router`), so without it nobody
-gets in.
+One thread answers libzmq's authentication requests for every server socket of its context, so the
+same class serves the broker, the weight publisher and actors that share weights. It fails closed:
+the sockets demand an answer (`sockets.bind_router`), so without this thread no peer gets in.
+
+Consumes ZAP requests; waits for the next, at most `POLL_MS`; `close` ends it. Its owner calls
+`check` every now and then.
 
 Example:
-    with Door(context, keys_folder):
+    with ZapAuthenticator(context, keys_folder) as authenticator:
         router = bind_router(context, endpoint, ...)
+        ...
+        authenticator.check()
 """
 
 from __future__ import annotations
@@ -27,21 +31,21 @@ from configs.worker import Worker
 from .allow_list import AllowList, Role
 
 DOMAIN = b"nyala"
-"""ZAP domain of every server socket; without one libzmq would not ask at all."""
+"""ZAP domain of every server socket; without one libzmq would not authenticate at all."""
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # fixed by the ZAP standard, RFC 27
 POLL_MS = 200  # bounds how long `close` waits for the thread; requests do not wait for it
 
 log = structlog.get_logger()
 
 
-class Door:
+class ZapAuthenticator:
     """Answers ZAP requests of one context until closed.
 
     Args:
-        context: Whose server sockets it guards.
+        context: Its server sockets are protected.
         keys: Folder of the run's keys.
-        roles: Who may connect here.
-        on_refused: Is told the address of each peer that is turned away, from the door's thread.
+        roles: Roles of the keys that may connect here.
+        on_refused: Called in the thread with the address of each peer that is turned away.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class Door:
         self._socket.linger = 0
         self._worker = Worker(self._serve, name="zap")
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> ZapAuthenticator:
         """Start answering; bind server sockets after this."""
         self._socket.bind(ZAP_ENDPOINT)
         self._worker.start()
@@ -77,11 +81,11 @@ class Door:
         self.close()
 
     def check(self) -> None:
-        """Raise what ended the thread; without it every new peer is refused. Call now and then."""
+        """Raise what ended the thread, if an exception did: without it no peer can connect."""
         self._worker.check()
 
     def close(self) -> None:
-        """Stop answering, so that no new peer gets in; raises what ended the thread before."""
+        """Stop answering, so that no new peer gets in; raises what ended the thread, as `check`."""
         self._stop.set()
         self._worker.join()
 
@@ -89,23 +93,23 @@ class Door:
         try:
             while not self._stop.is_set():
                 if self._socket.poll(POLL_MS):
-                    self._socket.send_multipart(self._judge(self._socket.recv_multipart()))
+                    self._socket.send_multipart(self._safe_answer(self._socket.recv_multipart()))
         except zmq.ContextTerminated:
             pass
         finally:
             self._socket.close()
 
-    def _judge(self, request: list[bytes]) -> list[bytes]:
-        """Answer one request; whatever is wrong with it, the next ones are answered too."""
+    def _safe_answer(self, request: list[bytes]) -> list[bytes]:
+        """Answer one request; a fault in it is refused and does not end the thread."""
         try:
             return self._answer(request)
-        except Exception:  # the edge of the loop: without its thread nobody would get in again
-            log.exception("peer refused: its request could not be judged")
+        except Exception:  # the edge of the loop: without its thread no peer would get in again
+            log.exception("peer refused: its authentication request failed")
             version, request_id = (*request, b"", b"")[:2]
             return [version, request_id, b"500", b"internal error", b"", b""]
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
-        """Judge [version, id, domain, address, identity, mechanism, credentials...]."""
+        """Answer [version, id, domain, address, identity, mechanism, credentials...]."""
         version, request_id, domain, address, _identity, mechanism, *credentials = request
         member, key = None, b""
         if domain == DOMAIN and mechanism == b"CURVE" and len(credentials) == 1:

@@ -23,7 +23,7 @@ from broker.protocol.weight_messages import PULL_CREDIT
 from broker.transport.allow_list import AllowList, Role
 from broker.transport.keys import KeyPair
 from broker.transport.sockets import bind_router
-from broker.transport.zap import Door
+from broker.transport.zap import ZapAuthenticator
 from configs.errors import RecordError
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ def open_router(
     Raises:
         SettingsError: the endpoint cannot be listened on.
     """
-    with Door(context, folder, roles=(Role.ACTOR,)) as door:
+    with ZapAuthenticator(context, folder, roles=(Role.ACTOR,)) as authenticator:
         router = bind_router(
             context,
             endpoint,
@@ -60,7 +60,7 @@ def open_router(
             send_hwm=SEND_HWM,
         )
         try:
-            yield router, door.allowed
+            yield router, authenticator.allowed
         finally:
             router.close(linger=0)
 

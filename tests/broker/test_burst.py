@@ -1,4 +1,4 @@
-"""What a broker holds back when more arrives at once than it takes in."""
+"""Bursts: requests beyond what a broker holds at once are left unread or refused."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import pytest
 
 from broker.protocol.codec import encode
 from broker.protocol.messages import BeatRequest, LeaseRequest, Verdicts
-from broker.server import flow_control as intake
-from broker.server.flow_control import Intake
+from broker.server import flow_control
+from broker.server.flow_control import RequestLimiter
 from broker.server.service import Service
+from tests.broker.support.limits import has_room
 from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
 
 BURST = 40
 ROOM = 4
 
 
-def test_a_burst_is_read_only_as_far_as_the_intake_has_room(
+def test_a_burst_is_read_only_as_far_as_there_is_room(
     redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = asyncio.Event()
@@ -46,7 +47,7 @@ def test_a_burst_is_read_only_as_far_as_the_intake_has_room(
                 await asyncio.wait_for(socket.recv(), 5)
             assert entered == list(range(BURST))
 
-    monkeypatch.setattr(intake, "MAX_REQUESTS", ROOM)
+    monkeypatch.setattr(flow_control, "MAX_REQUESTS", ROOM)
     asyncio.run(story())
 
 
@@ -68,48 +69,48 @@ def test_requests_that_wait_for_work_leave_room_for_others(
                 task.cancel()
             await asyncio.gather(*parked, return_exceptions=True)
 
-    monkeypatch.setattr(intake, "MAX_REQUESTS", ROOM)
+    monkeypatch.setattr(flow_control, "MAX_REQUESTS", ROOM)
     asyncio.run(story())
 
 
-def test_a_place_is_given_back_once() -> None:
+def test_a_slot_is_released_once() -> None:
     async def story() -> None:
-        rooms = Intake(max_message_bytes=100, max_peer_bytes=10**6)
-        large, small = rooms.admit(350, b"a"), rooms.admit(60, b"a")
+        limiter = RequestLimiter(max_message_bytes=100, max_peer_bytes=10**6)
+        large, small = limiter.admit(350, b"a"), limiter.admit(60, b"a")
         assert large is not None and small is not None
-        waiting = asyncio.create_task(rooms.room())
+        waiting = asyncio.create_task(limiter.wait_for_room())
         await asyncio.sleep(0)
         assert not waiting.done()
 
-        small.leave()
-        small.leave()  # the second time changes nothing
+        small.release()
+        small.release()  # the second time changes nothing
         await asyncio.wait_for(waiting, 1)
-        rooms.admit(60, b"a")
-        assert not rooms.has_room
-        large.leave()
-        assert rooms.has_room
+        limiter.admit(60, b"a")
+        assert not await has_room(limiter)
+        large.release()
+        assert await has_room(limiter)
 
     asyncio.run(story())
 
 
 def test_a_peer_over_its_share_is_refused_and_others_are_not() -> None:
-    rooms = Intake(max_message_bytes=1000, max_peer_bytes=100)
-    whole = rooms.admit(1000, b"greedy")  # one message of any size is let in, or it never could be
+    limiter = RequestLimiter(max_message_bytes=1000, max_peer_bytes=100)
+    whole = limiter.admit(1000, b"greedy")  # a single message of any size is let in
     assert whole is not None
 
-    assert rooms.admit(1, b"greedy") is None
-    assert rooms.admit(60, b"other") is not None
-    assert rooms.admit(60, b"other") is None
-    assert rooms.admit(40, b"other") is not None
-    whole.leave()
-    assert rooms.admit(60, b"greedy") is not None
+    assert limiter.admit(1, b"greedy") is None
+    assert limiter.admit(60, b"other") is not None
+    assert limiter.admit(60, b"other") is None
+    assert limiter.admit(40, b"other") is not None
+    whole.release()
+    assert limiter.admit(60, b"greedy") is not None
 
 
-def test_a_peer_has_at_most_its_number_of_requests_in_the_intake() -> None:
-    rooms = Intake(max_message_bytes=1000, max_peer_bytes=10**6)
-    places = [rooms.admit(1, b"greedy") for _ in range(intake.MAX_REQUESTS_PER_PEER)]
+def test_a_peer_has_at_most_its_number_of_requests_at_the_broker() -> None:
+    limiter = RequestLimiter(max_message_bytes=1000, max_peer_bytes=10**6)
+    slots = [limiter.admit(1, b"greedy") for _ in range(flow_control.MAX_REQUESTS_PER_PEER)]
 
-    assert None not in places
-    assert rooms.admit(1, b"greedy") is None
-    assert rooms.has_room
-    assert rooms.admit(1, b"other") is not None
+    assert None not in slots
+    assert limiter.admit(1, b"greedy") is None
+    assert asyncio.run(has_room(limiter))
+    assert limiter.admit(1, b"other") is not None

@@ -1,14 +1,14 @@
-"""The pure classes: liveness, reaper, intake, and the row of waiting requests."""
+"""The pure classes: liveness, grace period, request limiter, and the queue of waiting requests."""
 
 from __future__ import annotations
 
 import asyncio
 
-from broker.server.flow_control import MAX_REQUESTS, Intake
+from broker.server.flow_control import MAX_REQUESTS, RequestLimiter
+from broker.server.leasing import GracePeriod, WaitQueue
 from broker.server.liveness import FORGET_AFTER, Liveness
-from broker.server.reaper import Reaper
-from broker.server.turnstile import Turnstile
 from tests.broker.support.fake_clock import FakeClock
+from tests.broker.support.limits import has_room
 from tests.broker.support.ring import hello
 
 
@@ -30,7 +30,7 @@ def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
     assert not peers.is_suspect(peer)
     clock.now += 0.1
     assert peers.is_suspect(peer)
-    assert peers.hear("a", "key") is peer
+    assert peers.observe("a", "key") is peer
     assert not peers.is_suspect(peer)
 
 
@@ -41,7 +41,7 @@ def test_a_long_silent_actor_is_forgotten_and_has_to_say_hello() -> None:
 
     clock.now += 6.0 * FORGET_AFTER + 1
     assert peers.expire() == ["a"]
-    assert peers.hear("a", "key") is None
+    assert peers.observe("a", "key") is None
     assert peers.is_suspect(peer)
 
 
@@ -49,7 +49,7 @@ def test_only_its_own_key_speaks_for_an_incarnation() -> None:
     peers = table(FakeClock())
     peers.admit(hello("a"), "key")
 
-    assert peers.hear("a", "other") is None
+    assert peers.observe("a", "other") is None
     assert not peers.belongs_to("a", "other")
     assert peers.belongs_to("unheard of", "other")
 
@@ -58,91 +58,84 @@ def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
     peers = table(FakeClock(), max_actors=1)
     peer = peers.admit(hello("a"), "key")
 
-    assert peers.lacks_room("a", "key") is None
-    assert peers.lacks_room("b", "key") == "broker.max_actors = 1"
+    assert peers.exceeded_limit("a", "key") is None
+    assert peers.exceeded_limit("b", "key") == "broker.max_actors = 1"
     assert peers.admit(hello("a", capacity=3), "key") is peer
     assert peer.hello.capacity == 3
     peers.forget("a")
-    assert peers.lacks_room("b", "key") is None
+    assert peers.exceeded_limit("b", "key") is None
 
 
 def test_one_key_has_at_most_its_number_of_actors() -> None:
     peers = table(FakeClock(), max_actors=9, max_actors_per_key=1)
     peers.admit(hello("a"), "key")
 
-    assert peers.lacks_room("b", "key") == "broker.max_actors_per_key = 1"
-    assert peers.lacks_room("a", "key") is None
-    assert peers.lacks_room("b", "other") is None
+    assert peers.exceeded_limit("b", "key") == "broker.max_actors_per_key = 1"
+    assert peers.exceeded_limit("a", "key") is None
+    assert peers.exceeded_limit("b", "other") is None
     assert peers.forget_key("key") == ["a"]
-    assert peers.lacks_room("b", "key") is None
+    assert peers.exceeded_limit("b", "key") is None
 
 
 def test_nothing_is_reaped_within_the_grace_after_start_or_outage() -> None:
     clock = FakeClock()
-    reaper = Reaper(grace_s=15.0, clock=clock)
+    grace = GracePeriod(grace_s=15.0, clock=clock)
 
     def passes(seconds: int) -> bool:
         for _ in range(seconds):
             clock.now += 1.0
-            last = reaper.may_reap()
+            last = grace.is_over()
         return last
 
     assert not passes(14)
     assert passes(1)
-    reaper.hold()
+    grace.start()
     assert not passes(14)
     assert passes(1)
 
 
 def test_nothing_is_reaped_right_after_the_process_was_stopped() -> None:
     clock = FakeClock()
-    reaper = Reaper(grace_s=15.0, clock=clock)
+    grace = GracePeriod(grace_s=15.0, clock=clock)
     for _ in range(20):
         clock.now += 1.0
-        reaper.may_reap()
-    assert reaper.may_reap()
+        grace.is_over()
+    assert grace.is_over()
 
     clock.now += 30.0
-    assert not reaper.may_reap()
+    assert not grace.is_over()
     clock.now += 5.0
-    assert not reaper.may_reap()
+    assert not grace.is_over()
 
 
-def test_the_intake_closes_when_requests_or_bytes_are_many() -> None:
-    async def has_room(intake: Intake) -> bool:
-        try:
-            await asyncio.wait_for(intake.room(), 0.01)
-        except TimeoutError:
-            return False
-        return True
-
+def test_the_limiter_closes_when_requests_or_bytes_are_many() -> None:
     async def story() -> None:
-        intake = Intake(max_message_bytes=100, max_peer_bytes=100)
-        large = intake.admit(399, b"a")
-        assert await has_room(intake)
-        last = intake.admit(1, b"b")
+        limiter = RequestLimiter(max_message_bytes=100, max_peer_bytes=100)
+        large = limiter.admit(399, b"a")
+        assert await has_room(limiter)
+        last = limiter.admit(1, b"b")
         assert large is not None and last is not None
-        assert not await has_room(intake)
-        last.leave()
-        last.leave()  # counts once
-        assert await has_room(intake)
-        large.leave()
+        assert not await has_room(limiter)
+        last.release()
+        last.release()  # counts once
+        assert await has_room(limiter)
+        large.release()
 
-        places = [intake.admit(0, str(number).encode()) for number in range(MAX_REQUESTS)]
-        assert not await has_room(intake)
-        assert places[0] is not None
-        places[0].leave()
-        assert await has_room(intake)
+        slots = [limiter.admit(0, str(number).encode()) for number in range(MAX_REQUESTS)]
+        assert not await has_room(limiter)
+        assert slots[0] is not None
+        slots[0].release()
+        assert await has_room(limiter)
 
     asyncio.run(story())
 
 
-def test_the_row_moves_in_order_and_forgets_who_left() -> None:
+def test_the_queue_moves_in_order_and_forgets_calls_that_left() -> None:
     async def story() -> None:
-        row, served = Turnstile(), []
+        queue, served = WaitQueue(), []
 
         async def wait(name: str, timeout_s: float) -> None:
-            await row.wait(timeout_s)
+            await queue.wait(timeout_s)
             served.append(name)
 
         tasks = [asyncio.create_task(wait(name, 5.0)) for name in "abc"]
@@ -151,12 +144,12 @@ def test_the_row_moves_in_order_and_forgets_who_left() -> None:
         await asyncio.sleep(0.05)
         left.cancel()
         await asyncio.gather(impatient, left, return_exceptions=True)
-        assert (served, len(row)) == (["impatient"], 3)
+        assert (served, len(queue)) == (["impatient"], 3)
 
-        row.open(2)
+        queue.wake(2)
         await asyncio.sleep(0.01)
         assert served == ["impatient", "a", "b"]
-        row.open()
+        queue.wake()
         await asyncio.gather(*tasks)
         assert served[-1] == "c"
 

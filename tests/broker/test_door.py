@@ -27,7 +27,7 @@ from broker.protocol.messages import (
 from broker.server.server import Broker
 from broker.transport.keys import KeyPair, load_pair, load_public, make_client, make_keys
 from broker.transport.sockets import bind_router, bound_endpoint, connect_dealer, is_loopback
-from broker.transport.zap import DOMAIN, ZAP_ENDPOINT, Door
+from broker.transport.zap import DOMAIN, ZAP_ENDPOINT, ZapAuthenticator
 from buffer import operations
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RefusedError, SettingsError
@@ -104,7 +104,7 @@ def test_a_request_that_cannot_be_judged_is_refused_and_the_door_goes_on(keys: P
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     actor = z85.decode(load_public(keys, "actor"))
     peer = [DOMAIN, b"127.0.0.1", b"", b"CURVE", actor]
-    with Door(context, keys):
+    with ZapAuthenticator(context, keys):
         asking = context.socket(zmq.REQ)
         asking.rcvtimeo, asking.linger = 3000, 0
         asking.connect(ZAP_ENDPOINT)
@@ -124,7 +124,7 @@ def test_a_request_that_cannot_be_judged_is_refused_and_the_door_goes_on(keys: P
 def test_a_broker_whose_door_died_ends_with_its_error(
     redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_door: Door, _request: list[bytes]) -> list[bytes]:
+    def broken(_self: ZapAuthenticator, _request: list[bytes]) -> list[bytes]:
         raise RuntimeError("the door is broken")
 
     async def story() -> None:
@@ -144,7 +144,7 @@ def test_a_broker_whose_door_died_ends_with_its_error(
         await asyncio.gather(newcomer, return_exceptions=True)
         await here.close()
 
-    monkeypatch.setattr(Door, "_judge", broken)
+    monkeypatch.setattr(ZapAuthenticator, "_safe_answer", broken)
     asyncio.run(story())
 
 
@@ -316,7 +316,7 @@ def test_an_actor_of_other_settings_is_refused_by_the_key_that_differs(
 
 def test_an_address_in_use_is_refused_with_a_next_step(keys: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    with Door(context, keys):
+    with ZapAuthenticator(context, keys):
         pair = load_pair(keys, "broker")
         first = bind_router(context, "tcp://127.0.0.1:0", keys=pair, max_message_bytes=4096)
         with pytest.raises(SettingsError, match="in use; listen on another port"):

@@ -79,7 +79,7 @@ def test_a_waiting_reader_hears_what_comes_after_the_socket_was_bound_anew(ends)
                 break
             except zmq.ZMQError:
                 await asyncio.sleep(0.05)
-        router.look()
+        router.wake_reader()
         while not reading.done():  # the first go into the connection that was cut
             dealer.send(b"again")
             await asyncio.sleep(0.05)

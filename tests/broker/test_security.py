@@ -276,13 +276,13 @@ def test_a_flood_of_refusals_is_counted_and_written_once(tmp_path: Path) -> None
     clock = FakeClock()
     book = Audit(tmp_path / "audit.jsonl", clock=clock)
     for _ in range(1000):
-        book.refused("role", "watcher", "no")
-    book.refused("role", "other", "no")
-    book.refused("store", "watcher")  # belongs to every restart
+        book.record_refusal("role", "watcher", "no")
+    book.record_refusal("role", "other", "no")
+    book.record_refusal("store", "watcher")  # belongs to every restart
     assert len(events(tmp_path / "audit.jsonl")) == 2
 
     clock.now += audit.QUIET_S
-    book.settle()
+    book.flush()
     assert events(tmp_path / "audit.jsonl")[2]["more"] == 999
     assert book.refusals == {"role": 1001, "store": 1}
 
@@ -291,23 +291,23 @@ def test_the_audit_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(audit, "MAX_FILE_BYTES", 2000)
     clock = FakeClock()
     book = Audit(tmp_path / "audit.jsonl", clock=clock)
-    for number in range(3 * audit.MAX_SUBJECTS):  # a peer for each, as from a forged address
-        book.refused("unknown key", f"10.0.{number // 256}.{number % 256}")
-    for number in range(2 * audit.MAX_NOTES):
-        book.note("actor joined", actor=f"actor-{number}")
+    for number in range(3 * audit.MAX_BURSTS):  # a peer for each, as from a forged address
+        book.record_refusal("unknown key", f"10.0.{number // 256}.{number % 256}")
+    for number in range(2 * audit.MAX_EVENTS):
+        book.record("actor joined", actor=f"actor-{number}")
 
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert len(sizes) == 2
     assert max(sizes) <= 2000
-    assert len(book._bursts) <= audit.MAX_SUBJECTS
+    assert len(book._bursts) <= audit.MAX_BURSTS
 
 
 def test_an_audit_file_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     book = Audit(tmp_path / "logs" / "audit.jsonl")
 
-    book.refused("role", "watcher", "no")
-    book.note("actor joined", actor="a")
+    book.record_refusal("role", "watcher", "no")
+    book.record("actor joined", actor="a")
 
     assert book.refusals == {"role": 1}
 

@@ -16,7 +16,7 @@ import zmq
 
 from broker.protocol.codec import encode
 from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest
-from broker.server.outflow import SMALL_BYTES, WINDOW_S, Outflow
+from broker.server.flow_control import SMALL_BYTES, WINDOW_S, ReplyLimiter
 from broker.transport.keys import load_pair, load_public
 from broker.transport.sockets import connect_dealer
 from buffer.record.codec import encode_completion
@@ -169,13 +169,13 @@ def test_a_peer_that_never_reads_is_sent_only_its_share(redis_url: str, narrow: 
 
 def test_a_peer_is_sent_its_share_in_each_window_and_small_replies_always() -> None:
     clock = FakeClock()
-    outflow = Outflow(max_peer_bytes=100_000, clock=clock)
+    limiter = ReplyLimiter(max_peer_bytes=100_000, clock=clock)
 
-    assert outflow.allows(b"a", 500_000)  # one reply of any size, or it could never be sent
-    assert not outflow.allows(b"a", SMALL_BYTES + 1)
-    assert outflow.allows(b"a", SMALL_BYTES)
-    assert outflow.allows(b"b", 60_000)
-    assert not outflow.allows(b"b", 60_000)
+    assert limiter.allows(b"a", 500_000)  # one reply of any size, or it could never be sent
+    assert not limiter.allows(b"a", SMALL_BYTES + 1)
+    assert limiter.allows(b"a", SMALL_BYTES)
+    assert limiter.allows(b"b", 60_000)
+    assert not limiter.allows(b"b", 60_000)
     clock.now += WINDOW_S
-    assert outflow.allows(b"a", 60_000)
-    assert outflow.allows(b"b", 60_000)
+    assert limiter.allows(b"a", 60_000)
+    assert limiter.allows(b"b", 60_000)

@@ -16,7 +16,7 @@ from tests.simulation.store import BrokersStore, Server
 
 
 class Everybody(AllowList):
-    """CURVE is not simulated: whoever speaks is an actor of this run."""
+    """CURVE is not simulated: every peer is an actor of this run."""
 
     def member(self, public_key: bytes) -> Member | None:
         return Member("actor", Role.ACTOR)
@@ -37,5 +37,5 @@ async def serve(
     assert owner is not None
     broker = Broker(settings, BrokersStore(server, settings.run.name), keys=keys)
     router: Any = network.bind(endpoint, owner)
-    door: Any = SimpleNamespace(allowed=Everybody(keys), check=lambda: None)
-    await broker._serve(router, door, asyncio.Event())
+    authenticator: Any = SimpleNamespace(allowed=Everybody(keys), check=lambda: None)
+    await broker._serve(router, authenticator, asyncio.Event())
