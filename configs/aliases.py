@@ -1,4 +1,4 @@
-"""What other projects call our settings: only for hints, never accepted in place of ours."""
+"""Names that other projects give our settings: for hints only, never accepted in place of ours."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def owner_of(path: str) -> str | None:
             `actor_rollout_ref.rollout.n` or `--eps-clip`.
 
     Returns:
-        Our `table.key`, or None. The longest tail of the path that somebody uses decides.
+        Our `table.key`, or None. The longest tail of the path that another project uses decides.
     """
     words = path.lstrip("-").replace("-", "_").lower().split(".")
     for first in range(len(words)):

@@ -1,4 +1,4 @@
-"""What is wrong with a setting, in words: path, what is allowed, what was given, what was meant.
+"""Errors of settings in words: path, allowed values, given value, and the setting probably meant.
 
 Owns the wording and the guesses. Ranges are read from the JSON schema of the settings, so that they
 are written down once.
@@ -50,7 +50,7 @@ def describe_all(error: ValidationError) -> list[str]:
 
 
 def unknown_key(path: Sequence[str], value: object) -> str:
-    """Say that a key is not one of ours, and which one was perhaps meant."""
+    """Report that a key is not one of ours, and suggest one."""
     known = _properties()
     where = "$." + ".".join(path)
     guess = suggest(path)
@@ -98,7 +98,7 @@ def suggest(path: Sequence[str]) -> str | None:
 
 
 def allowed(path: str) -> str:
-    """Say what a setting may be, such as `a whole number >= 1`, for `table.key`."""
+    """Describe the allowed values of a setting, such as `a whole number >= 1`, for `table.key`."""
     return _constraint(_properties()[path])
 
 

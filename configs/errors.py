@@ -1,4 +1,4 @@
-"""The tree of errors that a person or a caller can act on.
+"""The tree of errors: one class per failure that a person or a caller can act on.
 
 NyalaError
 ├── SettingsError      a setting is wrong: names the key, the value and what is allowed
@@ -8,7 +8,7 @@ NyalaError
 ├── StoreRestarted     Redis began a new life: what it forgot has to be put right first
 ├── StoreRewound       Redis remembers less than this learner did: the same
 ├── LostLineage        a newer learner owns the run; this one must stop
-├── RefusedError       the broker refused this peer; the text says why
+├── RefusedError       the broker refused this peer; the text has the reason
 ├── DeadlineError      a wait ended without what it waited for
 ├── CheckpointError    a checkpoint is truncated, corrupt or of another run
 ├── DivergedError      training went wrong again after as many rollbacks as are allowed
@@ -48,7 +48,7 @@ class StoreRestarted(StoreUnreachable):
 
 
 class StoreRewound(StoreError):
-    """The store knows less than this learner has written: it lost its last seconds, or all."""
+    """The store has lost what this learner wrote: its last seconds, or all."""
 
 
 class LostLineage(StoreError):

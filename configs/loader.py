@@ -1,4 +1,4 @@
-"""From a YAML file and `table.key=value` overrides to checked settings, and back to a file.
+"""Settings from a YAML file and `table.key=value` overrides, and back to a file.
 
 Owns reading, overriding and saving. Errors are worded in `error_text.py`, settings are
 described in `tables/`.
@@ -117,7 +117,7 @@ def _as_json(tree: Tree, path: Path) -> str:
 
 
 def _override(tree: Tree, text: str) -> str | None:
-    """Put one `table.key=value` into the tree; the answer is what is wrong with it."""
+    """Put one `table.key=value` into the tree; return the problem, if any."""
     path, equals, value = text.partition("=")
     names = path.strip().split(".")
     if not equals or not all(names):

@@ -1,9 +1,8 @@
-"""Logs of every process: one JSON object per line on stderr, with who wrote it.
+"""Logs of every process: one JSON object per line on stderr, with role and run.
 
-Owns the shape of a line: `event`, `level`, `timestamp`, then role, run, version and incarnation.
-A line that tells how far a process has come in starting has the key `stage`, which `nyala up`
-shows. On a terminal the same lines are coloured text. Lines of the standard library's loggers come
-out the same way.
+Owns the shape of a line: `event`, `level`, `timestamp`, then role, run, version and incarnation. A
+line about the progress of a start has the key `stage`, which `nyala up` shows. On a terminal the
+same lines are coloured text. Lines of the standard library's loggers come out the same way.
 
 Example:
     configure_logging("actor", run="demo", incarnation="host-1a2b")
@@ -103,10 +102,10 @@ def _rendering(is_terminal: bool) -> list[Processor]:
 
 
 def _quiet_libraries(threshold: int) -> None:
-    """Hush libraries unless the person asked for debug lines."""
+    """Silence libraries unless debug lines are wanted."""
     if threshold <= logging.DEBUG:
         return
-    # vLLM installs handlers of its own when it is imported, unless told not to beforehand.
+    # vLLM installs handlers of its own when it is imported, unless this is set beforehand.
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     for name in NOISY:

@@ -1,4 +1,4 @@
-"""The settings of a run: one frozen table per role or concern, plus `run` for what roles share.
+"""Settings of a run: one frozen table per role or concern, plus `run` for what roles share.
 
 Two levels deep: `table.key`. Names, types, defaults and ranges are in `tables/`, rules between
 tables in `validation/`, files and overrides in `loader.py`, the wording of errors in
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Settings(AllTables):
-    """Everything one run needs to know."""
+    """All settings of one run, checked together."""
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Settings:

@@ -1,1 +1,1 @@
-"""What a person types and looks at."""
+"""The `nyala` command: verbs, supervision of runs, displays, fault injection."""

@@ -21,7 +21,7 @@ from benchmarks.delivery.sources import PAUSE_S, QUEUE
 from benchmarks.support.machine import ProcessTree
 from benchmarks.support.workload import environment
 from console.run.process import Command, Process
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 from console.run.redis_server import configure, wait_until_ready
 
 MEMORY_MB = 2048
@@ -152,7 +152,7 @@ def running_redis(
     url_file = folder / "redis.url"
     server = configure(folder / "redis", url_file, maxmemory_mb=maxmemory_mb)
     with ExitStack() as stack:
-        guard = Guard(grace_s=5.0)
+        guard = ProcessGuard(grace_s=5.0)
         stack.callback(guard.close)
         log = folder / "redis.log"
         process = Process(Command("redis", "redis", server.arguments, log, os.environ), guard)

@@ -26,7 +26,7 @@ from configs.loader import load
 from configs.settings import Settings
 from console.run.plan import commands, prepare, redis_command, resolve
 from console.run.process import Process
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 from console.run.redis_server import wait_until_ready
 from console.run.run_folder import RunFolder
 
@@ -140,7 +140,7 @@ def ring(folder: Path, *overrides: str) -> Iterator[Ring]:
     server = prepare(settings, files, redis_url=None)
     assert server is not None, "this run has a server of its own"
     settings = load(files.config)
-    guard = Guard(grace_s=5.0)
+    guard = ProcessGuard(grace_s=5.0)
     started: list[Process] = []
     try:
         redis_process = Process(redis_command(server, files, settings), guard)

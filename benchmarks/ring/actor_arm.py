@@ -30,7 +30,7 @@ from configs.loader import load
 from configs.settings import Settings
 from console.run.plan import commands, prepare, redis_command
 from console.run.process import Process
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 from console.run.redis_server import wait_until_ready
 from console.run.run_folder import RunFolder
 
@@ -177,7 +177,7 @@ def _ring(settings: Settings) -> Iterator[tuple[Process, Sink]]:
     server = prepare(settings, folder, redis_url=None)
     assert server is not None
     settings = load(folder.config)
-    guard = Guard(grace_s=5.0)
+    guard = ProcessGuard(grace_s=5.0)
     started: list[Process] = []
     try:
         with pinned(other_cores()):

@@ -1,7 +1,7 @@
-"""Tell whether this container listens on a port, or is connected to one: exit code 0 or 1.
+"""Check that this container listens on a port, or is connected to one: exit code 0 or 1.
 
 `healthcheck.py listening 5757` for a server, `healthcheck.py connected 5757` for its client. Reads
-the kernel's table of connections, so that a check never knocks on a door that asks for keys.
+the kernel's table of connections, so that a check never opens a connection that requires keys.
 """
 
 from __future__ import annotations

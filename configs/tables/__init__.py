@@ -1,1 +1,1 @@
-"""The tables of settings: names, types, defaults, ranges and what each key means."""
+"""Tables of settings: names, types, defaults, ranges and meanings."""

@@ -49,7 +49,7 @@ class ActorSettings(Table):
     drain_s: Seconds = 10.0
     """Time to give leases back after SIGTERM."""
     preemption: Literal["none", "aws", "gcp", "azure"] = "none"
-    """Cloud whose metadata service is asked for preemption notices; a notice acts as SIGTERM."""
+    """Cloud whose metadata service is polled for preemption notices; a notice acts as SIGTERM."""
     eval_hold_s: Seconds = 10.0
     """Longest time an evaluation may hold back new weights."""
     weight_timeout_s: Seconds = 30.0

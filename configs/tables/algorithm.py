@@ -60,7 +60,7 @@ class AlgorithmSettings(Table):
     """Lower bound of the trust region: of the ratio, 1 - clip_low; of its logarithm (gmpo); or of
     the divergence (dppo). Where it is not given, it is the surrogate's own (`CLIP_BOUNDS`)."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """Upper bound of the trust region, likewise: 1 + clip_high (DAPO clip-higher)."""
+    """Upper bound of the trust region; of the ratio, 1 + clip_high (DAPO clip-higher)."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Largest ratio whose negative advantage still has a gradient under `clip`; null = any."""
     second_moment: Annotated[float, Field(gt=0)] = 0.04

@@ -1,4 +1,4 @@
-"""What every table of settings is made of."""
+"""Base class and field types of the tables of settings."""
 
 from __future__ import annotations
 

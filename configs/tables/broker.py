@@ -40,7 +40,7 @@ class BrokerSettings(Table):
     """Of these, incarnations under one key; lower it where every actor has a key of its own."""
     max_inflight_mb_per_actor: Positive = 64
     """What one actor may have at the broker at once, MiB: unanswered requests, and unread replies
-    of ten seconds. It is told to send the rest later."""
+    of ten seconds. Beyond it the actor is asked to send the rest later."""
     other_endpoints: tuple[Endpoint, ...] = ()
     """More brokers of this run, over the same Redis and with the same key; an actor begins at any
     of them and goes to the next when one is silent."""

@@ -37,7 +37,7 @@ class BufferSettings(Table):
     margin: Annotated[float, Field(ge=1)] = 1.0
     """Admission margin for groups that are expected to be filtered."""
     recreate_dropped: bool = True
-    """Whether the prompt of a group that was dropped as too old is asked again, once; it takes the
+    """Use the prompt of a group that was dropped as too old again, once; it takes the
     place of a new one. Else long answers, which are late more often, would be lost more often."""
     on_stale: Literal["drop", "train"] = "drop"
     """What to do with a group older than `run.max_policy_lag` when it is claimed."""

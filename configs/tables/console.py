@@ -1,4 +1,4 @@
-"""`console`: what `nyala up` shows and restarts."""
+"""`console`: the display of `nyala up`, and its restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Seconds, Table
 
 
 class ConsoleSettings(Table):
-    """What `nyala up` shows, and how it restarts what died."""
+    """The display of `nyala up`, and its restarts."""
 
     refresh_s: Seconds = 0.5
     """Pause between two looks at the run."""

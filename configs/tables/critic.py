@@ -1,4 +1,4 @@
-"""`critic`: who estimates values, and how they become advantages."""
+"""`critic`: the estimate of values, and the advantages made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`guards`: what the learner does when training goes wrong."""
+"""`guards`: reactions of the learner when training goes wrong."""
 
 from __future__ import annotations
 

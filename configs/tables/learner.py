@@ -54,7 +54,7 @@ class LearnerSettings(Table):
     broadcast_join_s: Seconds = 10.0
     """Time for the members of a weight group to join."""
     broadcast_send_s: Seconds = 30.0
-    """Time for one broadcast; who has not confirmed by then is left out."""
+    """Time for one broadcast; an actor that has not confirmed by then is left out."""
     eval_timeout_s: Seconds = 120.0
     """Time after which an evaluation closes with what has arrived."""
     max_claim_attempts: Positive = 3

@@ -1,4 +1,4 @@
-"""`rewards`: what the learner makes of the rewards that actors gave."""
+"""`rewards`: changes that the learner makes to the rewards of episodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run`: what all roles of a run share."""
+"""`run`: settings that all roles of a run share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Positive, Seconds, Table
 
 
 class RunSettings(Table):
-    """What all roles share. A process with other values is refused when it says HELLO."""
+    """What all roles share. A process with other values is refused at HELLO."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
     """Name of the run: its folder under `directory` and its key prefix in Redis."""

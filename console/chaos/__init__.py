@@ -1,1 +1,1 @@
-"""Faults on purpose, on a live run on this machine."""
+"""Fault injection on a live run on this machine."""

@@ -1,4 +1,4 @@
-"""The actors of a run that is hurt: started here, known by what the store says of them."""
+"""Actors of a run under fault injection: identified by their heartbeats in the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from buffer.store import Store
 from configs.errors import StoreError
 from configs.settings import Settings
 from console.run.process import Command, Process
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 from console.run.run_folder import RunFolder
 
 POLL_S = 0.05
@@ -20,7 +20,7 @@ POLL_S = 0.05
 
 @dataclass(slots=True)
 class Actor:
-    """One actor process and its incarnation, once the store knows it."""
+    """One actor process and its incarnation, once the store has a heartbeat of it."""
 
     process: Process
     started_at: float
@@ -44,7 +44,7 @@ class Fleet:
         settings: Settings,
         folder: RunFolder,
         store: Store,
-        guard: Guard,
+        guard: ProcessGuard,
         environment: Mapping[str, str],
     ) -> None:
         self._environment = environment
@@ -100,13 +100,13 @@ class Fleet:
             self.gone.append(actor)
 
     def all_serve(self) -> bool:
-        """Say whether every actor holds, or has held, a lease."""
+        """True once every actor holds, or has held, a lease."""
         self.refill()
         self._name()
         return all(actor.serving_at is not None for actor in self.actors)
 
     def _name(self) -> None:
-        """Find out who is who; nothing while the store is away."""
+        """Match processes with incarnations; do nothing while the store is away."""
         if all(actor.serving_at is not None for actor in self.actors):
             return
         try:

@@ -1,14 +1,14 @@
-"""One arm of the kill runs: a whole run, left alone or disturbed at a fixed pace, and its figures.
+"""One arm of the kill runs: a whole run, undisturbed or disturbed at a fixed pace, and its figures.
 
     undisturbed:  actors serve --------------------------------------------------> end
     starts:       actors serve; one more starts, and leaves when it serves; again -> end
     kill, drain:  actors serve; one goes; its replacement starts and serves; again -> end
 
 The engine of a replacement takes cores from the run while it starts. The second arm pays for the
-same starts and loses nobody: what the others do worse than it is the price of losing actors.
+same starts and loses no actor: the others' loss against it is the price of losing actors.
 
-What the killed actors made is known from their heartbeats: the last count that the store has of
-each, and its rate since then.
+The output of a killed actor is estimated from its heartbeats: its last count in the store, and its
+rate since then.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from enum import StrEnum
 from buffer import operations
 from buffer.operations.values import TaskSeen
 from configs.errors import StoreError
-from console.chaos.cpu_time import CpuTime, cpu_s
 from console.display.json_lines import number, read_rows
 from console.run.run_folder import RunState
 
-from .live_run import Ring
-from .task_trace import Observer, Trail
+from .live_run import LiveRun
+from .proc_stat import CpuTime, cpu_s
+from .task_trace import Observer, TaskTrace
 
 LOOK_S = 0.02
 ACTORS_S = 0.5
@@ -39,7 +39,7 @@ VISITOR = "console.refresh_s=0.5"
 
 
 class Harm(StrEnum):
-    """What is done to an actor again and again."""
+    """The repeated disturbance of an arm's actors."""
 
     NONE = "none"
     START = "start"
@@ -49,16 +49,16 @@ class Harm(StrEnum):
 
 @dataclass(slots=True)
 class Arm:
-    """What was seen of one run."""
+    """Figures of one run."""
 
     harm: Harm
     harmed: int = 0
-    """Actors killed, or asked to leave, or started for nothing."""
+    """Actors killed, drained, or started for nothing."""
     moved_s: list[float] = field(default_factory=list)
     """For each of their tasks: until another actor held it. From the kill, or, for an actor that
     drained, from when the store had it back."""
     lost: int = 0
-    """Of their tasks, those that nobody went on with."""
+    """Of their tasks, those that no other actor continued."""
     startup_s: list[float] = field(default_factory=list)
     """For each actor that started during the run: until it served."""
     startup_cpu_s: float = 0.0
@@ -83,25 +83,27 @@ class Arm:
 class Watcher:
     """Follows a run to its end and harms its actors."""
 
-    def __init__(self, ring: Ring, arm: Arm, *, every_s: float, say: Callable[[int], None]) -> None:
-        self._ring = ring
+    def __init__(
+        self, run: LiveRun, arm: Arm, *, every_s: float, on_step: Callable[[int], None]
+    ) -> None:
+        self._run = run
         self._arm = arm
         self._every_s = every_s
-        self._say = say
-        self._trails: list[tuple[float, Trail]] = []
+        self._on_step = on_step
+        self._traces: list[tuple[float, TaskTrace]] = []
         self._used = CpuTime()
         self._leaving: set[str | None] = set()
-        """Incarnations that have been told to go, or killed."""
+        """Incarnations that were drained or killed."""
 
     def follow(self) -> None:
-        """Until the run has finished."""
-        ring, arm = self._ring, self._arm
-        self._used.note(ring.all_pids)
+        """Watch, disturb and count until the run has finished."""
+        run, arm = self._run, self._arm
+        self._used.note(run.all_pids)
         used_before_s, began_at = self._used.total_s, time.time()
         began = next_harm = time.monotonic()
         next_harm += self._every_s
         count_at = 0.0
-        while ring.folder.state is not RunState.FINISHED:
+        while run.folder.state is not RunState.FINISHED:
             now = time.monotonic()
             if now - began > END_S:
                 break
@@ -111,22 +113,22 @@ class Watcher:
             if arm.harm is not Harm.NONE and now >= next_harm and self._harm():
                 next_harm = max(next_harm + self._every_s, now)
             self._look(now)
-            ring.fleet.refill()
+            run.fleet.refill()
             time.sleep(LOOK_S)
-        for harmed_at, trail in self._trails:
-            self._note_end(harmed_at, trail)
-        starting = [a for a in ring.fleet.actors if a.serving_at is None]
+        for harmed_at, trace in self._traces:
+            self._note_end(harmed_at, trace)
+        starting = [a for a in run.fleet.actors if a.serving_at is None]
         arm.startup_cpu_s += sum(cpu_s(actor.pid) for actor in starting)
         arm.cpu_s = self._used.total_s - used_before_s
         self._read(began_at)
 
     def _harm(self) -> bool:
-        """Do what the arm is about to the actor that holds most; False if none is at work."""
-        actors = self._ring.fleet.actors
+        """Disturb the actor that holds most leases; False if none is at work."""
+        actors = self._run.fleet.actors
         if any(a.serving_at is None or a.incarnation in self._leaving for a in actors):
             return False  # one at a time: the last one's replacement is not there yet
         if self._arm.harm is Harm.START:
-            self._ring.fleet.add(VISITOR)
+            self._run.fleet.add(VISITOR)
             self._arm.harmed += 1
             return True
         held = Counter(task.incarnation for task in self._leased())
@@ -138,34 +140,34 @@ class Watcher:
         os.kill(victim.pid, signal.SIGSTOP if self._arm.harm is Harm.KILL else signal.SIGTERM)
         mine = [task for task in self._leased() if task.incarnation == victim.incarnation]
         now = time.monotonic()
-        self._trails.append((now, Trail.of(mine, Observer(0.0), now)))
+        self._traces.append((now, TaskTrace.of(mine, Observer(0.0), now)))
         if self._arm.harm is Harm.KILL:
             os.kill(victim.pid, signal.SIGKILL)
         return True
 
     def _leased(self) -> list[TaskSeen]:
         try:
-            return list(self._ring.store.run(operations.look()).values())
+            return list(self._run.store.run(operations.look()).values())
         except StoreError:
             return []
 
     def _look(self, now: float) -> None:
         """Look at tasks of the victims, until they have moved."""
-        open_trails = []
-        for began_at, trail in self._trails:
-            ids = trail.open_ids
+        open_traces = []
+        for began_at, trace in self._traces:
+            ids = trace.open_ids
             if not ids:
-                self._note_end(began_at, trail)
+                self._note_end(began_at, trace)
                 continue
-            open_trails.append((began_at, trail))
+            open_traces.append((began_at, trace))
             try:
-                trail.note_open(self._ring.store.run(operations.look(ids)), now)
+                trace.note_open(self._run.store.run(operations.look(ids)), now)
             except StoreError:
                 continue
-        self._trails = open_trails
+        self._traces = open_traces
 
-    def _note_end(self, began_at: float, trail: Trail) -> None:
-        for task in trail.tasks.values():
+    def _note_end(self, began_at: float, trace: TaskTrace) -> None:
+        for task in trace.tasks.values():
             if task.moved_at is not None:
                 freed_at = task.freed_at if self._arm.harm is Harm.DRAIN else None
                 self._arm.moved_s.append(task.moved_at - (freed_at or began_at))
@@ -174,10 +176,10 @@ class Watcher:
 
     def _count(self) -> None:
         """Read what the actors have sampled and used, and how far the run is."""
-        ring, arm = self._ring, self._arm
-        self._used.note(ring.all_pids)
-        starting = [actor for actor in ring.fleet.actors if actor.serving_at is None]
-        ring.fleet.all_serve()
+        run, arm = self._run, self._arm
+        self._used.note(run.all_pids)
+        starting = [actor for actor in run.fleet.actors if actor.serving_at is None]
+        run.fleet.all_serve()
         for actor in starting:
             if actor.serving_at is None:
                 continue
@@ -187,22 +189,22 @@ class Watcher:
                 self._leaving.add(actor.incarnation)
                 actor.process.ask_to_stop()
         try:
-            for seen in ring.store.run(operations.actors()):
+            for seen in run.store.run(operations.actors()):
                 tokens, rate = (float(seen.fields.get(n, 0)) for n in ("tokens", "tokens_per_s"))
-                silent_s = min(seen.silent_s, ring.settings.broker.heartbeat_timeout_s)
-                has_ended = seen.incarnation not in {a.incarnation for a in ring.fleet.actors}
-                # Of a dead one nothing more comes; of a living one the next look tells.
+                silent_s = min(seen.silent_s, run.settings.broker.heartbeat_timeout_s)
+                has_ended = seen.incarnation not in {a.incarnation for a in run.fleet.actors}
+                # A dead actor makes no more; a living one is counted at the next look.
                 known = arm.made.get(seen.incarnation, 0.0)
                 guess = 0.0 if has_ended else rate * min(silent_s, 1.0)
                 arm.made[seen.incarnation] = max(known, tokens + guess)
         except StoreError:
             return
-        self._say(len(read_rows(ring.folder.metrics)))
+        self._on_step(len(read_rows(run.folder.metrics)))
 
     def _read(self, began_at: float) -> None:
         """Read the files of the finished run."""
-        rows = read_rows(self._ring.folder.metrics)
-        arm, folder = self._arm, self._ring.folder
+        rows = read_rows(self._run.folder.metrics)
+        arm, folder = self._arm, self._run.folder
         arm.summary = folder.read_summary()
         arm.trained_tokens = sum(number(row, "trained_tokens") for row in rows)
         first, *window = [row for row in rows if number(row, "time") >= began_at]

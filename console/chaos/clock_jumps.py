@@ -1,4 +1,4 @@
-"""Jumps of the wall clock, as every process of one run sees it: the machine's own is not touched.
+"""Jumps of the wall clock for the processes of one run; the machine's own clock is not touched.
 
 A small library, compiled on the spot, is loaded into the processes and adds an offset that is in a
 file; see `clock.c`.
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .case import Case
 from .fault import Fault
+from .fault_case import FaultCase
 
 JUMP_S = 3600
 COMPILE_S = 60.0
@@ -28,7 +28,7 @@ def shiftable(folder: Path) -> Iterator[Mapping[str, str]]:
     folder.mkdir(parents=True, exist_ok=True)
     library, file = folder / LIBRARY, folder / FILE
     compiler = shutil.which("cc")
-    assert compiler is not None, "the fault's obstacle was asked first"
+    assert compiler is not None, "the fault's obstacle was checked first"
     source = Path(__file__).with_name("clock.c")
     command = (compiler, "-O2", "-shared", "-fPIC", "-o", str(library), str(source))
     subprocess.run(command, check=True, timeout=COMPILE_S)
@@ -46,18 +46,18 @@ def shift(file: Path, seconds: int) -> None:
         os.close(descriptor)
 
 
-def jump_forwards(case: Case) -> None:
+def jump_forwards(case: FaultCase) -> None:
     """Every lease expires at once by Redis' clock, though its holder lives."""
     _jump(case, JUMP_S)
 
 
-def jump_backwards(case: Case) -> None:
+def jump_backwards(case: FaultCase) -> None:
     """Leases would last an hour longer; fences must go on growing."""
     _jump(case, -JUMP_S)
 
 
-def _jump(case: Case, seconds: int) -> None:
-    file = case.ring.folder.path.parent / FILE
+def _jump(case: FaultCase, seconds: int) -> None:
+    file = case.run.folder.path.parent / FILE
     case.choose()
     case.follow()
     case.inject(lambda: shift(file, seconds))

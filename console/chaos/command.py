@@ -24,10 +24,11 @@ from rich.progress import (
 
 from configs.errors import SettingsError
 from console.arguments import Overrides
-from console.chaos.arms import Harm
-from console.chaos.fault import Fault, Row, markdown
-from console.chaos.kill_run import KillPlan, kill_runs
-from console.chaos.matrix import FAULTS, Plan, run_matrix
+
+from .arms import Harm
+from .fault import Fault, FaultResult, markdown
+from .kill_run import KillPlan, kill_runs
+from .matrix import FAULTS, Plan, run_matrix
 
 TERMINATED = 128 + signal.SIGTERM
 SWEEPS = 3  # matrices of `--long`: each other seed meets the faults in other states
@@ -176,19 +177,19 @@ def _kill_runs(choices: Choices, plan: Plan, console: Console) -> None:
     with Progress(*_columns(), console=console) as progress:
         bars = {harm: progress.add_task(f"actors: {harm}", total=None) for harm in kills.harms}
 
-        def say(harm: Harm, step: int, steps: int) -> None:
+        def on_step(harm: Harm, step: int, steps: int) -> None:
             progress.update(bars[harm], completed=step, total=steps)
 
-        result = kill_runs(kills, say)
+        result = kill_runs(kills, on_step)
     console.print_json(json.dumps(result))
     console.print(f"written to {kills.folder}/kill_run.json", soft_wrap=True)
 
 
-def _with_bar(plan: Plan, console: Console) -> list[Row]:
+def _with_bar(plan: Plan, console: Console) -> list[FaultResult]:
     with Progress(*_columns(), console=console) as progress:
         bar = progress.add_task("starting a run", total=len(plan.faults))
 
-        def watch(done: int, newest: Row | None, now: str) -> None:
+        def watch(done: int, newest: FaultResult | None, now: str) -> None:
             if newest is not None:
                 progress.console.print(" | ".join(newest.cells()), markup=False, highlight=False)
             progress.update(bar, completed=done, description=now)

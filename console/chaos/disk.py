@@ -1,4 +1,4 @@
-"""A small disk of its own for Redis, where this user may mount one, and filling it."""
+"""A small disk for Redis, where this user may mount one, and a way to fill it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_disk(folder: Path) -> Iterator[None]:
 
 
 def is_own_disk() -> str | None:
-    """Say why there is no such disk; None = there is one."""
+    """Reason why there can be no such disk; None = there can."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         return "it needs root, to mount a small disk"
     return None

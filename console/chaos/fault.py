@@ -1,4 +1,4 @@
-"""What a fault is, and the table that it ends in."""
+"""A fault, its measured result, and the table of results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from console.chaos.case import Case
+from .fault_case import FaultCase
 
 HEADER = (
     "fault",
@@ -21,30 +21,30 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One row of the matrix."""
+    """One fault of the matrix."""
 
     name: str
     what: str
     """Written for the table."""
-    act: Callable[[Case], None]
+    act: Callable[[FaultCase], None]
     """Injects it and waits for the recovery."""
     obstacle: Callable[[], str | None] = lambda: None
     """Why it cannot be done here; None = it can."""
     place: Callable[[Path], AbstractContextManager[Mapping[str, str]]] | None = None
-    """What it needs around a run of its own, given a folder: yields variables for the processes.
+    """Surroundings of a run of its own, given a folder: yields variables for the processes.
     None = any run will do."""
     overrides: tuple[str, ...] = ()
     """Settings of that run."""
 
 
 @dataclass(slots=True)
-class Row:
-    """What was measured of one fault."""
+class FaultResult:
+    """Measurements of one fault: a row of the table."""
 
     name: str
     what: str
     detected_s: float | None = None
-    """From the fault to the first reaction; None = nobody had to react."""
+    """From the fault to the first reaction; None = no reaction was needed."""
     recovered_s: float | None = None
     """From the fault, or from its end where it lasts, until all work goes on."""
     tokens_kept: float | None = None
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the run came back and every invariant held."""
+        """True if the run recovered and every invariant held."""
         return not self.violations and self.error is None
 
     def cells(self) -> tuple[str, ...]:
@@ -77,18 +77,18 @@ class Row:
         return (what, *times, kept, charged, verdict)
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[FaultResult]) -> str:
     """Write the rows as a table."""
     lines = [HEADER, tuple("---" for _ in HEADER), *(row.cells() for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def as_json(rows: Sequence[Row]) -> list[dict[str, object]]:
+def as_json(rows: Sequence[FaultResult]) -> list[dict[str, object]]:
     """Write the rows for a program."""
     return [_object(row) for row in rows]
 
 
-def _object(row: Row) -> dict[str, object]:
+def _object(row: FaultResult) -> dict[str, object]:
     return {**asdict(row), "holds": row.holds}
 
 

@@ -1,4 +1,4 @@
-"""What must hold of the run after every fault. The numbers are those of the protocol's invariants.
+"""Invariants checked after every fault, under the numbers of the delivery protocol.
 
 I1 a task's state agrees with the set it is in; I2 no task is lost; I5 nothing is trained twice;
 I6 batches are 1, 2, 3, ... without a hole; I7 a batch that was trained is replayed unchanged;
@@ -15,31 +15,31 @@ from collections.abc import Iterable
 from buffer import operations
 from console.display.json_lines import Row, number, read_rows
 
-from .live_run import Ring
+from .live_run import LiveRun
 
 Batches = dict[int, frozenset[int]]
 
 
-def trained_batches(ring: Ring) -> Batches:
+def trained_batches(run: LiveRun) -> Batches:
     """Read which groups each batch of the surviving history was made of."""
-    return {int(number(row, "step")): groups_of(row) for row in _rows(ring, "batches")}
+    return {int(number(row, "step")): groups_of(row) for row in _rows(run, "batches")}
 
 
-def violations(ring: Ring, before: Batches, *, dead_before: int) -> list[str]:
+def violations(run: LiveRun, before: Batches, *, dead_before: int) -> list[str]:
     """Name what does not hold.
 
     Args:
-        ring: The run, after a fault.
+        run: The run, after a fault.
         before: Batches trained before it.
         dead_before: Dead letters before it.
     """
-    stats = ring.stats()
-    found = list(ring.store.run(operations.audit()))
+    stats = run.stats()
+    found = list(run.store.run(operations.audit()))
     if stats.accounted != stats.created:
         found.append(f"I2: {stats.created} tasks were created, {stats.accounted} are somewhere")
-    found += history_violations([dict(row) for row in _rows(ring, "batches")], before)
-    lag = oldest_lag(_rows(ring, "metrics"))
-    if lag > ring.settings.run.max_policy_lag:
+    found += history_violations([dict(row) for row in _rows(run, "batches")], before)
+    lag = oldest_lag(_rows(run, "metrics"))
+    if lag > run.settings.run.max_policy_lag:
         found.append(f"I13: a token was {lag:g} batches old when it was trained")
     if stats.dead > dead_before:
         found.append(f"I21: {stats.dead - dead_before} tasks went to the dead letters")
@@ -75,5 +75,5 @@ def groups_of(row: Row) -> frozenset[int]:
     return frozenset(ids) if isinstance(ids, list) else frozenset()
 
 
-def _rows(ring: Ring, name: str) -> list[Row]:
-    return read_rows(ring.folder.path / f"{name}.jsonl")
+def _rows(run: LiveRun, name: str) -> list[Row]:
+    return read_rows(run.folder.path / f"{name}.jsonl")

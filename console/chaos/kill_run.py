@@ -1,9 +1,9 @@
-"""What dying actors cost: whole runs side by side, one left alone, one whose actors are killed.
+"""The cost of dying actors: whole runs side by side, one undisturbed, one whose actors are killed.
 
     none    the run as it is
     start   every `every_s` one more actor starts, and leaves as soon as it serves
     kill    every `every_s` one of several actors is killed, for the whole length
-    drain   every `every_s` one of several actors is asked to leave, for the whole length
+    drain   every `every_s` one of several actors is drained, for the whole length
 
 All arms begin with the same model and see the same tasks. An actor that ends is replaced at once,
 and the next is hurt when its replacement serves, `every_s` after the last at the earliest.
@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 
 import configs
-from console.chaos.arms import Arm, Harm, Watcher
-from console.chaos.matrix import GUARD_S
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 
-from .live_run import Ring
+from .arms import Arm, Harm, Watcher
+from .live_run import LiveRun
+from .matrix import GUARD_S
 
 NEEDED = (
     "buffer.url=null",
@@ -51,7 +51,7 @@ NUM_ACTORS = 3
 
 @dataclass(frozen=True, slots=True)
 class KillPlan:
-    """What a person asked for."""
+    """Options of the kill runs."""
 
     folder: Path
     config: Path | None = None
@@ -68,12 +68,12 @@ class KillPlan:
         return self.config or demo, (*NEEDED, *usual, engine, *self.overrides)
 
 
-def kill_runs(plan: KillPlan, say: Callable[[Harm, int, int], None]) -> dict[str, object]:
+def kill_runs(plan: KillPlan, on_step: Callable[[Harm, int, int], None]) -> dict[str, object]:
     """Run the arms one after the other; writes `kill_run.json` after each."""
     plan.folder.mkdir(parents=True, exist_ok=True)
     arms: dict[Harm, Arm] = {}
     for harm in plan.harms:
-        arms[harm] = _run_arm(plan, harm, say)
+        arms[harm] = _run_arm(plan, harm, on_step)
         result = compare(arms)
         text = json.dumps(result, indent=1) + "\n"
         (plan.folder / "kill_run.json").write_text(text, encoding="utf-8")
@@ -133,7 +133,7 @@ def _quantile(values: Sequence[float], share: float) -> float | None:
     return round(float(np.quantile(values, share)), 3) if values else None
 
 
-def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int, int], None]) -> Arm:
+def _run_arm(plan: KillPlan, harm: Harm, on_step: Callable[[Harm, int, int], None]) -> Arm:
     config, overrides = plan.settings
     folder = plan.folder / harm.value
     models = sorted(plan.folder.glob("*/init"))
@@ -141,11 +141,11 @@ def _run_arm(plan: KillPlan, harm: Harm, say: Callable[[Harm, int, int], None]) 
         shutil.copytree(models[0], folder / "init")
     arm = Arm(harm)
     with (
-        closing(Guard(grace_s=GUARD_S)) as guard,
-        closing(Ring(config, overrides, folder, guard)) as ring,
+        closing(ProcessGuard(grace_s=GUARD_S)) as guard,
+        closing(LiveRun(config, overrides, folder, guard)) as run,
     ):
-        ring.start(NUM_ACTORS)
+        run.start(NUM_ACTORS)
         every_s = KILL_EVERY_S[plan.engine]
-        steps = ring.settings.run.steps
-        Watcher(ring, arm, every_s=every_s, say=lambda step: say(harm, step, steps)).follow()
+        steps = run.settings.run.steps
+        Watcher(run, arm, every_s=every_s, on_step=lambda step: on_step(harm, step, steps)).follow()
     return arm

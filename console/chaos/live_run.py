@@ -1,7 +1,7 @@
-"""A live run to hurt: `nyala up` in a process of its own, and a fleet of actors beside it.
+"""A live run under fault injection: `nyala up` in its own process, with actors beside it.
 
 Owns how the run is started, seen and ended. `up` supervises Redis, broker and learner as it does
-for everybody. The actors are ours, as those of a spot market would be: one that is killed is
+in any run. The actors are ours, as those of a spot market would be: one that is killed is
 replaced at once, and one may be put behind a proxy.
 """
 
@@ -22,7 +22,7 @@ from configs.secrets import VARIABLE
 from configs.settings import Settings
 from console.run.placement import environment_of
 from console.run.process import Command, Process
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 from console.run.run_folder import RunFolder
 
 from .actor_fleet import Fleet
@@ -57,14 +57,14 @@ SMALL = (
     "learner.lr=1e-6",
     "run.max_completion_tokens=128",
 )
-"""The run that is hurt where nobody names another: tiny.yaml, long episodes, short leases."""
+"""The default run: tiny.yaml, long episodes, short leases."""
 
 
 class Stuck(NyalaError):
-    """What a fault should have been followed by did not come."""
+    """An expected consequence of a fault did not come."""
 
 
-class Ring:
+class LiveRun:
     """One run folder and the processes that work on it."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Ring:
         config: Path,
         overrides: Sequence[str],
         folder: Path,
-        guard: Guard,
+        guard: ProcessGuard,
         variables: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare; nothing is started.

@@ -1,4 +1,4 @@
-"""The matrix: fault after fault on one live run, a check after each, a table at the end.
+"""The fault matrix: fault after fault on one live run, a check after each, a table at the end.
 
 A fault that the run does not come back from, or after which an invariant does not hold, costs its
 own row alone: the next one gets a new run.
@@ -15,15 +15,15 @@ from pathlib import Path
 
 import configs
 from configs.errors import NyalaError
-from console.chaos.case import Case
-from console.chaos.disk import small_disk
-from console.chaos.fault import Fault, Row, as_json, markdown
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 
 from . import clock_jumps as clock
 from . import network, partition, processes, stores
+from .disk import small_disk
+from .fault import Fault, FaultResult, as_json, markdown
+from .fault_case import FaultCase
 from .invariants import Batches, trained_batches, violations
-from .live_run import NEEDED, SMALL, Ring
+from .live_run import NEEDED, SMALL, LiveRun
 
 FAULTS: tuple[Fault, ...] = (
     *processes.FAULTS,
@@ -35,13 +35,13 @@ FAULTS: tuple[Fault, ...] = (
 NUM_ACTORS = 3
 GUARD_S = 10.0
 
-Watch = Callable[[int, Row | None, str], None]
+OnProgress = Callable[[int, FaultResult | None, str], None]
 """Called with the number of finished rows, the newest of them, and what is done now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a person asked for."""
+    """Options of one matrix."""
 
     folder: Path
     """New; runs, logs and results go there."""
@@ -59,24 +59,24 @@ class Plan:
         return tiny, (*NEEDED, *SMALL, *self.overrides)
 
 
-def run_matrix(plan: Plan, watch: Watch) -> list[Row]:
+def run_matrix(plan: Plan, on_progress: OnProgress) -> list[FaultResult]:
     """Carry the plan out and write `faults.md` and `faults.json` after every row."""
     plan.folder.mkdir(parents=True)
-    rows: list[Row] = []
-    ring: Ring | None = None
+    rows: list[FaultResult] = []
+    run: LiveRun | None = None
     with ExitStack() as runs:
         for fault in plan.faults:
-            watch(len(rows), rows[-1] if rows else None, fault.what)
-            row = Row(fault.name, fault.what, skipped=fault.obstacle())
+            on_progress(len(rows), rows[-1] if rows else None, fault.what)
+            row = FaultResult(fault.name, fault.what, skipped=fault.obstacle())
             if row.skipped is None:
-                ring = _measure_on(ring, runs, plan, fault, row)
+                run = _measure_on(run, runs, plan, fault, row)
             rows.append(row)
             write(plan.folder, rows)
-        watch(len(rows), rows[-1] if rows else None, "stopping")
+        on_progress(len(rows), rows[-1] if rows else None, "stopping")
     return rows
 
 
-def write(folder: Path, rows: Sequence[Row]) -> None:
+def write(folder: Path, rows: Sequence[FaultResult]) -> None:
     """Write the table for people and for programs."""
     (folder / "faults.md").write_text(markdown(rows), encoding="utf-8")
     text = json.dumps(as_json(rows), indent=1)
@@ -84,27 +84,31 @@ def write(folder: Path, rows: Sequence[Row]) -> None:
 
 
 @contextmanager
-def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[Ring]:
+def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[LiveRun]:
     """Start a run to hurt, and end it.
 
     Args:
-        plan: What was asked for.
+        plan: Options of the matrix.
         name: Of the run.
         fault: The first one that it is for; it may ask for a place of its own.
     """
     config, overrides = plan.settings
     folder = plan.folder / name
     place = fault.place(plan.folder) if fault.place is not None else nullcontext({})
-    with closing(Guard(grace_s=GUARD_S)) as guard, place as more, small_disk(folder / "redis"):
-        ring = Ring(config, (*overrides, *fault.overrides), folder, guard, more)
-        with closing(ring):
-            ring.start(plan.num_actors)
-            yield ring
+    with (
+        closing(ProcessGuard(grace_s=GUARD_S)) as guard,
+        place as more,
+        small_disk(folder / "redis"),
+    ):
+        run = LiveRun(config, (*overrides, *fault.overrides), folder, guard, more)
+        with closing(run):
+            run.start(plan.num_actors)
+            yield run
 
 
 def _measure_on(
-    ring: Ring | None, runs: ExitStack, plan: Plan, fault: Fault, row: Row
-) -> Ring | None:
+    run: LiveRun | None, runs: ExitStack, plan: Plan, fault: Fault, row: FaultResult
+) -> LiveRun | None:
     """Measure a fault on this run or, where there is none or it needs its own, on a new one.
 
     Returns:
@@ -112,36 +116,36 @@ def _measure_on(
     """
     is_own = fault.place is not None
     try:
-        if is_own or ring is None:
+        if is_own or run is None:
             runs.close()
-            ring = runs.enter_context(live_run(plan, f"ring-{fault.name}", fault))
-        _measure(fault, ring, row)
+            run = runs.enter_context(live_run(plan, f"ring-{fault.name}", fault))
+        _measure(fault, run, row)
     except NyalaError as error:
         row.error = str(error)
     if row.holds and not is_own:
-        return ring
+        return run
     runs.close()
     return None
 
 
-def _measure(fault: Fault, ring: Ring, row: Row) -> None:
+def _measure(fault: Fault, run: LiveRun, row: FaultResult) -> None:
     """Inject a fault and fill its row, also where the run does not come back from it."""
-    case = Case(ring)
+    case = FaultCase(run)
     try:
         case.settle()
-        before, dead = trained_batches(ring), ring.stats().dead
+        before, dead = trained_batches(run), run.stats().dead
         fault.act(case)
-        row.violations = _settled_violations(ring, before, dead=dead)
+        row.violations = _settled_violations(run, before, dead=dead)
     finally:
         row.detected_s, row.recovered_s = case.detected_s, case.recovered_s
-        row.tokens_kept, row.charged = case.trail.kept_share, case.trail.charged
-        row.tasks, row.remark = len(case.trail.tasks), case.remark
+        row.tokens_kept, row.charged = case.trace.kept_share, case.trace.charged
+        row.tasks, row.remark = len(case.trace.tasks), case.remark
 
 
-def _settled_violations(ring: Ring, before: Batches, *, dead: int) -> list[str]:
+def _settled_violations(run: LiveRun, before: Batches, *, dead: int) -> list[str]:
     """Check; once more after a moment, because files and store are not read at one instant."""
-    found = violations(ring, before, dead_before=dead)
+    found = violations(run, before, dead_before=dead)
     if found:
         time.sleep(1.0)
-        found = violations(ring, before, dead_before=dead)
+        found = violations(run, before, dead_before=dead)
     return found

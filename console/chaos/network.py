@@ -1,4 +1,4 @@
-"""Faults of the network between one actor and the broker, made by a proxy of our own."""
+"""Faults of the network between one actor and the broker, made by a proxy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from console.chaos.case import Case
-from console.chaos.fault import Fault
-from console.chaos.proxy import Proxy
-
 from .actor_fleet import Actor
+from .fault import Fault
+from .fault_case import FaultCase
+from .proxy import Proxy
 
 DELAY_S = 0.2
 DELAYED_S = 5.0
@@ -19,24 +18,24 @@ SERVE_S = 90.0
 
 
 @contextmanager
-def _behind_a_proxy(case: Case) -> Iterator[tuple[Actor, Proxy]]:
+def _behind_a_proxy(case: FaultCase) -> Iterator[tuple[Actor, Proxy]]:
     """Add an actor that reaches the broker through a proxy, and choose it as the victim."""
-    ring = case.ring
-    parts = urlsplit(ring.settings.broker.endpoint)
+    run = case.run
+    parts = urlsplit(run.settings.broker.endpoint)
     assert parts.hostname is not None and parts.port is not None
     with Proxy(parts.hostname, parts.port) as proxy:
-        actor = ring.fleet.add(f"broker.endpoint=tcp://127.0.0.1:{proxy.port}")
+        actor = run.fleet.add(f"broker.endpoint=tcp://127.0.0.1:{proxy.port}")
         try:
-            ring.until(ring.fleet.all_serve, "the actor behind the proxy serves", SERVE_S)
+            run.until(run.fleet.all_serve, "the actor behind the proxy serves", SERVE_S)
             case.settle()
             case.choose([actor])
             case.follow([actor])
             yield actor, proxy
         finally:
-            ring.fleet.remove(actor)
+            run.fleet.remove(actor)
 
 
-def delay(case: Case) -> None:
+def delay(case: FaultCase) -> None:
     """Every message takes longer by far than usual; leases are kept."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(lambda: proxy.delay(DELAY_S))
@@ -45,32 +44,32 @@ def delay(case: Case) -> None:
         case.recover()
 
 
-def block(case: Case) -> None:
-    """No packet passes for longer than leases last; then the actor is heard again, too late."""
+def block(case: FaultCase) -> None:
+    """No packet passes for longer than leases last; then the actor is back, too late."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(proxy.block)
-        case.until(lambda: not case.trail.open_ids, "another actor goes on with its work")
+        case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
         case.lift(proxy.flow)
         case.pause(1.0)  # what it still holds is refused
         case.recover()
 
 
-def reset(case: Case) -> None:
+def reset(case: FaultCase) -> None:
     """The connection breaks; the actor connects again and resends."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(proxy.reset)
         case.recover()
 
 
-def close_slowly(case: Case) -> None:
+def close_slowly(case: FaultCase) -> None:
     """The actor sees an end that the broker sees seconds later: two connections of one actor."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(lambda: proxy.close_slowly(SLOW_CLOSE_S))
         case.recover()
 
 
-def half_open(case: Case) -> None:
-    """The connection leads nowhere and nobody says so; heartbeats have to find out."""
+def half_open(case: FaultCase) -> None:
+    """The connection leads nowhere and no end is closed; only missing heartbeats reveal it."""
     with _behind_a_proxy(case) as (_, proxy):
         case.inject(proxy.half_open)
         case.recover()

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 TOOL_S = 10.0
@@ -26,7 +25,7 @@ class SecondNetwork:
     """Addresses `here` and `there`, and the name of the network that `there` is in.
 
     Args:
-        number: Tells it from others of this machine; what an earlier one of it left is removed.
+        number: Distinguishes it from others of this machine; leftovers under it are removed.
             None = one of this process.
     """
 
@@ -39,7 +38,7 @@ class SecondNetwork:
         self.near, self.far = f"ny-near-{number}", f"ny-far-{number}"
 
     def cut(self) -> None:
-        """Lose every packet, and tell nobody."""
+        """Lose every packet silently."""
         self._there("link", "set", self.far, "down")
 
     def heal(self) -> None:
@@ -67,12 +66,7 @@ class SecondNetwork:
             raise
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def _there(self, *words: str) -> None:
@@ -84,7 +78,7 @@ class SecondNetwork:
 
 
 def obstacle(*, limits: bool = False) -> str | None:
-    """Say why there can be no second network here, or none with a limit; None = there can."""
+    """Reason why there can be no second network here, or none with a limit; None = there can."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         return "it needs root and the `ip` command, to make a network"
     if limits and shutil.which("tc") is None:

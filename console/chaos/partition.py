@@ -1,4 +1,4 @@
-"""A partition as the kernel makes one: an actor in a network of its own, whose link goes down."""
+"""A network partition made by the kernel: an actor in its own namespace, whose link goes down."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from console.chaos.case import Case
-from console.chaos.fault import Fault
-
+from .fault import Fault
+from .fault_case import FaultCase
 from .network_namespace import SecondNetwork, obstacle
 
 NETWORK = SecondNetwork(0)
@@ -27,17 +26,17 @@ def two_networks(_folder: Path) -> Iterator[Mapping[str, str]]:
         yield {}
 
 
-def cut(case: Case) -> None:
-    """Packets are lost for longer than leases last; then the actor is heard again, too late."""
-    fleet = case.ring.fleet
+def cut(case: FaultCase) -> None:
+    """Packets are lost for longer than leases last; then the actor is back, too late."""
+    fleet = case.run.fleet
     victim = fleet.add("console.refresh_s=0.5", prefix=("ip", "netns", "exec", NETWORK.name))
     try:
-        case.ring.until(fleet.all_serve, "the actor in the other network serves", SERVE_S)
+        case.run.until(fleet.all_serve, "the actor in the other network serves", SERVE_S)
         case.settle()
         case.choose([victim])
         case.follow([victim])
         case.inject(NETWORK.cut)
-        case.until(lambda: not case.trail.open_ids, "another actor goes on with its work")
+        case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
         case.lift(NETWORK.heal)
         case.pause(2.0)  # what it still holds is refused
         case.recover()

@@ -1,4 +1,4 @@
-"""Faults of processes: killed, stopped, asked to leave."""
+"""Faults of processes: killed, stopped, drained."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-from console.chaos.case import Case
-from console.chaos.fault import Fault
-
 from .actor_fleet import Actor
+from .fault import Fault
+from .fault_case import FaultCase
 
 COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
 
@@ -26,99 +25,99 @@ def _send(pid: int, number: signal.Signals) -> Callable[[], None]:
     return lambda: os.kill(pid, number)
 
 
-def _kill_actors(case: Case, victims: list[Actor]) -> None:
+def _kill_actors(case: FaultCase, victims: list[Actor]) -> None:
     for victim in victims:
         case.freeze(victim.pid)
     case.follow(victims)
     case.inject(_kill([victim.pid for victim in victims]))
-    case.ring.fleet.refill()
+    case.run.fleet.refill()
     case.recover()
 
 
-def kill_actor(case: Case) -> None:
+def kill_actor(case: FaultCase) -> None:
     """One actor dies in the middle of its episodes."""
     _kill_actors(case, [case.choose()])
 
 
-def kill_all_actors(case: Case) -> None:
+def kill_all_actors(case: FaultCase) -> None:
     """All actors die at once; new ones have to start their engines first."""
     case.choose()
-    _kill_actors(case, list(case.ring.fleet.actors))
+    _kill_actors(case, list(case.run.fleet.actors))
     case.remark = "includes the start of new engines"
 
 
-def stop_actor(case: Case) -> None:
+def stop_actor(case: FaultCase) -> None:
     """An actor hangs for longer than its leases last, then wakes up and writes: a zombie."""
     victim = case.choose()
     case.freeze(victim.pid)
     case.follow([victim])
     case.inject(lambda: None)
-    case.until(lambda: not case.trail.open_ids, "another actor goes on with its work")
+    case.until(lambda: not case.trace.open_ids, "another actor goes on with its work")
     case.lift(_send(victim.pid, signal.SIGCONT))
     case.pause(1.0)  # what it still holds is refused
     case.recover()
 
 
-def drain_actor(case: Case) -> None:
-    """An actor is asked to leave, as before a spot machine is taken away."""
+def drain_actor(case: FaultCase) -> None:
+    """An actor is drained, as before a spot machine is taken away."""
     victim = case.choose()
     case.follow([victim], is_orderly=True)
     case.inject(_send(victim.pid, signal.SIGTERM))
     case.recover()
     case.until(lambda: victim.process.poll() is not None, "the actor has left")
-    case.ring.fleet.refill()
+    case.run.fleet.refill()
     if victim.process.poll() != 0:
         case.remark = f"it ended with code {victim.process.poll()}"
 
 
-def kill_broker(case: Case) -> None:
+def kill_broker(case: FaultCase) -> None:
     """The broker dies; it keeps nothing."""
     case.choose()
     case.follow()
-    case.inject(_kill(case.ring.pids("broker")), case.restarted("broker"))
+    case.inject(_kill(case.run.pids("broker")), case.restarted("broker"))
     case.recover()
 
 
-def stop_broker(case: Case) -> None:
+def stop_broker(case: FaultCase) -> None:
     """The broker hangs for longer than leases last."""
     case.choose()
-    (pid,) = case.ring.pids("broker")
+    (pid,) = case.run.pids("broker")
     case.follow()
     case.inject(_send(pid, signal.SIGSTOP))
-    case.pause(2 * case.ring.settings.broker.lease_timeout_s)
+    case.pause(2 * case.run.settings.broker.lease_timeout_s)
     case.lift(_send(pid, signal.SIGCONT))
     case.recover()
 
 
-def kill_learner(case: Case) -> None:
+def kill_learner(case: FaultCase) -> None:
     """The learner dies between two checkpoints; sealed batches are trained again unchanged."""
-    case.ring.until(lambda: case.ring.step > case.ring.stats().committed_step, "uncommitted steps")
+    case.run.until(lambda: case.run.step > case.run.stats().committed_step, "uncommitted steps")
     case.choose()
     case.follow()
-    case.inject(_kill(case.ring.pids("learner")[:1]), case.restarted("learner"))
+    case.inject(_kill(case.run.pids("learner")[:1]), case.restarted("learner"))
     case.recover()
 
 
-def kill_learner_before_commit(case: Case) -> None:
-    """The learner dies with a checkpoint on disk that the store does not know of."""
+def kill_learner_before_commit(case: FaultCase) -> None:
+    """The learner dies with a checkpoint on disk whose commit the store lacks."""
     case.follow()
-    pid = case.ring.pids("learner")[-1]
+    pid = case.run.pids("learner")[-1]
     for _ in range(COMMIT_TRIES):
-        case.ring.wait_for_checkpoint()
+        case.run.wait_for_checkpoint()
         case.freeze(pid)
-        saved = int((case.ring.folder.newest_checkpoint() or "-0").rpartition("-")[2])
-        if case.ring.stats().committed_step < saved:
-            case.inject(_kill(case.ring.pids("learner")), case.restarted("learner"))
+        saved = int((case.run.folder.newest_checkpoint() or "-0").rpartition("-")[2])
+        if case.run.stats().committed_step < saved:
+            case.inject(_kill(case.run.pids("learner")), case.restarted("learner"))
             case.recover()
             return
         os.kill(pid, signal.SIGCONT)
     case.remark = f"the window was not met in {COMMIT_TRIES} checkpoints"
 
 
-def kill_publisher(case: Case) -> None:
+def kill_publisher(case: FaultCase) -> None:
     """The publisher dies, in the middle of a broadcast or beside one."""
     case.follow()
-    case.inject(_kill(case.ring.pids("publisher")), case.restarted("publisher"))
+    case.inject(_kill(case.run.pids("publisher")), case.restarted("publisher"))
     case.recover()
 
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that treats its connections badly when it is told to.
+"""A TCP proxy that delays, blocks, resets or half-closes its connections on demand.
 
 Runs an event loop in a thread of its own; every method may be called from outside. What it does to
 bytes is kept from the peers' view: a black hole looks like lost packets, not like an end.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-import threading
 from contextlib import suppress
+
+from configs.worker import Worker
 
 CHUNK_BYTES = 2**16
 STOP_S = 5.0
@@ -23,7 +24,7 @@ class _Link:
     def __init__(self, near: asyncio.StreamWriter, far: asyncio.StreamWriter) -> None:
         self.near, self.far = near, far
         self.is_deaf = False
-        """What the near side sends is thrown away; it is not told."""
+        """Bytes of the near side are discarded silently."""
 
 
 class Proxy:
@@ -40,7 +41,7 @@ class Proxy:
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._worker = Worker(self._loop.run_forever, name="proxy")
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._delay_s = self._linger_s = 0.0
@@ -49,14 +50,14 @@ class Proxy:
         self.port = 0
 
     def __enter__(self) -> Proxy:
-        self._thread.start()
+        self._worker.start()
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(STOP_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(STOP_S)
+        self._worker.join(STOP_S)
         self._loop.close()
 
     def flow(self) -> None:
@@ -65,7 +66,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._flowing.set)
 
     def settle(self) -> None:
-        """Wait until what was asked for before is in force."""
+        """Wait until earlier calls have taken effect."""
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(STOP_S)
 
     def delay(self, seconds: float) -> None:
@@ -119,7 +120,7 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
         try:
             back, far = await asyncio.open_connection(*self._target)
-        except OSError:  # no broker at this moment: as if nobody listened here either
+        except OSError:  # no broker at this moment: as if there were no listener here either
             _abort(near)
             return
         link = _Link(near, far)

@@ -1,4 +1,4 @@
-"""Faults of what keeps things: Redis and the disks under it and under the checkpoints."""
+"""Faults of storage: Redis, and the disks under it and under the checkpoints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 
 from buffer import operations
 from buffer.limit import limit_memory
-from console.chaos.case import Case
-from console.chaos.disk import fill, is_own_disk
-from console.chaos.fault import Fault
+
+from .disk import fill, is_own_disk
+from .fault import Fault
+from .fault_case import FaultCase
 
 STOPPED_S = 10.0
 FULL_S = 5.0
@@ -21,11 +22,11 @@ TINY_FILE_BYTES = 4096  # less than any checkpoint's tensors
 LEARNER_BACK_S = 90.0
 
 
-def _pid(case: Case) -> int:
-    return case.ring.pids("redis")[0]
+def _pid(case: FaultCase) -> int:
+    return case.run.pids("redis")[0]
 
 
-def kill_redis(case: Case) -> None:
+def kill_redis(case: FaultCase) -> None:
     """Redis dies and loads its log again; what it had acknowledged is there."""
     case.choose()
     case.follow()
@@ -33,14 +34,14 @@ def kill_redis(case: Case) -> None:
     case.recover()
 
 
-def rewind_redis(case: Case) -> None:
+def rewind_redis(case: FaultCase) -> None:
     """The machine of Redis loses power: its log ends some moments earlier than its answers."""
     case.choose()
     log = _append_only_log(case)
     size = log.stat().st_size
-    step = case.ring.step
+    step = case.run.step
     time.sleep(REWIND_S)
-    case.ring.until(lambda: case.ring.step > step, "batches that will be lost")
+    case.run.until(lambda: case.run.step > step, "batches that will be lost")
     case.follow()
     lost = log.stat().st_size - size
 
@@ -53,8 +54,8 @@ def rewind_redis(case: Case) -> None:
     case.remark = f"{lost / 1024:.0f} KiB of its log lost"
 
 
-def stop_redis(case: Case) -> None:
-    """Redis hangs: nobody dies of it, and nothing expires."""
+def stop_redis(case: FaultCase) -> None:
+    """Redis hangs: no process dies of it, and nothing expires."""
     case.choose()
     case.follow()
     pid = _pid(case)
@@ -65,33 +66,33 @@ def stop_redis(case: Case) -> None:
     case.recover()
 
 
-def fill_redis(case: Case) -> None:
+def fill_redis(case: FaultCase) -> None:
     """Redis reaches its memory limit and refuses; leasing has to stop before that."""
     case.choose()
     case.follow()
-    used = case.ring.store.run(operations.memory()).used_bytes
-    before = limit_memory(case.ring.url, used)
+    used = case.run.store.run(operations.memory()).used_bytes
+    before = limit_memory(case.run.url, used)
     case.inject(lambda: None, lambda: "leasing paused" in _broker_log(case))
     case.pause(FULL_S)
-    case.lift(lambda: _restore(case.ring.url, before))
+    case.lift(lambda: _restore(case.run.url, before))
     case.recover()
 
 
-def fill_disk_of_redis(case: Case) -> None:
+def fill_disk_of_redis(case: FaultCase) -> None:
     """The disk under Redis' log is full: it refuses every write until there is room."""
     case.choose()
     case.follow()
-    with fill(case.ring.folder.redis):
+    with fill(case.run.folder.redis):
         case.inject(lambda: None, lambda: "writing to the AOF file" in _redis_log(case))
         case.pause(FULL_S)
     case.lift(lambda: None)
     case.recover()
 
 
-def fill_disk_of_checkpoints(case: Case) -> None:
+def fill_disk_of_checkpoints(case: FaultCase) -> None:
     """The learner cannot write its checkpoint; the batches since the last one are replayed."""
     case.follow()
-    pid = case.ring.pids("learner")[-1]
+    pid = case.run.pids("learner")[-1]
     limit = (TINY_FILE_BYTES, resource.RLIM_INFINITY)
     back = case.restarted("learner")
     case.inject(lambda: resource.prlimit(pid, resource.RLIMIT_FSIZE, limit) and None, back)
@@ -100,17 +101,17 @@ def fill_disk_of_checkpoints(case: Case) -> None:
     case.recover()
 
 
-def _append_only_log(case: Case) -> Path:
+def _append_only_log(case: FaultCase) -> Path:
     """Find the file that Redis appends to; from version 7 on it is in a folder of its own."""
-    return max(case.ring.folder.redis.rglob("*.aof"), key=lambda path: path.stat().st_mtime)
+    return max(case.run.folder.redis.rglob("*.aof"), key=lambda path: path.stat().st_mtime)
 
 
-def _broker_log(case: Case) -> str:
-    return case.ring.folder.log("broker").read_text(encoding="utf-8")
+def _broker_log(case: FaultCase) -> str:
+    return case.run.folder.log("broker").read_text(encoding="utf-8")
 
 
-def _redis_log(case: Case) -> str:
-    return case.ring.folder.log("redis").read_text(encoding="utf-8")
+def _redis_log(case: FaultCase) -> str:
+    return case.run.folder.log("redis").read_text(encoding="utf-8")
 
 
 def _restore(url: str, limit_bytes: int) -> None:

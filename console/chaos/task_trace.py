@@ -1,9 +1,9 @@
-"""What becomes of tasks after a fault: who goes on with them, with how many tokens, at what charge.
+"""Tasks after a fault: their next holder, the tokens kept, the attempts charged.
 
     followed -> lost by its holder (kept tokens are known) -> held again or finished: settled
     followed -> longer, or finished, under the same holder: settled
 
-Pure: it is fed with looks at the store.
+Pure: the caller passes in snapshots of the store.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Growth:
 
 
 class Observer:
-    """Remembers how fast tasks grow, to know what a holder has made and not sent."""
+    """Remembers how fast tasks grow, to estimate tokens that a holder has made and not sent."""
 
     def __init__(self, snapshot_s: float) -> None:
-        """Begin with nothing known.
+        """Begin without observations.
 
         Args:
             snapshot_s: Pause between an actor's snapshots: nothing older is unsent.
@@ -61,7 +61,7 @@ class Observer:
 
 
 @dataclass(slots=True)
-class Followed:
+class TracedTask:
     """One task since the fault."""
 
     before: TaskSeen
@@ -103,17 +103,17 @@ class Followed:
 
 
 @dataclass(slots=True)
-class Trail:
-    """The tasks that a fault is about."""
+class TaskTrace:
+    """The tasks that a fault affects."""
 
-    tasks: dict[int, Followed] = field(default_factory=dict)
+    tasks: dict[int, TracedTask] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, held: Iterable[TaskSeen], observer: Observer, now: float, *, is_orderly: bool = False
-    ) -> Trail:
+    ) -> TaskTrace:
         """Follow tasks from their present state on."""
-        return cls({t.task_id: Followed(t, observer.made(t, now), t, is_orderly) for t in held})
+        return cls({t.task_id: TracedTask(t, observer.made(t, now), t, is_orderly) for t in held})
 
     def note_open(self, seen: Mapping[int, TaskSeen], now: float) -> None:
         """Take a look at those that are not settled; one that is not seen has ended."""
@@ -122,12 +122,12 @@ class Trail:
 
     @property
     def open_ids(self) -> list[int]:
-        """Tasks of which more is to be seen."""
+        """Tasks that are not settled yet."""
         return [task_id for task_id, followed in self.tasks.items() if not followed.settled]
 
     @property
     def any_moved(self) -> bool:
-        """Whether a task was taken from its holder."""
+        """True once a task was taken from its holder."""
         return any(task.kept is not None for task in self.tasks.values())
 
     @property

@@ -1,6 +1,6 @@
-"""What `nyala up` shows while a run goes: a live bar on a terminal, plain lines elsewhere.
+"""The display of `nyala up`: a live bar on a terminal, plain lines elsewhere.
 
-Both show the same `View`. Neither knows where its figures come from.
+Both show the same `View`, whatever its figures come from.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -26,14 +25,14 @@ PLAIN_EVERY_S = 5.0  # a line for each step would bury a log file
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that is shown at one moment."""
+    """The state of a run at one moment."""
 
     progress: Progress
     stages: Mapping[str, str]
-    """Process -> what it is busy with, while the first batch of this life is awaited."""
+    """Process -> its stage of starting, until the first batch of this session."""
     actors_alive: int
     is_training: bool = True
-    """The first batch of this life has come."""
+    """The first batch of this session is trained."""
 
 
 class Display(Protocol):
@@ -41,12 +40,7 @@ class Display(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def show(self, view: View) -> None:
         """Show the state of the run; cheap, called often."""
@@ -84,12 +78,7 @@ class LiveDisplay:
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def show(self, view: View) -> None:
@@ -139,12 +128,7 @@ class PlainDisplay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def show(self, view: View) -> None:
         """Print what is new."""
@@ -171,7 +155,7 @@ class PlainDisplay:
 
 
 def figures(view: View) -> dict[str, str]:
-    """Write the figures of a run for people; one that is not known yet is a dash."""
+    """Write the figures of a run for people; a missing one is a dash."""
     progress = view.progress
     return {
         "reward": _number(progress.reward, "{:.3f}"),

@@ -1,4 +1,4 @@
-"""Following a file of JSON lines that another process writes."""
+"""A reader that follows a file of JSON lines while another process writes it."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def _parse(line: bytes) -> Row | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        return None  # a line that a killed process began, or that nobody here wrote
+        return None  # a line that a killed process began, or of another program
     return row if isinstance(row, dict) else None

@@ -1,7 +1,7 @@
-"""How far a run has come, from the files that the learner writes: pure arithmetic on their lines.
+"""Progress of a run, from the files that the learner writes: pure arithmetic on their lines.
 
-A learner that comes back from a checkpoint replaces the files by shorter ones; what is known here
-is then read again.
+A learner that resumes from a checkpoint replaces the files by shorter ones, which are then read
+from their beginning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RECENT_STEPS = 20  # enough to smooth single batches, few enough to follow the r
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One look at a run. None = not known yet."""
+    """Figures of a run at one moment; None = not available yet."""
 
     step: int
     steps: int
@@ -36,7 +36,7 @@ class Progress:
     """Share of the last batches' time in which the learner waited for episodes."""
     eta_s: float | None = None
     alerts: str | None = None
-    """What the guards last found among the last batches, such as `ess, kl at batch 57`."""
+    """Newest findings of the guards among the last batches, such as `ess, kl at batch 57`."""
 
 
 class RunProgress:

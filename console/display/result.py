@@ -39,7 +39,7 @@ ROWS = {
 """Key of `summary.json` -> label and format."""
 
 QUIET = {"reused_episodes", "resumed_episodes", "skipped_steps", "skipped_for_loss", "rollbacks"}
-"""What goes without saying where there was none of it."""
+"""Keys that are left out where they are 0."""
 
 
 def print_result(console: Console, folder: RunFolder) -> None:

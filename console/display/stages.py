@@ -1,4 +1,4 @@
-"""What each process of a run is busy with in its first seconds, read from its log."""
+"""Stages of each process while it starts, and its newest error, read from its log."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ class Stages:
         return self._stages
 
     def take_error(self, name: str) -> str | None:
-        """Return the newest error that a process wrote since it was last asked for."""
+        """Return the newest error that a process wrote since the last call."""
         self.look()
         return self._errors.pop(name, None)

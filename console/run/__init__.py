@@ -1,1 +1,1 @@
-"""Processes of a run: planned, started, watched, restarted."""
+"""Processes of a run: plan, start, watch, restart."""

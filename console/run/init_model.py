@@ -33,11 +33,11 @@ PAIRS_PER_MODEL = 20_000  # several times what a short supervised start sees
 TAIL_LINES = 12  # of a failed process's log: enough for the last traceback
 
 Show = Callable[[str, int, int], None]
-"""Called with a label, the step and the number of steps; 0 of 0 while that is not known."""
+"""Called with a label, the step and the number of steps; 0 of 0 while that is open."""
 
 
 def is_made(settings: Settings, folder: Path) -> bool:
-    """Say whether `folder` has the model that these settings make."""
+    """True if `folder` has the model that these settings make."""
     try:
         return (folder / STAMP).read_text(encoding="utf-8").strip() == stamp(settings)
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def stamp(settings: Settings) -> str:
 def make_if_needed(
     settings: Settings, target: Path, console: Console, *, plain: bool = False
 ) -> bool:
-    """Make the model in `target` with a progress bar, unless it is there; say whether it was made.
+    """Make the model in `target` with a progress bar, unless it is there; True if it was made.
 
     Raises:
         NyalaError: It could not be made.
@@ -76,14 +76,14 @@ def make_if_needed(
         TimeRemainingColumn(),
     )
     is_live = console.is_terminal and not plain
-    told: set[str] = set()
+    shown: set[str] = set()
     with Bar(*columns, console=console, disable=not is_live) as bar:
         task = bar.add_task("making the model", total=None)
 
         def show(label: str, step: int, steps: int) -> None:
             bar.update(task, description=label, completed=step, total=steps or None)
-            if not is_live and label not in told:
-                told.add(label)
+            if not is_live and label not in shown:
+                shown.add(label)
                 console.print(f"init-model: {label}", highlight=False)
 
         make_model(settings, target, show=show)
@@ -166,7 +166,7 @@ def _run(settings: Settings, role: str, command: list[str]) -> Iterator[str]:
 
 
 def _failure(command: str, code: int, log: list[str]) -> NyalaError:
-    """Say why a process failed: its last word if it was one of ours, else the end of its log."""
+    """Error of a failed process: its own text if it was one of ours, else the end of its log."""
     try:
         return SettingsError(str(json.loads(log[-1])["event"]))
     except (IndexError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Which GPUs and how many threads each process of a run gets on this machine.
+"""Placement of processes on this machine: GPUs, threads, environment variables.
 
 Pure but for `visible_gpus`. The learner's ranks come first, then the actors; when there are fewer
 GPUs than wanted, actors share, beginning again with the last ones.

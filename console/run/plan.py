@@ -1,4 +1,4 @@
-"""From checked settings to what will run: resolved paths, the run folder's files, the commands."""
+"""Plan of a run from checked settings: resolved paths, files of the run folder, commands."""
 
 from __future__ import annotations
 

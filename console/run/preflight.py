@@ -1,7 +1,7 @@
-"""What `nyala up` looks at before it starts anything: each check gives one sentence, or nothing.
+"""Checks of `nyala up` before it starts anything: each raises one sentence, or passes.
 
-Owns the questions; the answers come from the rooms that know. Nothing is changed here: no folder,
-no key in Redis, no process that stays.
+Owns the list of checks; each asks the room concerned. Nothing is changed here: no folder, no key in
+Redis, no process that stays.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None
 
 
 def check_endpoint(settings: Settings) -> None:
-    """The broker can listen where the settings say."""
+    """The broker can listen at its endpoint."""
     endpoint = settings.broker.endpoint
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or 0
@@ -93,7 +93,7 @@ def check_keys(settings: Settings) -> None:
 
 
 def check_devices(settings: Settings) -> None:
-    """There are GPUs where GPUs are asked for."""
+    """There are as many GPUs as the settings require."""
     if settings.learner.device != "cuda":
         return
     count = len(visible_gpus())

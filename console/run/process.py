@@ -1,4 +1,4 @@
-"""One process that `nyala up` starts: its command, its log, its process group, its end."""
+"""One process that `nyala up` starts: command, log, process group, end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Supervised(Protocol):
-    """What the supervisor needs to know of a process."""
+    """A process as the supervisor sees it."""
 
     @property
     def name(self) -> str:
@@ -47,21 +47,21 @@ class Supervised(Protocol):
         ...
 
 
-class Watch(Protocol):
-    """Who is told about process groups, to end them if `nyala up` itself is killed."""
+class GroupRegister(Protocol):
+    """Register of process groups, which are ended if `nyala up` itself is killed."""
 
     def add(self, group: int) -> None:
-        """A group began."""
+        """Register a group that began."""
         ...
 
     def remove(self, group: int) -> None:
-        """A group ended."""
+        """Remove a group that ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a process is started."""
+    """Arguments, log and environment of a process."""
 
     name: str
     role: str
@@ -73,9 +73,9 @@ class Command:
 class Process:
     """A subprocess in a process group of its own, so that Ctrl-C reaches `nyala up` alone."""
 
-    def __init__(self, command: Command, watch: Watch) -> None:
+    def __init__(self, command: Command, groups: GroupRegister) -> None:
         self._command = command
-        self._watch = watch
+        self._groups = groups
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -101,17 +101,17 @@ class Process:
                 env=dict(self._command.environment),
                 start_new_session=True,
             )
-        self._watch.add(self._child.pid)
+        self._groups.add(self._child.pid)
 
     def poll(self) -> int | None:
         if self._child is None:
             return 0
         if self._child.returncode is None and self._has_ended():
             # Its children (ranks, engine workers, the publisher) end with it. They are signalled
-            # before the leader is reaped: until then the group's number can be nobody else's.
+            # before the leader is reaped: until then no other group can have this number.
             self._signal_group(signal.SIGKILL)
             self._child.wait()
-            self._watch.remove(self._child.pid)
+            self._groups.remove(self._child.pid)
         return self._child.returncode
 
     def ask_to_stop(self) -> None:
@@ -123,7 +123,7 @@ class Process:
         if self._child is not None and self.poll() is None:
             self._signal_group(signal.SIGKILL)
             self._child.wait()
-            self._watch.remove(self._child.pid)
+            self._groups.remove(self._child.pid)
 
     def _has_ended(self) -> bool:
         assert self._child is not None

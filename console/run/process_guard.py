@@ -1,7 +1,7 @@
-"""The process guard: it outlives a killed `nyala up` just long enough to end what that had started.
+"""A guard process that ends what a killed `nyala up` had started, then ends itself.
 
 Run as `python -m console.run.process_guard SECONDS`, it reads `+group` and `-group` lines on stdin.
-When stdin ends, `nyala up` is gone: every group that is left is asked to stop, and killed after
+When stdin ends, `nyala up` is gone: every group that is left gets SIGTERM, and SIGKILL after
 SECONDS. A process with a pipe rather than a parent-death signal: the end of a pipe is seen however
 `nyala up` dies, and what ignores SIGTERM, or was started by what we started, goes too.
 """
@@ -19,8 +19,8 @@ from collections.abc import Iterable
 POLL_S = 0.05
 
 
-class Guard:
-    """The side of `nyala up`: starts the guard and tells it about process groups."""
+class ProcessGuard:
+    """The side of `nyala up`: starts the guard and sends it process groups."""
 
     def __init__(self, *, grace_s: float) -> None:
         self._process = subprocess.Popen(
@@ -31,11 +31,11 @@ class Guard:
 
     def add(self, group: int) -> None:
         """Have a process group ended if we are killed."""
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def remove(self, group: int) -> None:
         """Forget a process group that has ended."""
-        self._tell(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
         """Let the guard end whatever is left, then end itself."""
@@ -44,7 +44,7 @@ class Guard:
             self._process.stdin.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode())
@@ -75,7 +75,7 @@ def end_all(groups: set[int], *, grace_s: float) -> None:
 
 
 def _lives(group: int) -> bool:
-    """Say whether the leader lives; what it leaves behind in its group is killed at once."""
+    """True while the leader lives; what it leaves behind in its group is killed at once."""
     try:
         os.kill(group, 0)
     except ProcessLookupError:

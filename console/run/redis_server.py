@@ -1,4 +1,4 @@
-"""The Redis server of a run: found on this machine, configured for the run, kept in its folder.
+"""The Redis server of a run: binary, configuration, port, password and data folder.
 
 Owns the binary, the configuration, port and password. The same folder gives the same data, password
 and, if it is still free, the same port, so that `nyala up` goes on where it was stopped. The
@@ -130,7 +130,7 @@ def wait_until_ready(url: str, *, has_ended: Callable[[], bool]) -> None:
 
 
 def free_port(host: str) -> int:
-    """Ask the system for a port that nobody listens on now."""
+    """Find a port without a listener."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
@@ -138,7 +138,7 @@ def free_port(host: str) -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Say whether this process could listen there."""
+    """True if this process could listen there."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         # Connections of a server that just ended linger; they do not hold the port.

@@ -1,4 +1,4 @@
-"""Whether a process that ended is started again, and when. Pure: given a clock, it only decides.
+"""Restart policy of processes that ended: whether, and after which pause. Pure, with a given clock.
 
 Exit codes of every role: 0 finished or drained, 2 a person has to change something, 3 another
 learner owns the run, anything else a crash.
@@ -18,9 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-WINDOW_S = (
-    600.0  # restarts older than this count no longer: a crash an hour is a nuisance, not a loop
-)
+WINDOW_S = 600.0  # older restarts count no longer: a crash an hour is a nuisance, not a loop
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 JITTER = 0.2  # actors that died of one cause do not all come back in one moment
@@ -29,7 +27,7 @@ LOST_LINEAGE = 3
 
 
 class Action(StrEnum):
-    """What follows from the end of a process."""
+    """Consequence of the end of a process."""
 
     RESTART = "restart"
     LEAVE = "leave"
@@ -39,7 +37,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do about a process that ended, when, and why."""
+    """Action after the end of a process, with its reason and delay."""
 
     action: Action
     reason: str
@@ -103,5 +101,5 @@ class RestartPolicy:
 
 
 def describe_end(code: int) -> str:
-    """Say how a process ended, from its exit code."""
+    """Describe the end of a process by its exit code."""
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

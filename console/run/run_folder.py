@@ -1,6 +1,6 @@
-"""The folder of a run: what is in it, how far the run has come, one `nyala up` at a time.
+"""The folder of a run: its files, its progress, and a lock for one `nyala up` at a time.
 
-Owns names of files and the rule which settings may change between two lives of a run.
+Owns names of files, and the list of settings that may change between two sessions of a run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HARMLESS_KEYS = {
     "learner.threads",
     "run.directory",
 }
-"""With the tables above: settings that say how a run is carried out, not what it computes."""
+"""With the tables above: settings that decide how a run is carried out, not what it computes."""
 
 URL_WITH_PASSWORD = re.compile(r"://[^/\s]*@")
 

@@ -1,4 +1,4 @@
-"""The processes of a run together: started at once, restarted when they die, stopped in order.
+"""Supervisor of the processes of a run: started at once, restarted on failure, stopped in order.
 
 Owns the timing; `restart_policy.py` decides whether to restart, `process.py` starts and stops.
 `tick` never waits; `stop` waits at most `timeout_s` for each role.
@@ -22,14 +22,14 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How the run ended."""
+    """The end of a run."""
 
     is_finished: bool
     reason: str
     name: str = ""
     """The process that ended it."""
     error: str | None = None
-    """What that process last complained of."""
+    """The last error in the log of that process."""
 
 
 class Supervisor:
@@ -65,7 +65,7 @@ class Supervisor:
                 process.start()
 
     def tick(self) -> Outcome | None:
-        """Look at every process once and start again what is due; the answer ends the run."""
+        """Look at every process once and start again what is due; an outcome ends the run."""
         for process in self._processes:
             if process.name in self._left or process.poll() is None:
                 continue
@@ -79,7 +79,7 @@ class Supervisor:
         return sum(p.role == role and p.poll() is None for p in self._processes)
 
     def stop(self, *, timeout_s: float) -> list[str]:
-        """Stop role by role; the answer names the processes that had to be killed."""
+        """Stop role by role; return the names of processes that had to be killed."""
         killed: list[str] = []
         for role in STOP_ORDER:
             members = [process for process in self._processes if process.role == role]

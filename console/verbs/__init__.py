@@ -1,1 +1,1 @@
-"""The commands of `nyala`."""
+"""Verbs of `nyala`, one module per family."""

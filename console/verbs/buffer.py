@@ -101,7 +101,7 @@ def requeue(run: Run, tasks: Tasks = None, every: Every = False, as_json: AsJson
 
     READY: goes on from its tokens, its unit waits for it. ANEW: its unit had ended, so all of it is
     made again. TRAINED: too late, its unit is in a batch without it. ENDED: the run is over. GONE:
-    no dead letter. FORGOTTEN: Redis has lost what it asked.
+    no dead letter. FORGOTTEN: Redis has lost its prompt.
 
     Example: `nyala buffer dead requeue runs/demo 4711 4712`
     """

@@ -1,4 +1,4 @@
-"""What `nyala buffer` asks the store of a run, as plain rows."""
+"""Queries of `nyala buffer` to the store of a run, answered as plain rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_buffer(path: Path) -> Iterator[BufferOfRun]:
 
 
 class BufferOfRun:
-    """Asks, and makes rows of the answers."""
+    """Queries of one run's store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class BufferOfRun:
         )
 
     def waiting(self, n: int) -> Facts:
-        """The oldest complete units, with what their records say."""
+        """The oldest complete units, with figures of their records."""
         rows = []
         for unit in self._store.run(operations.peek(n)):
             records = self._store.run(operations.records(unit.task_ids))
@@ -171,7 +171,7 @@ def _spec(spec: bytes) -> dict[str, Any]:
 
 
 def _completion(chunks: Sequence[bytes]) -> dict[str, Any]:
-    """Say what the unfinished completion is; it may itself be the reason."""
+    """Describe the unfinished completion; it may itself be the cause of death."""
     if not chunks:
         return {}
     try:

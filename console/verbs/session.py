@@ -1,4 +1,4 @@
-"""One session of a run on this machine: from its files to the end of its last process.
+"""One session of a run on this machine, from its files to the end of its last process.
 
     prepare -> Redis -> model -> broker, learner, actors at once -> watch -> stop in order -> result
 
@@ -26,7 +26,7 @@ from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
 from console.run.plan import commands, prepare, redis_command
 from console.run.process import Process, Supervised
-from console.run.process_guard import Guard
+from console.run.process_guard import ProcessGuard
 from console.run.redis_server import RedisServer, wait_until_ready
 from console.run.restart_policy import RestartPolicy
 from console.run.run_folder import RunFolder, RunState
@@ -63,7 +63,7 @@ class Session:
         self._actors: ActorWatch | None = None
 
     def run(self) -> int:
-        """Start, watch, stop; the answer is the exit code."""
+        """Start, watch, stop; return the exit code."""
         server = prepare(self._settings, self._folder, redis_url=self._redis_url)
         try:
             with _sigterm_as_interrupt():
@@ -90,7 +90,7 @@ class Session:
 
     def _supervise(self, server: RedisServer | None) -> Outcome:
         """Start all processes and watch them; all have ended when this returns or raises."""
-        guard = Guard(grace_s=self._settings.console.stop_timeout_s)
+        guard = ProcessGuard(grace_s=self._settings.console.stop_timeout_s)
         try:
             processes = [Process(c, guard) for c in commands(self._settings, self._folder)]
             stages = Stages({p.name: self._folder.log(p.name) for p in processes})
@@ -145,7 +145,7 @@ class Session:
             self._actors.report_death(process.pid)
 
     def _num_alive(self, supervisor: Supervisor, display: Display) -> int:
-        """Actors alive by the store, or our own where the store cannot be asked."""
+        """Actors alive by the store, or of this machine where the store cannot be reached."""
         if self._actors is not None:
             try:
                 self._actors.check()

@@ -1,4 +1,4 @@
-"""Showing rows: a title and a table for people, JSON for programs."""
+"""Output of the verbs: a title and a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rich.text import Text
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a verb found out."""
+    """The result of a verb."""
 
     title: str
     rows: Sequence[Mapping[str, Any]]
     """All with the same columns."""
     full: Mapping[str, Any] | None = None
-    """What JSON shows instead of the rows."""
+    """Shown instead of the rows as JSON."""
 
 
 def print_facts(facts: Facts, *, as_json: bool, console: Console | None = None) -> None:

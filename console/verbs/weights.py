@@ -39,7 +39,7 @@ def show_log(
     n: Annotated[int, typer.Option("-n", min=1, help="How many at most, the newest.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List versions: digest, what they held up, who got them how, and how much had changed.
+    """List versions: digest, learner pause, deliveries, and share of changed weights.
 
     Example: `nyala weights log runs/demo -n 5`
     """

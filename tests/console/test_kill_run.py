@@ -9,8 +9,8 @@ import time
 import pytest
 
 from console.chaos.arms import Arm, Harm
-from console.chaos.cpu_time import CpuTime, cpu_s
 from console.chaos.kill_run import compare
+from console.chaos.proc_stat import CpuTime, cpu_s
 
 SUMMARY = {
     "tasks_created": 110,
@@ -73,7 +73,7 @@ def test_an_arm_alone_has_no_ratios() -> None:
     assert not any(name.endswith("_ratio") for name in arms["kill"])
 
 
-def test_the_cpu_time_of_a_process_stays_counted_when_it_has_ended() -> None:
+def test_the_proc_stat_of_a_process_stays_counted_when_it_has_ended() -> None:
     used = CpuTime()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -108,9 +108,9 @@ def test_nothing_survives_a_killed_parent_not_even_what_ignores_sigterm(tmp_path
     program = textwrap.dedent(
         f"""
         import os, pathlib, sys, time
-        from console.run.process_guard import Guard
+        from console.run.process_guard import ProcessGuard
         from console.run.process import Command, Process
-        guard = Guard(grace_s=1.0)
+        guard = ProcessGuard(grace_s=1.0)
         folder = pathlib.Path(sys.argv[1])
         stubborn = {STUBBORN!r} + {WITH_CHILD!r} + "time.sleep(600)"
         for name, code in (("meek", "import time; time.sleep(600)"), ("stubborn", stubborn)):

@@ -13,11 +13,11 @@ import pytest
 from buffer.operations.values import TaskSeen
 from configs.errors import SettingsError
 from console.chaos.command import chosen
-from console.chaos.fault import Row, markdown
+from console.chaos.fault import FaultResult, markdown
 from console.chaos.invariants import history_violations, oldest_lag
 from console.chaos.matrix import FAULTS, Plan, run_matrix
 from console.chaos.proxy import Proxy
-from console.chaos.task_trace import Observer, Trail
+from console.chaos.task_trace import Observer, TaskTrace
 
 SHORT = ("actor-kill", "broker-kill", "redis-rewind")
 WAIT_S = 5.0
@@ -96,51 +96,53 @@ def test_kept_tokens_are_those_that_the_next_holder_began_with() -> None:
     observer = Observer(snapshot_s=1.0)
     for second in range(5):  # ten tokens a second, all of them sent
         observer.note([seen(10 * second)], float(second))
-    trail = Trail.of([seen(40)], observer, 5.0)
+    trace = TaskTrace.of([seen(40)], observer, 5.0)
 
-    trail.note_open({1: seen(40, state="R", attempts=1)}, 6.0)
-    trail.note_open({1: seen(45, fence=8, attempts=1)}, 7.0)
+    trace.note_open({1: seen(40, state="R", attempts=1)}, 6.0)
+    trace.note_open({1: seen(45, fence=8, attempts=1)}, 7.0)
 
-    assert trail.kept_share == pytest.approx(40 / 50), "the last second was not sent"
-    assert trail.charged == 1
-    assert trail.open_ids == []
+    assert trace.kept_share == pytest.approx(40 / 50), "the last second was not sent"
+    assert trace.charged == 1
+    assert trace.open_ids == []
 
 
 def test_a_holder_that_leaves_in_order_stores_what_it_has_made() -> None:
     observer = Observer(snapshot_s=1.0)
     for second in range(5):
         observer.note([seen(10 * second)], float(second))
-    trail = Trail.of([seen(40)], observer, 5.0, is_orderly=True)
+    trace = TaskTrace.of([seen(40)], observer, 5.0, is_orderly=True)
 
-    trail.note_open({1: seen(52, fence=8)}, 5.1)  # 50, and two by the next holder
+    trace.note_open({1: seen(52, fence=8)}, 5.1)  # 50, and two by the next holder
 
-    assert trail.kept_share == 1.0
+    assert trace.kept_share == 1.0
 
 
 def test_a_task_that_its_holder_keeps_loses_nothing() -> None:
-    trail = Trail.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
+    trace = TaskTrace.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
 
-    trail.note_open({1: seen(40)}, 1.0)
-    assert trail.open_ids == [1]
-    trail.note_open({}, 2.0)
+    trace.note_open({1: seen(40)}, 1.0)
+    assert trace.open_ids == [1]
+    trace.note_open({}, 2.0)
 
-    assert trail.open_ids == []
-    assert not trail.any_moved
-    assert trail.kept_share == 1.0
+    assert trace.open_ids == []
+    assert not trace.any_moved
+    assert trace.kept_share == 1.0
 
 
 def test_a_store_that_went_back_in_time_is_seen_to_have_lost_tokens() -> None:
-    trail = Trail.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
+    trace = TaskTrace.of([seen(40)], Observer(snapshot_s=1.0), 0.0)
 
-    trail.note_open({1: seen(10, fence=9)}, 1.0)
+    trace.note_open({1: seen(10, fence=9)}, 1.0)
 
-    assert trail.kept_share == pytest.approx(0.25)
+    assert trace.kept_share == pytest.approx(0.25)
 
 
 def test_the_table_says_what_was_not_run_and_what_did_not_hold() -> None:
     rows = [
-        Row("a", "first", skipped="no root"),
-        Row("b", "second", 1.0, 2.0, 0.5, tasks=4, charged=1, violations=["I2: one is gone"]),
+        FaultResult("a", "first", skipped="no root"),
+        FaultResult(
+            "b", "second", 1.0, 2.0, 0.5, tasks=4, charged=1, violations=["I2: one is gone"]
+        ),
     ]
 
     lines = markdown(rows).splitlines()
