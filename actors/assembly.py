@@ -20,6 +20,7 @@ from actors.environments.registry import make_environment
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import ENVIRONMENT_TIMEOUT_S, RewardPool
+from actors.weights.links import Caller
 from broker.client.client import BrokerClient
 from broker.protocol.messages import MAX_LINES, Hello
 from broker.transport.key_rotation import broker_public_keys
@@ -64,9 +65,7 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
     receiver = WeightReceiver(
         engine,
         settings.actors,
-        keys=keys,
-        run=settings.run.name,
-        incarnation=incarnation,
+        caller=Caller(keys, settings.run.name, incarnation),
         staging=settings.run.folder / "staging",
         keys_folder=keys_folder,
         device=device,

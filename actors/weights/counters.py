@@ -1,4 +1,4 @@
-"""What an actor counts of its weights."""
+"""Counters of an actor's weight transfers and swaps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class TransferCounters:
-    """What has happened so far."""
+class WeightCounters:
+    """Totals of this incarnation. Producers: transports and receiver. Consumer: heartbeats."""
 
+    updates: int = 0
+    """Swaps whose probe agreed."""
     broadcasts: int = 0
+    """Versions received by a group."""
     memory_reads: int = 0
     """Versions read from the publisher's memory."""
     pulls: int = 0
+    """Versions pulled."""
     sparse_pulls: int = 0
     """Of these, by sparse updates."""
     pulled_bytes: int = 0
@@ -21,32 +25,10 @@ class TransferCounters:
     store_bytes: int = 0
     """Of these, from the object store."""
     digest_mismatches: int = 0
+    probe_mismatches: int = 0
     transfer_s: float = 0.0
-    """From news to staged bytes, summed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceiverCounters:
-    """What has happened so far, for heartbeats and metrics."""
-
-    updates: int
-    """Swaps whose probe agreed."""
-    broadcasts: int
-    memory_reads: int
-    """Versions read from the publisher's memory."""
-    pulls: int
-    sparse_pulls: int
-    """Of these, by what had changed alone."""
-    pulled_bytes: int
-    peer_bytes: int
-    """Of these, from other actors."""
-    store_bytes: int
-    """Of these, from the object store."""
-    digest_mismatches: int
-    probe_mismatches: int
-    transfer_s: float
-    """From news to staged bytes, summed; generation goes on meanwhile."""
-    pause_s: float
+    """From an announcement to staged bytes, summed; generation goes on meanwhile."""
+    pause_s: float = 0.0
     """Generation paused for swaps, summed."""
-    probe_max_diff: float
+    probe_max_diff: float = 0.0
     """Largest difference that passed, nats."""

@@ -1,7 +1,7 @@
-"""Pulling the current weights of a live run without an engine: for a look at them, or a copy.
+"""A copy of a live run's current weights, without an engine.
 
-A guest of the publisher: it says JOIN as an actor that can be in no group, pulls one version, whose
-digest is checked, and leaves.
+To the publisher it is a guest: it sends JOIN as an actor that can be in no group, pulls one
+version, whose digest is checked, and leaves.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from pathlib import Path
 
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
-from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Join, Moved, Send
+from broker.protocol.weight_messages import Join
 from broker.transport.keys import KeyPair
 from configs.errors import DeadlineError
 
 from .file import save_weights
-from .links import Caller
-from .publisher_link import PublisherLink
+from .links import Caller, PublisherLink
 from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
-from .transfer import WeightTransfer
+from .transfer import FromPublisher, WeightTransfer
 
 
 async def download(
@@ -30,8 +29,8 @@ async def download(
     """Pull the newest version into a safetensors file.
 
     Raises:
-        DeadlineError: it has not come within `timeout_s`.
-        WeightsError: its digest cannot be had, or there is no room.
+        DeadlineError: It has not come within `timeout_s`.
+        WeightsError: Its digest cannot be had, or there is no room.
     """
     files = StagingFiles("download", fallback=path.parent)
     staged: asyncio.Future[tuple[WeightManifest, StagingFile]] = asyncio.Future()
@@ -40,15 +39,15 @@ async def download(
         if not staged.done():
             staged.set_result((manifest, file))
 
-    def take(message: object) -> None:
-        if isinstance(message, Announce | Epoch | Send | Abort | Chunk | Moved):
-            transfer.take(message)
+    def on_message(message: object) -> None:
+        if isinstance(message, FromPublisher):
+            transfer.on_message(message)
 
     caller = Caller(keys, run, f"download-{secrets.token_hex(4)}")
     link = PublisherLink(
         caller=caller,
         join=lambda: Join(transfer.held, can_group=False, device="cpu"),
-        take=take,
+        on_message=on_message,
     )
     sources = WeightSources(link.post, order=("publisher",), caller=caller)
     transfer = WeightTransfer(

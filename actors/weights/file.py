@@ -1,4 +1,4 @@
-"""A policy version as a safetensors file that any tool can read, and its digest out of it again.
+"""A policy version as a safetensors file that any tool can read, and the digest of such a file.
 
 The file's own order of tensors is not that of the wire, so the header names the order, the version
 and the digest.
@@ -22,13 +22,13 @@ from configs.errors import WeightsError
 
 @dataclass(frozen=True, slots=True)
 class WeightFile:
-    """What a file says of itself, and what it is."""
+    """Header of a file, and the digest of its bytes."""
 
     version: PolicyVersion
     digest: str
-    """As written down when it was pulled."""
+    """From the header: that of the version that was pulled."""
     found: str
-    """Of the bytes that are in it now."""
+    """Digest of the bytes that are in the file now."""
 
 
 def save_weights(staged: Path, manifest: WeightManifest, path: Path) -> None:
@@ -50,7 +50,7 @@ def read_weights(path: Path) -> WeightFile:
     """Digest the tensors of a file.
 
     Raises:
-        WeightsError: it is no file of `save_weights`.
+        WeightsError: It is no file of `save_weights`.
     """
     try:
         with safe_open(path, "pt") as file:

@@ -1,7 +1,7 @@
 """The receiving end of a weight group: a torch process group of its own, beside vLLM's.
 
 Listens only on the address from which this machine reaches the publisher. Every function blocks and
-belongs into a `GroupThread`. Of no use after an exception.
+belongs in a `GroupThread`. The group is of no use after an exception.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ReceivingGroup:
         """Fill `memory` with the bytes that rank 0 sends; yields each bucket when it is whole.
 
         Raises:
-            RuntimeError: another member died, or `send_s` passed; the bytes are then a mixture.
+            RuntimeError: Another member died, or `send_s` passed; the bytes are then a mixture.
         """
         deadline = time.monotonic() + send_s
         whole = memoryview(memory)
@@ -87,7 +87,7 @@ def _left(deadline: float) -> timedelta:
 
 
 def _open(store: Store, epoch: Epoch, timeout: timedelta) -> Any:
-    """Make the group object itself: torch's stubs know neither its options nor its methods."""
+    """Make the group object itself: torch's stubs have neither its options nor its methods."""
     if epoch.backend == "nccl":
         # By default a timeout of NCCL would end this whole process.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")

@@ -1,4 +1,4 @@
-"""This actor's part in weight epochs: join the group, receive, confirm, or get out.
+"""Transport through a weight group: join it, receive, confirm, or leave it.
 
 Consumes EPOCH, SEND and ABORT of the version that was announced; waits for these and, in a thread,
 for the collective; a deadline or an ABORT unblocks it. Keeps the group from version to version.
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from broker.protocol.manifest import WeightManifest, digest_of
-from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
+from broker.protocol.weight_messages import Abort, Ack, Announce, Epoch, Fault, Moved, Ready, Send
 from broker.weights.group_thread import GroupThread
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
+
+from .counters import WeightCounters
 
 if TYPE_CHECKING:
     from .group import ReceivingGroup
@@ -26,48 +28,63 @@ log = structlog.get_logger()
 EpochMessage = Epoch | Send | Abort
 
 
-class WeightMember:
-    """A member of at most one weight group.
+class GroupMember:
+    """Transport through a weight group; a member of at most one at a time.
 
     Args:
         post: Sends a message to the publisher; may lose it.
+        counters: Counts versions received.
+        timeout_s: Time from the announcement to the last byte.
     """
 
-    def __init__(self, post: Callable[[object], bool]) -> None:
+    def __init__(
+        self, post: Callable[[object], bool], counters: WeightCounters, *, timeout_s: float
+    ) -> None:
         self._post = post
+        self._counters = counters
+        self._timeout_s = timeout_s
         self._expected: PolicyVersion | None = None
         self._inbox: asyncio.Queue[EpochMessage] = asyncio.Queue()
         self._epoch: Epoch | None = None
         self._group: GroupThread[ReceivingGroup] | None = None
 
-    def expect(self, version: PolicyVersion) -> None:
-        """Collect messages about this version from now on; `receive` follows."""
+    @property
+    def is_expecting(self) -> bool:
+        """True from `expect` until that version has come or failed to."""
+        return self._expected is not None
+
+    def expect(self, version: PolicyVersion | None) -> None:
+        """Collect messages about this version from now on; None = about no version."""
         self._expected = version
         self._inbox = asyncio.Queue()
 
-    def take(self, message: EpochMessage) -> None:
-        """Take a message of the publisher. An invitation that comes at a wrong time is declined."""
+    def on_message(self, message: EpochMessage) -> None:
+        """Process a message of the publisher. An invitation at a wrong time is declined."""
         if message.version == self._expected:
             self._inbox.put_nowait(message)
         elif isinstance(message, Epoch):
             self._post(Fault(message.number, message.version, "not waiting for this version"))
 
-    async def receive(
-        self, manifest: WeightManifest, memory: mmap.mmap, *, timeout_s: float
-    ) -> bool:
-        """Fill `memory` by the announced epoch. False: the bytes are a mixture; pull instead."""
+    def can_fetch(self, wanted: Announce | Moved) -> bool:
+        """Return whether an epoch of this version is expected."""
+        return wanted.manifest.version == self._expected
+
+    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
+        """Receive the expected version. False: `memory` holds a mixture."""
+        version = wanted.manifest.version
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._follow(manifest, memory)
+            async with asyncio.timeout(self._timeout_s):
+                await self._follow(wanted.manifest, memory)
         except (TimeoutError, WeightsError) as error:
-            self._decline(manifest.version, str(error) or f"no success within {timeout_s:g} s")
+            self._decline(version, str(error) or f"no success within {self._timeout_s:g} s")
             return False
         except asyncio.CancelledError:
-            self._decline(manifest.version, "overtaken by a newer version")
+            self._decline(version, "overtaken by a newer version")
             raise
         finally:
-            if self._expected == manifest.version:
+            if self._expected == version:
                 self._expected = None
+        self._counters.broadcasts += 1
         return True
 
     def leave(self) -> None:

@@ -1,13 +1,13 @@
-"""What an actor has of weights, for others to pull: the newest whole version, and one that arrives.
+"""Versions that this actor serves to peers: one complete, one arriving.
 
-Knows where bytes lie and which of them are checked; sends nothing and owns no memory. Whoever hands
-memory in takes it back before it is written to again.
+Tables of where bytes lie and which of them are checked, without sockets. Memory belongs to the
+caller, who releases it here before writing to it again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import mmap
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.protocol.weight_messages import Chunk, Gone, Later, Pull
@@ -26,10 +26,11 @@ class HeldWeights:
     """Answers pulls out of staged memory."""
 
     def __init__(self) -> None:
-        self._whole: tuple[PolicyVersion, mmap.mmap] | None = None
         self._part: _Part | None = None
-        self.changed: Callable[[], None] = lambda: None
-        """Is called when a pull that was put off may have an answer."""
+        self.whole: tuple[PolicyVersion, mmap.mmap] | None = None
+        """The newest complete version."""
+        self.changed = asyncio.Event()
+        """Set when a pull that was put off may have an answer; the share clears it."""
 
     def begin(self, version: PolicyVersion, memory: mmap.mmap) -> None:
         """Offer the slices of a version as they arrive."""
@@ -39,23 +40,23 @@ class HeldWeights:
         """Note a slice of that version, checked."""
         if self._part is not None:
             self._part.arrived.add(offset)
-            self.changed()
+            self.changed.set()
 
     def abandon(self) -> None:
-        """Take that version back."""
+        """Stop offering that version."""
         self._part = None
 
     def hold(self, version: PolicyVersion, memory: mmap.mmap) -> None:
         """Offer a whole version, instead of any other."""
-        self._whole, self._part = (version, memory), None
-        self.changed()
+        self.whole, self._part = (version, memory), None
+        self.changed.set()
 
     def release(self) -> None:
-        """Take the whole version back."""
-        self._whole = None
+        """Stop offering the whole version."""
+        self.whole = None
 
     def answer(self, pull: Pull) -> Chunk | Later | Gone:
-        """Return the slice, or say that it may come later, or never."""
+        """Return the slice, or that it comes later, or that it is gone."""
         memory = self._find(pull)
         place = pull.within(len(memory)) if memory is not None else None
         if memory is not None and place is not None:
@@ -67,12 +68,12 @@ class HeldWeights:
     def _find(self, pull: Pull) -> mmap.mmap | None:
         if pull.base is not None:
             return None
-        if self._whole is not None and self._whole[0] == pull.version:
-            return self._whole[1]
+        if self.whole is not None and self.whole[0] == pull.version:
+            return self.whole[1]
         part = self._part
         if part is None or part.version != pull.version or pull.offset not in part.arrived:
             return None
         return part.memory
 
     def _is_past(self, version: PolicyVersion) -> bool:
-        return self._whole is not None and version < self._whole[0]
+        return self.whole is not None and version < self.whole[0]

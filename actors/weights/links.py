@@ -1,6 +1,6 @@
-"""A connection of an actor to one port of the weight plane: the publisher's, or another actor's.
+"""Connections of an actor to the ports of the weight plane: the publisher's, and other actors'.
 
-Sends never wait and may be lost: whoever needs an answer asks again.
+Sends never wait and may be lost: a sender that needs an answer asks again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ import zmq
 import zmq.asyncio
 
 from broker.protocol.codec import decode, encode
-from broker.protocol.weight_messages import MAX_WEIGHTS_FRAME, Peer
+from broker.protocol.messages import Publication
+from broker.protocol.weight_messages import JOIN_EVERY_S, MAX_WEIGHTS_FRAME, Join, Peer
 from broker.transport.keys import KeyPair
 from broker.transport.sockets import connect_dealer
 from configs.errors import RecordError
 
 log = structlog.get_logger()
 
+UNSENT_WAIT_S = 0.05
+"""Pause while there is no connection: the first JOIN should follow it at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """As whom an actor speaks at every port."""
+    """Identity of an actor at every port."""
 
     keys: KeyPair
     run: str
@@ -36,9 +40,9 @@ class WeightLink:
 
     Args:
         context: Of the socket.
-        port: Where to, and whose key must be there.
-        caller: Who speaks.
-        take: Receives each message.
+        port: Address, and the key that it must show.
+        caller: Identity of this end.
+        on_message: Receives each message.
         may_queue: Whether requests wait for the connection; else they are lost without one.
     """
 
@@ -48,11 +52,11 @@ class WeightLink:
         port: Peer,
         *,
         caller: Caller,
-        take: Callable[[object], None],
+        on_message: Callable[[object], None],
         may_queue: bool = False,
     ) -> None:
         self._caller = caller
-        self._take = take
+        self._on_message = on_message
         self._socket = connect_dealer(
             context,
             port.endpoint,
@@ -70,7 +74,7 @@ class WeightLink:
         return sending.exception() is None
 
     async def read(self) -> None:
-        """Hand every message on until cancelled."""
+        """Pass every message on until cancelled."""
         while True:
             frames = await self._socket.recv_multipart()
             try:
@@ -78,8 +82,75 @@ class WeightLink:
             except RecordError as error:
                 log.warning("malformed message ignored", reason=str(error))
             else:
-                self._take(envelope.message)
+                self._on_message(envelope.message)
 
     def close(self) -> None:
-        """Close it; what was not sent is lost."""
+        """Close the socket; what was not sent is lost."""
         self._socket.close(linger=0)
+
+
+class PublisherLink:
+    """The one connection to the publisher, which may move or restart at any time.
+
+    Sends JOIN every two seconds and passes every message on.
+
+    Args:
+        caller: Identity of this end.
+        join: Makes the JOIN of this moment.
+        on_message: Receives each message.
+    """
+
+    def __init__(
+        self,
+        *,
+        caller: Caller,
+        join: Callable[[], Join],
+        on_message: Callable[[object], None],
+    ) -> None:
+        self._caller = caller
+        self._join = join
+        self._on_message = on_message
+        self._port: Peer | None = None
+        self._moved = asyncio.Event()
+        self._link: WeightLink | None = None
+
+    def follow(self, publication: Publication) -> None:
+        """Connect to the endpoint of a publication, unless that is the present one."""
+        port = Peer(publication.endpoint, publication.public_key)
+        if port != self._port:
+            self._port = port
+            self._moved.set()
+
+    def post(self, message: object) -> bool:
+        """Send if there is a connection that takes it."""
+        return self._link is not None and self._link.post(message)
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        context = zmq.asyncio.Context()
+        try:
+            await self._moved.wait()
+            while self._port is not None:
+                port = self._port
+                self._moved.clear()
+                self._link = WeightLink(
+                    context, port, caller=self._caller, on_message=self._on_message
+                )
+                await self._serve(self._link)
+        finally:
+            self._link = None
+            context.destroy(linger=0)
+
+    async def _serve(self, link: WeightLink) -> None:
+        """Read, and send JOINs, until the publisher has moved."""
+        async with asyncio.TaskGroup() as tasks:
+            working = [tasks.create_task(link.read()), tasks.create_task(self._send_joins())]
+            await self._moved.wait()
+            for task in working:
+                task.cancel()
+        link.close()
+
+    async def _send_joins(self) -> None:
+        while True:
+            is_sent = self.post(self._join())
+            await asyncio.sleep(JOIN_EVERY_S if is_sent else UNSENT_WAIT_S)

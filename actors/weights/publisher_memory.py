@@ -1,46 +1,75 @@
-"""Reading a version out of the publisher's memory, by actors of the same machine and user.
+"""Transport through the publisher's memory, for actors of the same machine and user.
 
-The publisher says in which file a version lies (`Announce.memory`); its name cannot be guessed, so
-whoever finds it is on that machine. No lock is held: should the learner need the file again before
-all of it is read, the checksum shows it, and the version is pulled. A dead reader delays nobody.
+An announcement names the file in which the version lies (`Announce.memory`). Its name cannot be
+guessed, so an actor that finds it is on that machine. No lock is held: if the learner reuses the
+file before it has been read, the checksum shows it, and the version is pulled. A dead reader delays
+no other process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import stat
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import structlog
 from xxhash import xxh3_128
 
 from broker.protocol.manifest import WeightManifest
+from broker.protocol.weight_messages import Announce, Moved
 from configs.errors import WeightsError
 
+from .counters import WeightCounters
+
+log = structlog.get_logger()
+
+SHORT_BYTES = 4 * 2**20
+"""Read on the event loop, in a millisecond or two: a thread takes about as long to come and go."""
 BUCKET_BYTES = 2**19
-"""What is added to the checksum right after it was copied, while it is in the core's cache."""
+"""Unit of copying; its checksum is taken right after it, while it is in the core's cache."""
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class PublisherMemory:
-    """The publisher's slots, as far as this process has read them."""
+    """The publisher's slots, as far as this process has read them.
 
-    def __init__(self) -> None:
+    Args:
+        counters: Counts versions read.
+    """
+
+    def __init__(self, counters: WeightCounters) -> None:
+        self._counters = counters
         self._folder = Path()
         self._mapped: dict[int, mmap.mmap] = {}
         """By inode; kept, because to touch a new mapping first costs a quarter of the copy."""
 
-    @staticmethod
-    def has(path: str) -> bool:
-        """Say whether this file is on this machine, and ours to read."""
-        return bool(path) and os.access(path, os.R_OK)
+    def can_fetch(self, wanted: Announce | Moved) -> bool:
+        """Return whether the file of this version is on this machine and may be read."""
+        return bool(wanted.memory) and os.access(wanted.memory, os.R_OK)
+
+    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
+        """Copy a version. False: it is no longer there."""
+        read = partial(self.read, wanted.memory, wanted.manifest, memory)
+        try:
+            if wanted.manifest.num_bytes > SHORT_BYTES:
+                await asyncio.to_thread(read)
+            else:
+                read()
+        except WeightsError as error:
+            log.warning("publisher's memory not read", reason=str(error))
+            return False
+        self._counters.memory_reads += 1
+        return True
 
     def read(self, path: str, manifest: WeightManifest, memory: mmap.mmap) -> None:
         """Fill `memory` with a version; blocks.
 
         Raises:
-            WeightsError: it is no longer there, or was written to meanwhile.
+            WeightsError: It is no longer there, or was written to meanwhile.
         """
         checksum = _copy(self._open(path, manifest.num_bytes), memory)
         if checksum != manifest.checksum:
@@ -50,7 +79,7 @@ class PublisherMemory:
 
     def _open(self, path: str, num_bytes: int) -> mmap.mmap:
         folder = Path(path).parent
-        if folder != self._folder:  # of another learner: let go of the memory of the last one
+        if folder != self._folder:  # of another learner: unmap the memory of the last one
             self._folder, self._mapped = folder, {}
         try:
             file = os.open(path, FLAGS)

@@ -1,191 +1,184 @@
-"""Pulling bytes over ZeroMQ, slice by slice: all of a version, or a sparse update to it.
+"""Pulls as a transport: a chain of sparse updates where one begins at what is held, else all bytes.
 
-Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice. What is not answered is asked again
-with growing patience; of the publisher, which answers in order, the last slice alone, because many
-who repeat all that they wait for would bury a network card that is merely slow.
-
-Asks one source after the other: one that is silent, lies or has nothing makes way for the next,
-which goes on at the slices that are missing. All slices but the publisher's are checked by their
-digests; the digest of the whole is the caller's.
+Sparse updates come from the publisher alone; all bytes come from peers and the object store too.
+The digest of the whole is checked here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from broker.protocol.manifest import DIGEST_BYTES, chunk_digests
-from broker.protocol.weight_messages import (
-    CHUNK_BYTES,
-    PULL_CREDIT,
-    Chunk,
-    Gone,
-    Later,
-    Moved,
-    Pull,
-)
+import structlog
+
+from broker.protocol.manifest import SparseLink, WeightManifest, digest_of
+from broker.protocol.weight_messages import Announce, Chunk, Moved, Sources
+from broker.weights.sparse import apply_changes, elements
 from buffer.record.episode import PolicyVersion
-from configs.errors import DeadlineError
+from configs.errors import WeightsError
 
-from .sources import Answer, Kind, Post, Source
+from .counters import WeightCounters
+from .held import HeldWeights
+from .slices import SlicePull
+from .sources import WeightSources
 
-FIRST_PATIENCE_S = 1.0
-"""Loopback and a rack answer in milliseconds; a lost request costs this much."""
-SILENT_S = 3 * FIRST_PATIENCE_S
-"""Two rounds without a word (the second has twice the patience): this peer is gone."""
-LATER_S = 10.0
-"""A peer that only ever promises has no source itself: one nearer to the publisher is asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """Why a source is left."""
-
-    reason: str
-    is_fault: bool = True
-    has_lied: bool = False
+log = structlog.get_logger()
 
 
 class WeightPull:
-    """One pull.
+    """Transport of last resort: every version can be pulled from somewhere.
 
     Args:
-        version: What to pull.
-        memory: Where to put it; as long as it is.
-        sources: Whom to ask, in order.
-        base: Where the sparse update begins; None = pull all bytes of the version.
-        digests: Of the slices; what is not the publisher's is of no use without.
-        failed: Is told which source was left, why, and whether it lied.
-        arrived: Is told the offset of each slice that is in its place.
-        progress_timeout_s: Time without any new slice after which the last source is left too.
+        sources: Sources of slices.
+        held: Holds the base of sparse updates; is given slices as they arrive.
+        counters: Counts pulls and bytes.
+        timeout_s: Time in which a pull must make progress.
     """
 
     def __init__(
         self,
-        version: PolicyVersion,
-        memory: mmap.mmap | bytearray,
+        sources: WeightSources,
+        held: HeldWeights,
+        counters: WeightCounters,
         *,
-        sources: Sequence[Source],
-        base: PolicyVersion | None = None,
-        digests: bytes = b"",
-        failed: Callable[[Source, str, bool], None] = lambda _source, _reason, _has_lied: None,
-        arrived: Callable[[int], None] = lambda _offset: None,
-        progress_timeout_s: float,
+        timeout_s: float,
     ) -> None:
-        self._version = version
-        self._base = base
-        self._num_bytes = len(memory)
-        self._memory = memory
         self._sources = sources
-        self._digests = digests
-        self._failed = failed
-        self._arrived = arrived
-        self._progress_timeout_s = progress_timeout_s
-        self._inbox: asyncio.Queue[Answer] = asyncio.Queue()
-        self._todo = deque(range(0, len(memory), CHUNK_BYTES))
-        self._asked: dict[int, None] = {}  # in the order of asking
-        self.num_bytes = Counter[Kind]()
-        """Received, by the kind of source."""
+        self._held = held
+        self._counters = counters
+        self._timeout_s = timeout_s
+        self._slices: SlicePull | None = None
+        self._mismatched: PolicyVersion | None = None
+        """Version that came with a wrong digest; all its bytes are then the publisher's."""
 
-    def take(self, answer: Answer) -> None:
-        """Take an answer of a source."""
-        self._inbox.put_nowait(answer)
-
-    async def run(self) -> Moved | None:
-        """Pull everything. Returns None when complete, or what there is instead.
-
-        Raises:
-            DeadlineError: no source has brought anything for `progress_timeout_s`.
-        """
-        for source in self._sources:
-            self._inbox = asyncio.Queue()  # what the one before has sent is not this one's
-            async with source.open(self.take) as post:
-                end = await self._pull_from(source, post)
-            if not isinstance(end, _Failed):
-                return end
-            if end.is_fault:
-                self._failed(source, end.reason, end.has_lied)
-            self._ask_again(list(self._asked))
-        raise DeadlineError(
-            f"a pull of weights must make progress within {self._progress_timeout_s:g} s, got "
-            f"nothing of {tuple(self._version)}; the next news start another"
-        )
-
-    async def _pull_from(self, source: Source, post: Post) -> Moved | _Failed | None:
-        """Ask one source for all that is missing."""
-        patience_s, silent_s, has_promised = FIRST_PATIENCE_S, 0.0, False
-        while self._todo or self._asked:
-            self._ask(post)
-            bound_s = self._silence_s(source, has_promised=has_promised)
-            pause_s = min(patience_s, bound_s - silent_s)
-            try:
-                async with asyncio.timeout(pause_s):
-                    answer = await self._inbox.get()
-            except TimeoutError:
-                silent_s += pause_s
-                if silent_s >= bound_s:
-                    return _Failed(f"it has brought nothing for {silent_s:.1f} s")
-                patience_s *= 2  # for as long as it is asked: the link is slow, or it is away
-                self._ask_again(list(self._asked)[-1 if source.kind == "publisher" else 0 :])
-                continue
-            match answer:
-                case Moved():
-                    if self._base is not None or answer.manifest.version > self._version:
-                        return answer
-                case Later():
-                    has_promised = True
-                case Gone(version=self._version):
-                    return _Failed("it has another version", is_fault=False)
-                case Chunk() if self._is_missing(answer):
-                    if not await self._keep(answer, source.kind):
-                        return _Failed("what it sent has a wrong digest", has_lied=True)
-                    silent_s = 0.0
-                case _:  # a repetition, or an answer to another pull
-                    pass
-        return None
-
-    def _silence_s(self, source: Source, *, has_promised: bool) -> float:
-        if source is self._sources[-1]:
-            return self._progress_timeout_s
-        return LATER_S if has_promised else SILENT_S
-
-    def _ask(self, post: Post) -> None:
-        while self._todo and len(self._asked) < PULL_CREDIT:
-            offset = self._todo.popleft()
-            self._asked[offset] = None
-            post(Pull(self._version, offset, self._length(offset), self._base))
-
-    def _ask_again(self, offsets: list[int]) -> None:
-        self._todo.extendleft(reversed(offsets))
-        for offset in offsets:
-            del self._asked[offset]
-
-    def _is_missing(self, chunk: Chunk) -> bool:
-        """Whether it is what was asked for, and no repetition."""
-        is_ours = (chunk.version, chunk.base) == (self._version, self._base)
-        is_asked = chunk.offset in self._asked
-        return is_ours and is_asked and len(chunk.payload) == self._length(chunk.offset)
-
-    async def _keep(self, chunk: Chunk, kind: Kind) -> bool:
-        """Put a slice into its place. False: it is not what it should be."""
-        if kind == "publisher":
-            asked = list(self._asked)
-            self._ask_again(asked[: asked.index(chunk.offset)])  # lost: it answers in order
-        elif not await self._is_right(chunk):
-            return False
-        self._memory[chunk.offset : chunk.offset + len(chunk.payload)] = chunk.payload
-        del self._asked[chunk.offset]
-        self.num_bytes[kind] += len(chunk.payload)
-        self._arrived(chunk.offset)
+    def can_fetch(self, _wanted: Announce | Moved) -> bool:
+        """Return True."""
         return True
 
-    async def _is_right(self, chunk: Chunk) -> bool:
-        begin = chunk.offset // CHUNK_BYTES * DIGEST_BYTES
-        right = self._digests[begin : begin + DIGEST_BYTES]
-        return await asyncio.to_thread(chunk_digests, chunk.payload, CHUNK_BYTES) == right
+    def on_answer(self, answer: Chunk | Moved) -> None:
+        """Process an answer of the publisher to the pull under way."""
+        if self._slices is not None:
+            self._slices.on_answer(answer)
 
-    def _length(self, offset: int) -> int:
-        return min(CHUNK_BYTES, self._num_bytes - offset)
+    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
+        """Pull a version. False: the publisher has a newer one, or the digest is wrong.
+
+        Raises:
+            DeadlineError: No source has brought anything for too long.
+        """
+        manifest = wanted.manifest
+        is_retry = manifest.version == self._mismatched
+        chain = () if is_retry else self._chain_to(wanted)
+        if chain:
+            is_right = await self._fetch_changes(manifest, chain, memory)
+        else:
+            is_right = await self._fetch_all(manifest, None if is_retry else wanted.sources, memory)
+        if is_right:
+            self._counters.pulls += 1
+            self._counters.sparse_pulls += bool(chain)
+        return is_right
+
+    def _chain_to(self, wanted: Announce | Moved) -> tuple[SparseLink, ...]:
+        """Return the updates that lead from what is held to this version; none = take all bytes."""
+        if self._held.whole is None or not self._sources.has_publisher:  # it alone has updates
+            return ()
+        version, memory = self._held.whole
+        if len(memory) != wanted.manifest.num_bytes:
+            return ()
+        return chain_between(version, wanted.manifest, wanted.links)
+
+    async def _fetch_all(
+        self, manifest: WeightManifest, offered: Sources | None, memory: mmap.mmap
+    ) -> bool:
+        """Pull all bytes; other actors can have each slice as it arrives."""
+        is_right = False
+        self._held.begin(manifest.version, memory)
+        try:
+            if await self._pull(memory, manifest.version, offered=offered):
+                is_right = await self._is_right(memory, manifest)
+        finally:
+            if not is_right:
+                self._held.abandon()
+        return is_right
+
+    async def _fetch_changes(
+        self,
+        manifest: WeightManifest,
+        chain: Sequence[SparseLink],
+        memory: mmap.mmap,
+    ) -> bool:
+        """Pull a chain of sparse updates and apply it to a copy of what is held."""
+        assert self._held.whole is not None
+        _, base = self._held.whole
+        updates = [bytearray(link.num_bytes) for link in chain]
+        for link, update in zip(chain, updates, strict=True):
+            if not await self._pull(update, link.version, base=link.base):
+                return False
+        try:
+            await asyncio.to_thread(rebuild, memory, base, updates, manifest)
+        except WeightsError as error:
+            log.warning("sparse update refused", reason=str(error))
+            self._mismatched = manifest.version
+            return False
+        return await self._is_right(memory, manifest)
+
+    async def _is_right(self, memory: mmap.mmap, manifest: WeightManifest) -> bool:
+        if await asyncio.to_thread(digest_of, [memory]) == manifest.digest:
+            return True
+        self._counters.digest_mismatches += 1
+        self._mismatched = manifest.version
+        log.warning("pulled weights have a wrong digest", pulled=tuple(manifest.version))
+        return False
+
+    async def _pull(
+        self,
+        memory: mmap.mmap | bytearray,
+        version: PolicyVersion,
+        *,
+        base: PolicyVersion | None = None,
+        offered: Sources | None = None,
+    ) -> bool:
+        """Fill `memory` with slices. False: the publisher offers something else."""
+        self._slices = slices = SlicePull(
+            version,
+            memory,
+            sources=self._sources.of(offered),
+            base=base,
+            digests=offered.digests if offered is not None else b"",
+            failed=self._sources.failed,
+            arrived=self._held.arrived,
+            progress_timeout_s=self._timeout_s,
+        )
+        try:
+            return await slices.run() is None
+        finally:
+            self._slices = None
+            self._counters.peer_bytes += slices.num_bytes["peers"]
+            self._counters.store_bytes += slices.num_bytes["store"]
+            self._counters.pulled_bytes += slices.num_bytes.total()
+
+
+def chain_between(
+    base: PolicyVersion, manifest: WeightManifest, links: Sequence[SparseLink]
+) -> tuple[SparseLink, ...]:
+    """Return the links that lead from `base` to a version; none if all its bytes are no longer."""
+    bases = [link.base for link in links]
+    if base not in bases or links[-1].version != manifest.version:
+        return ()
+    chain = tuple(links[bases.index(base) :])
+    return chain if sum(link.num_bytes for link in chain) < manifest.num_bytes else ()
+
+
+def rebuild(
+    memory: mmap.mmap, base: mmap.mmap, updates: Sequence[bytearray], manifest: WeightManifest
+) -> None:
+    """Fill `memory` with a version; blocks.
+
+    Raises:
+        WeightsError: An update is malformed.
+    """
+    target = elements(memory, manifest.tensors[0].dtype)
+    target[:] = elements(base, manifest.tensors[0].dtype)
+    for update in updates:
+        apply_changes(update, target)

@@ -1,18 +1,19 @@
-"""The weight receiver: news of a version in, an engine that serves it out.
+"""The weight receiver: from the announcement of a version to an engine that serves it.
 
-Consumes what the publisher says; waits for news, for bytes, and for the gate (an evaluation under
-way may hold a swap back). Transfer never touches the engine: bytes are staged in shared memory and
-their digest is checked first, so generation pauses for the swap alone. After each swap the engine's
-own log-probs of the probe must equal the learner's.
+Consumes messages of the publisher; waits for announcements, for bytes, and for the gate (a running
+evaluation may hold a swap back). Transfer never touches the engine: bytes are staged in shared
+memory and their digest is checked first, so generation pauses for the swap alone. After each swap
+the engine's own log-probs of the probe must equal the learner's.
 
-    news ──▶ memory, group, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
+    news ──▶ group, memory, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
                              ▲                                           │           serving
                              └────── wrong: DIRTY, pull once more ───────┘ again: WeightsError
 
 A publisher that vanishes changes nothing here: the engine goes on with the version it has.
 
 Example:
-    receiver = WeightReceiver(engine, settings, keys=keys, run="demo", incarnation=me, staging=path)
+    caller = Caller(keys, run="demo", incarnation=me)
+    receiver = WeightReceiver(engine, settings, caller=caller, staging=path)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(receiver.run())
         await receiver.first_sync(welcome.publication)  # before the first lease
@@ -25,7 +26,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -34,19 +35,17 @@ import structlog
 from actors.engine.engine import StagedWeights
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
-from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Join, Moved, Send
-from broker.transport.keys import KeyPair
+from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 from configs.settings import ActorSettings
 
-from .counters import ReceiverCounters
-from .links import Caller
-from .publisher_link import PublisherLink
+from .counters import WeightCounters
+from .links import Caller, PublisherLink
 from .share import WeightShare
 from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
-from .transfer import NOTHING, WeightTransfer
+from .transfer import NOTHING, FromPublisher, WeightTransfer
 
 log = structlog.get_logger()
 
@@ -79,13 +78,12 @@ class WeightReceiver:
     """Keeps an engine on the newest weights.
 
     Args:
-        engine: Whose weights these are.
-        settings: Deadlines and the tolerance of the probe.
-        keys: This actor's key pair.
-        run: Name of the run.
-        incarnation: This life of the actor.
+        engine: Engine to keep up to date.
+        settings: Deadlines, sources, and the tolerance of the probe.
+        caller: Identity of this actor.
         staging: Folder for models that do not fit into shared memory.
-        keys_folder: Keys of the run, for who may pull from here; for `actors.share_endpoint`.
+        keys_folder: Keys of the run, among them those that may pull from here; for
+            `actors.share_endpoint`.
         device: `cuda` if this process can be in an NCCL group.
         gate: Returns when a swap may happen; bounds its own waiting.
     """
@@ -95,9 +93,7 @@ class WeightReceiver:
         engine: Swapping,
         settings: ActorSettings,
         *,
-        keys: KeyPair,
-        run: str,
-        incarnation: str,
+        caller: Caller,
         staging: Path,
         keys_folder: Path | None = None,
         device: str = "cpu",
@@ -108,8 +104,7 @@ class WeightReceiver:
         self._device = device
         self._gate = gate
         self._files = StagingFiles("staging", fallback=staging)
-        caller = Caller(keys, run, incarnation)
-        self._link = PublisherLink(caller=caller, join=self._join, take=self._take)
+        self._link = PublisherLink(caller=caller, join=self._join, on_message=self._on_message)
         self._sources = WeightSources(self._link.post, order=settings.pull_from, caller=caller)
         self._transfer = WeightTransfer(
             self._files,
@@ -118,48 +113,28 @@ class WeightReceiver:
             stage=self._stage,
             timeout_s=settings.weight_timeout_s,
         )
+        self._counters = self._transfer.counters
         self._share: WeightShare | None = None
         if settings.share_endpoint is not None and keys_folder is not None:
             self._share = WeightShare(
-                self._transfer.shared,
-                settings.share_endpoint,
-                folder=keys_folder,
-                keys=keys,
-                run=run,
+                self._transfer.shared, settings.share_endpoint, folder=keys_folder, caller=caller
             )
         self._staged: _Staged | None = None
         self._arrived = asyncio.Event()
         self._served = asyncio.Condition()
-        self._updates = self._probe_mismatches = 0
-        self._pause_s = self._probe_max_diff = 0.0
         self._serving_since: float | None = None
         self.version = NOTHING
-        """What the engine serves, probed."""
+        """Version that the engine serves, probed."""
         self.is_dirty = False
         """The engine's weights are not known to be those of a version: give it no new work."""
 
     @property
-    def counters(self) -> ReceiverCounters:
-        """What has happened so far."""
-        transfer = self._transfer.counters
-        return ReceiverCounters(
-            updates=self._updates,
-            broadcasts=transfer.broadcasts,
-            memory_reads=transfer.memory_reads,
-            pulls=transfer.pulls,
-            sparse_pulls=transfer.sparse_pulls,
-            pulled_bytes=transfer.pulled_bytes,
-            peer_bytes=transfer.peer_bytes,
-            store_bytes=transfer.store_bytes,
-            digest_mismatches=transfer.digest_mismatches,
-            probe_mismatches=self._probe_mismatches,
-            transfer_s=transfer.transfer_s,
-            pause_s=self._pause_s,
-            probe_max_diff=self._probe_max_diff,
-        )
+    def counters(self) -> WeightCounters:
+        """Totals so far, for heartbeats and metrics."""
+        return replace(self._counters)
 
     def offer(self, publication: Publication | None) -> None:
-        """Follow the publisher to where the broker says it is."""
+        """Follow the publisher to the endpoint that the broker names."""
         if publication is None:
             return
         if publication.version.lineage < self._transfer.held.lineage:
@@ -171,7 +146,7 @@ class WeightReceiver:
         """Wait until the engine serves this version or a newer one; `run` must be under way.
 
         Raises:
-            DeadlineError: it does not come within `actors.weight_timeout_s`.
+            DeadlineError: It does not come within `actors.weight_timeout_s`.
         """
         self.offer(publication)
         try:
@@ -195,9 +170,9 @@ class WeightReceiver:
         """Receive and apply until cancelled.
 
         Raises:
-            WeightsError: the engine's weights cannot be made to agree with the learner's.
-            EngineError: the engine died.
-            SettingsError: `actors.share_endpoint` cannot be listened on, or lets nobody in.
+            WeightsError: The engine's weights cannot be made to agree with the learner's.
+            EngineError: The engine died.
+            SettingsError: `actors.share_endpoint` cannot be listened on, or lets no actor in.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -218,26 +193,25 @@ class WeightReceiver:
             version=self._transfer.held,
             can_group=has_publisher and not self.is_dirty and not reads_memory,
             device=self._device,
-            paused_s=self._pause_s,
+            paused_s=self._counters.pause_s,
             served_s=served_s,
             share=self._share.peer if self._share is not None else None,
             reads_memory=reads_memory,
         )
 
-    def _take(self, message: object) -> None:
-        match message:
-            case Announce() | Epoch() | Send() | Abort() | Chunk() | Moved():
-                read_memory = self._transfer.reads_memory
-                self._transfer.take(message)
-                if self._transfer.reads_memory != read_memory:
-                    self._link.post(self._join())  # before the next group is formed
-            case _:
-                log.warning("unexpected message ignored", message=type(message).__name__)
+    def _on_message(self, message: object) -> None:
+        if not isinstance(message, FromPublisher):
+            log.warning("unexpected message ignored", message=type(message).__name__)
+            return
+        read_memory = self._transfer.reads_memory
+        self._transfer.on_message(message)
+        if self._transfer.reads_memory != read_memory:
+            self._link.post(self._join())  # before the next group is formed
 
     def _stage(self, manifest: WeightManifest, file: StagingFile) -> None:
         """Offer a whole version to the engine, in place of an older one that still waits."""
         if self._staged is not None:
-            self._files.give_back(self._staged.file)
+            self._files.release(self._staged.file)
         self._staged = _Staged(manifest, file)
         self._arrived.set()
 
@@ -252,20 +226,20 @@ class WeightReceiver:
             try:
                 await self._apply(StagedWeights(staged.file.path, staged.manifest))
             finally:
-                self._files.give_back(staged.file)
+                self._files.release(staged.file)
 
     async def _apply(self, staged: StagedWeights) -> None:
         manifest, was_dirty = staged.manifest, self.is_dirty
         self.is_dirty = True
-        self._pause_s += await self._engine.apply(staged)
+        self._counters.pause_s += await self._engine.apply(staged)
         logprobs = await self._engine.probe(manifest.probe.token_ids)
         difference = largest_difference(logprobs, manifest.probe.logprobs)
         if difference <= self._tolerance(manifest):
-            self._updates += 1
-            self._probe_max_diff = max(self._probe_max_diff, difference)
+            self._counters.updates += 1
+            self._counters.probe_max_diff = max(self._counters.probe_max_diff, difference)
             await self._serve(manifest.version)
             return
-        self._probe_mismatches += 1
+        self._counters.probe_mismatches += 1
         if was_dirty:
             raise WeightsError(
                 f"log-probs of the probe under weights {tuple(manifest.version)} must be within "
@@ -273,7 +247,7 @@ class WeightReceiver:
                 "in a row; engine and learner do not compute the same model"
             )
         log.error("probe disagrees; pulling once more", difference=difference)
-        self._transfer.pull_again(manifest)
+        self._transfer.fetch_again()
 
     async def _serve(self, version: PolicyVersion) -> None:
         self.is_dirty = False

@@ -1,7 +1,7 @@
-"""Whom an actor asks for weights, and in which order: other actors, an object store, the publisher.
+"""Sources of slices in the order of the settings: other actors, an object store, the publisher.
 
-What the first two send is checked slice by slice. A peer that lied is never asked again, one that
-was silent not for a while; what it would have sent comes from the next source.
+Slices of the first two are checked one by one. A peer that sent a wrong slice is never asked again,
+a silent one not for a while; the missing slices come from the next source.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ Kind = Literal["memory", "peers", "store", "publisher"]
 """As in `actors.pull_from`."""
 Answer = Chunk | Moved | Later | Gone
 Post = Callable[[object], bool]
-Take = Callable[[Answer], None]
+OnAnswer = Callable[[Answer], None]
 
 
 class Source(Protocol):
-    """Somebody who answers pulls."""
+    """A process or store that answers pulls."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name in logs."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """What it is; all but the publisher's slices are checked one by one."""
+        """Kind of source; all but the publisher's slices are checked one by one."""
         ...
 
-    def open(self, take: Take) -> AbstractAsyncContextManager[Post]:
-        """Connect: gives what sends requests; answers go to `take`."""
+    def open(self, on_answer: OnAnswer) -> AbstractAsyncContextManager[Post]:
+        """Connect: gives what sends requests; answers go to `on_answer`."""
         ...
 
 
 class PublisherSource:
-    """The publisher. Its answers come over a link that is always there, not to `take`."""
+    """The publisher. Its answers come over a link that is always there, not to `on_answer`."""
 
     name = "publisher"
     kind: Kind = "publisher"
@@ -62,7 +62,7 @@ class PublisherSource:
         self._post = post
 
     @asynccontextmanager
-    async def open(self, take: Take) -> AsyncIterator[Post]:  # noqa: ARG002 - as every source
+    async def open(self, on_answer: OnAnswer) -> AsyncIterator[Post]:  # noqa: ARG002 - as every source
         """Give what sends requests."""
         yield self._post
 
@@ -79,15 +79,15 @@ class PeerSource:
         self._caller = caller
 
     @asynccontextmanager
-    async def open(self, take: Take) -> AsyncIterator[Post]:
+    async def open(self, on_answer: OnAnswer) -> AsyncIterator[Post]:
         """Connect for as long as it lasts."""
 
-        def take_answer(message: object) -> None:
-            if isinstance(message, Chunk | Later | Gone):  # what is newest, only a publisher says
-                take(message)
+        def on_message(message: object) -> None:
+            if isinstance(message, Chunk | Later | Gone):  # Moved is believed of a publisher alone
+                on_answer(message)
 
         link = WeightLink(
-            self._context, self.peer, caller=self._caller, take=take_answer, may_queue=True
+            self._context, self.peer, caller=self._caller, on_message=on_message, may_queue=True
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -107,7 +107,7 @@ class StoreSource:
         self.name = url
 
     @asynccontextmanager
-    async def open(self, take: Take) -> AsyncIterator[Post]:
+    async def open(self, on_answer: OnAnswer) -> AsyncIterator[Post]:
         """Read slices in threads for as long as it lasts."""
         stored = StoredWeights(self.name)
         async with asyncio.TaskGroup() as tasks:
@@ -115,7 +115,7 @@ class StoreSource:
 
             def post(message: object) -> bool:
                 assert isinstance(message, Pull)
-                task = tasks.create_task(_read(stored, message, take))
+                task = tasks.create_task(_read(stored, message, on_answer))
                 reading.add(task)
                 task.add_done_callback(reading.discard)
                 return True
@@ -125,24 +125,24 @@ class StoreSource:
                 task.cancel()
 
 
-async def _read(stored: StoredWeights, pull: Pull, take: Take) -> None:
+async def _read(stored: StoredWeights, pull: Pull, on_answer: OnAnswer) -> None:
     stop = pull.offset + pull.num_bytes
     try:
         payload = await asyncio.to_thread(stored.read, pull.offset, stop)
     except OSError as error:
         log.warning("stored weights cannot be read", reason=str(error))
-        take(Gone(pull.version, pull.offset))
+        on_answer(Gone(pull.version, pull.offset))
     else:
-        take(Chunk(pull.version, pull.offset, payload))
+        on_answer(Chunk(pull.version, pull.offset, payload))
 
 
 class WeightSources:
-    """Chooses the sources of each pull, and remembers who failed.
+    """Chooses the sources of each pull, and remembers those that failed.
 
     Args:
         post: Sends a message to the publisher; may lose it.
-        order: Who is asked, first one first.
-        caller: As whom peers are asked.
+        order: Kinds of sources, in order of preference.
+        caller: Identity of this actor at its peers.
     """
 
     def __init__(self, post: Post, *, order: Sequence[Kind], caller: Caller) -> None:
@@ -154,19 +154,19 @@ class WeightSources:
 
     @property
     def has_publisher(self) -> bool:
-        """Whether the publisher is asked at all."""
+        """True if the settings list the publisher."""
         return "publisher" in self._order
 
     @property
     def has_memory(self) -> bool:
-        """Whether the publisher's memory is read where that is possible."""
+        """True if the settings list the publisher's memory."""
         return "memory" in self._order
 
     def of(self, offered: Sources | None) -> tuple[Source, ...]:
-        """Return whom to ask for a version, first one first; none: nobody who may be asked has it.
+        """Return the sources of a version in order; none if no source of the settings has it.
 
         Args:
-            offered: Who has it besides the publisher.
+            offered: Those that have it besides the publisher.
         """
         found: list[Source] = []
         for kind in self._order:
@@ -188,7 +188,7 @@ class WeightSources:
                 yield PeerSource(peer, self._context, self._caller)
 
     def failed(self, source: Source, reason: str, has_lied: bool) -> None:
-        """Do not ask this one, if it is a peer, for a while or ever again."""
+        """Avoid this source, if it is a peer, for a while, or for good if it has lied."""
         log.warning("source of weights left", source=source.name, reason=reason)
         if isinstance(source, PeerSource):
             rest_s = math.inf if has_lied else REST_S * random.uniform(0.5, 1.5)

@@ -1,9 +1,8 @@
-"""Where arriving weights are put together: files in shared memory, mapped, and used again.
+"""Files in shared memory in which arriving weights are assembled; mapped, and used again.
 
 Three or four alternate: one is being applied, one waits for it, one is being filled, and the newest
-is kept because a sparse update would begin from it. A file whose
-filling was broken off may still be written to by a stuck thread, so it is discarded and never given
-out again.
+is kept because a sparse update would begin from it. A file whose filling was broken off may still
+be written to by a stuck thread, so it is discarded and never used again.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ class StagingFiles:
         self._free: list[StagingFile] = []
         self._shared: Counter[StagingFile] = Counter()
 
-    def take(self, num_bytes: int) -> StagingFile:
+    def acquire(self, num_bytes: int) -> StagingFile:
         """Return a file of this size with arbitrary contents.
 
         Raises:
-            WeightsError: there is no room for it.
+            WeightsError: There is no room for it.
         """
         while self._free:
             file = self._free.pop()
@@ -60,11 +59,11 @@ class StagingFiles:
             return StagingFile(path, mmap.mmap(opened.fileno(), num_bytes))
 
     def share(self, file: StagingFile) -> None:
-        """Note one more user of a file, who will give it back too; none of them writes to it."""
+        """Add a user to a file, who will release it too; none of them writes to it."""
         self._shared[file] += 1
 
-    def give_back(self, file: StagingFile) -> None:
-        """Take a file back; when its last user has given it back, it is given out again."""
+    def release(self, file: StagingFile) -> None:
+        """Return a file; it may be acquired again when its last user has released it."""
         if self._shared[file]:
             self._shared[file] -= 1
         else:

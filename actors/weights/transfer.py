@@ -1,10 +1,13 @@
-"""From the news of a version to its bytes in shared memory, digest checked: one transfer at a time.
+"""From the announcement of a version to its checked bytes in shared memory: one at a time.
 
-Consumes ANNOUNCE and what follows it; waits for the group or for slices; a newer announcement, an
-ABORT or a deadline unblocks it. Out of the publisher's memory where that is this machine's, by
-group where the publisher invites us, by pull in every other case: a chain of sparse updates where
-one begins at what is staged, else all bytes. Knows nothing of engines: it stages, the receiver
-applies.
+Consumes ANNOUNCE and what follows it; waits for a transport; a newer announcement, an ABORT or a
+deadline unblocks it. A version comes by the first of these transports that brings it:
+
+    group    where the publisher has invited this actor, because the other members wait for it
+    memory   where the publisher is on this machine
+    pull     in every other case, and where the others fail
+
+The engine is not touched here: bytes are staged, and the receiver applies them.
 """
 
 from __future__ import annotations
@@ -13,42 +16,60 @@ import asyncio
 import mmap
 import time
 from collections.abc import Callable
-from functools import partial
+from typing import Protocol, TypeAlias
 
 import structlog
 
-from broker.protocol.manifest import SparseLink, WeightManifest, digest_of
-from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Moved, Send, Sources
+from broker.protocol.manifest import WeightManifest
+from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Moved, Send
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError
 
-from .counters import TransferCounters
-from .group_member import WeightMember
+from .counters import WeightCounters
+from .group_member import GroupMember
 from .held import HeldWeights
 from .publisher_memory import PublisherMemory
 from .pull import WeightPull
 from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
-from .weight_updates import chain_between, rebuild
 
 log = structlog.get_logger()
 
 NOTHING = PolicyVersion(-1, -1)
 """Before the first version; older than all."""
-SHORT_BYTES = 4 * 2**20
-"""Read on the event loop, in a millisecond or two: a thread takes about as long to come and go."""
 MAX_MISMATCHES = 3
-"""Pulls with a wrong digest before the actor gives up: CURVE has already excluded the network."""
+"""Wrong digests in one transfer before the actor gives up: CURVE has already excluded the network.
+"""
+
+FromPublisher: TypeAlias = Announce | Epoch | Send | Abort | Chunk | Moved
+
+
+class Transport(Protocol):
+    """A way for the bytes of a version to come here."""
+
+    def can_fetch(self, wanted: Announce | Moved) -> bool:
+        """Return whether this version may come this way."""
+        ...
+
+    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
+        """Fill `memory` with a version and check it.
+
+        Unless this returns True, a thread may still write to `memory`.
+
+        Raises:
+            DeadlineError: No progress is made, and no other transport is left to try.
+        """
+        ...
 
 
 class WeightTransfer:
-    """Stages the newest version that it hears of.
+    """Stages the newest version that is announced.
 
     Args:
-        files: Where the bytes are put.
+        files: Files for the bytes.
         post: Sends a message to the publisher; may lose it.
-        sources: Whom to pull from.
-        stage: Takes a whole version, and the file with it.
+        sources: Sources of pulls.
+        stage: Receives each whole version with its file.
         timeout_s: Time for a broadcast, and for a pull to make progress.
     """
 
@@ -61,243 +82,144 @@ class WeightTransfer:
         stage: Callable[[WeightManifest, StagingFile], None],
         timeout_s: float,
     ) -> None:
+        self.counters = WeightCounters()
+        self.shared = HeldWeights()
+        """Versions that other actors can have from here."""
         self._files = files
         self._sources = sources
         self._stage = stage
-        self._timeout_s = timeout_s
-        self._member = WeightMember(post)
-        self._pull: WeightPull | None = None
-        self._wanted: WeightManifest | None = None
-        self._links: tuple[SparseLink, ...] = ()
-        self._offered: Sources | None = None
-        self._memory, self._memory_path = PublisherMemory(), ""
-        self._base: tuple[PolicyVersion, StagingFile] | None = None
+        self._group = GroupMember(post, self.counters, timeout_s=timeout_s)
+        self._memory = PublisherMemory(self.counters)
+        self._pull = WeightPull(sources, self.shared, self.counters, timeout_s=timeout_s)
+        memory = (self._memory,) if sources.has_memory else ()
+        self._transports: tuple[Transport, ...] = (self._group, *memory, self._pull)
+        self._wanted: Announce | Moved | None = None
+        self._newest: StagingFile | None = None
+        self._tasks = asyncio.TaskGroup()
         self._running: set[asyncio.Task[None]] = set()
-        self._is_by_group = False
         self.held = NOTHING
         """The newest version that is staged or applied here."""
         self.reads_memory = False
         """The publisher's memory is this machine's: no version need travel."""
-        self.shared = HeldWeights()
-        """What of it other actors can have."""
-        self.counters = TransferCounters()
 
     async def run(self) -> None:
         """Transfer until cancelled.
 
         Raises:
-            WeightsError: a version cannot be had with its digest, or there is no room for it.
+            WeightsError: A version cannot be had with its digest, or there is no room for it.
         """
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                await asyncio.Event().wait()  # transfers start as news arrive
+            async with self._tasks:
+                await asyncio.Event().wait()  # transfers start as announcements arrive
         finally:
-            self._member.leave()
+            self._group.leave()
             self._sources.close()
 
-    def take(self, message: Announce | Epoch | Send | Abort | Chunk | Moved) -> None:
-        """Take a message of the publisher."""
+    def on_message(self, message: FromPublisher) -> None:
+        """Process a message of the publisher."""
         match message:
             case Announce():
-                self._announced(message)
+                self._on_announce(message)
             case Epoch() | Send() | Abort():
-                self._member.take(message)
-            case Chunk() | Moved():
-                if self._pull is not None:
-                    self._pull.take(message)
+                self._group.on_message(message)
+            case Chunk():
+                self._pull.on_answer(message)
+            case Moved():
+                wanted = self._wanted
+                if wanted is not None and message.manifest.version >= wanted.manifest.version:
+                    self._wanted = message
+                self._pull.on_answer(message)
 
-    def pull_again(self, manifest: WeightManifest) -> None:
-        """Pull this version, or a newer one, although it is already here."""
-        self.held = PolicyVersion(manifest.version.lineage, -1)  # older than all of this lineage
-        self._forget_base()
-        if self._wanted is None or self._wanted.version < manifest.version:
-            self._wanted = manifest
-        self._start(self._wanted, by_group=False)
+    def fetch_again(self) -> None:
+        """Fetch the newest version although it is already here."""
+        self.held = PolicyVersion(self.held.lineage, -1)  # older than all of this lineage
+        self._release_newest()
+        self._group.expect(None)
+        self._start()
 
-    def _announced(self, news: Announce) -> None:
+    def _on_announce(self, news: Announce) -> None:
         """Start a transfer, unless a better one is under way."""
         version = news.manifest.version
         if version.lineage < self.held.lineage:
             log.warning("weights refused: lower lineage", offered=tuple(version))
         if version <= self.held:
             return
-        self.reads_memory = self._sources.has_memory and self._memory.has(news.memory)
+        self.reads_memory = self._sources.has_memory and self._memory.can_fetch(news)
         if not (news.epoch or self.reads_memory or self._sources.of(news.sources)):
-            return  # others will have it soon
-        known = self._wanted
-        self._want(news)
+            return  # the sources that this actor may use will have it soon
+        is_same = self._wanted is not None and self._wanted.manifest.version == version
         is_busy = any(not task.done() for task in self._running)
-        is_same = known is not None and known.version == version
+        self._wanted = news
         if news.epoch:
             if not (is_busy and is_same):
-                self._member.expect(version)
-                self._start(news.manifest, by_group=True)
-        elif not is_busy or self._is_by_group:
-            self._start(news.manifest, by_group=False)
+                self._group.expect(version)
+                self._start()
+        elif not is_busy or self._group.is_expecting:
+            self._group.expect(None)
+            self._start()
         # Else a pull goes on: it ends with a whole version, and then the newest is wanted.
 
-    def _start(self, manifest: WeightManifest, *, by_group: bool) -> None:
+    def _start(self) -> None:
+        """Fetch what is wanted now, in place of the transfer under way."""
         overtaken = tuple(self._running)
         for task in overtaken:
             task.cancel()
-        self._is_by_group = by_group
-        task = self._tasks.create_task(self._fetch(manifest, overtaken, by_group=by_group))
+        task = self._tasks.create_task(self._transfer(overtaken))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _fetch(
-        self, manifest: WeightManifest, overtaken: tuple[asyncio.Task[None], ...], *, by_group: bool
-    ) -> None:
-        """Stage this version, or a newer one if it is overtaken."""
+    async def _transfer(self, overtaken: tuple[asyncio.Task[None], ...]) -> None:
+        """Fetch until the newest version is held."""
         if overtaken:
-            await asyncio.wait(overtaken)  # they let go of the group and of their files first
+            await asyncio.wait(overtaken)  # they leave the group and release their files first
         started = time.monotonic()
-        if by_group and await self._receive(manifest):
-            self.counters.broadcasts += 1
-        else:
-            self._is_by_group = False
+        mismatches = 0
+        while (wanted := self._wanted) is not None and wanted.manifest.version > self.held:
             try:
-                await self._pull_newest()
+                is_here = await self._fetch(wanted)
             except DeadlineError as error:
                 log.warning("pull given up", reason=str(error))
                 return
-        self.counters.transfer_s += time.monotonic() - started
-
-    async def _receive(self, manifest: WeightManifest) -> bool:
-        """Take part in the epoch that brings this version."""
-        file = self._files.take(manifest.num_bytes)
-        is_whole = False
-        try:
-            is_whole = await self._member.receive(manifest, file.memory, timeout_s=self._timeout_s)
-        finally:
-            if not is_whole:
-                self._files.discard(file)  # a stuck collective may still write to it
-        if is_whole:
-            self._hand_over(manifest, file)
-        return is_whole
-
-    async def _pull_newest(self) -> None:
-        """Read or pull until what is held is the newest version that we know of."""
-        mismatches = 0
-        while self._wanted is not None and self._wanted.version > self.held:
-            manifest = self._wanted
-            file = self._files.take(manifest.num_bytes)
-            is_whole = False
-            try:
-                is_whole = await self._fill(manifest, file)
-            finally:
-                if not is_whole:
-                    self.shared.abandon()
-                    self._files.discard(file)  # if this was cancelled, a thread may still write
-            if is_whole:
-                self._hand_over(manifest, file)
-            elif self._wanted.version == manifest.version:
+            if not is_here and self._wanted is wanted:
                 mismatches += 1
                 if mismatches == MAX_MISMATCHES:
                     raise WeightsError(
-                        f"digest of weights {tuple(manifest.version)} must be {manifest.digest}, "
-                        f"got another one {mismatches} times; the memory of the publisher or of "
-                        "this machine is corrupt"
+                        f"digest of weights {tuple(wanted.manifest.version)} must be "
+                        f"{wanted.manifest.digest}, got another one {mismatches} times; the memory "
+                        "of the publisher or of this machine is corrupt"
                     )
+        self.counters.transfer_s += time.monotonic() - started
 
-    async def _fill(self, manifest: WeightManifest, file: StagingFile) -> bool:
-        """Fill the file. False: overtaken (then `_wanted` is newer), or not the right bytes."""
-        if self.reads_memory and await self._read(manifest, file):
-            self.counters.memory_reads += 1
-            return True
-        base, chain = self._base, self._chain_to(manifest)
-        if base is None or not chain:
-            self.shared.begin(manifest.version, file.memory)
-            if not await self._pull_into(file.memory, manifest.version):
-                return False
-        else:
-            updates = [bytearray(link.num_bytes) for link in chain]
-            for link, update in zip(chain, updates, strict=True):
-                if not await self._pull_into(update, link.version, base=link.base):
-                    return False
+    async def _fetch(self, wanted: Announce | Moved) -> bool:
+        """Stage a version by the first transport that brings it.
+
+        False: none did, or another version became wanted meanwhile.
+        """
+        for transport in self._transports:
+            if self._wanted is not wanted or not transport.can_fetch(wanted):
+                continue
+            file = self._files.acquire(wanted.manifest.num_bytes)
+            is_whole = False
             try:
-                await asyncio.to_thread(rebuild, file.memory, base[1].memory, updates, manifest)
-            except WeightsError as error:
-                log.warning("sparse update refused", reason=str(error))
-                self._forget_base()
-                return False
-        if await asyncio.to_thread(digest_of, [file.memory]) == manifest.digest:
-            self.counters.pulls += 1
-            self.counters.sparse_pulls += bool(chain)
-            return True
-        self.counters.digest_mismatches += 1
-        self._forget_base()  # then the next try takes all bytes,
-        self._offered = None  # from the publisher
-        log.warning("pulled weights have a wrong digest", pulled=tuple(manifest.version))
+                is_whole = await transport.fetch(wanted, file.memory)
+            finally:
+                if not is_whole:
+                    self._files.discard(file)
+            if is_whole:
+                self._hand_over(wanted.manifest, file)
+                return True
         return False
-
-    async def _read(self, manifest: WeightManifest, file: StagingFile) -> bool:
-        """Read the version from the publisher's memory. False: pull it instead."""
-        read = partial(self._memory.read, self._memory_path, manifest, file.memory)
-        try:
-            if manifest.num_bytes > SHORT_BYTES:
-                await asyncio.to_thread(read)
-            else:
-                read()
-        except WeightsError as error:
-            log.warning("publisher's memory not read", reason=str(error))
-            return False
-        return True
-
-    def _chain_to(self, manifest: WeightManifest) -> tuple[SparseLink, ...]:
-        """Return the updates that lead from what is here to this version; none: take all bytes."""
-        if self._base is None or len(self._base[1].memory) != manifest.num_bytes:
-            return ()
-        if not self._sources.has_publisher:  # who alone has updates
-            return ()
-        return chain_between(self._base[0], manifest, self._links)
-
-    async def _pull_into(
-        self,
-        memory: mmap.mmap | bytearray,
-        version: PolicyVersion,
-        *,
-        base: PolicyVersion | None = None,
-    ) -> bool:
-        """Fill `memory`. False: the publisher offers something else, which `_wanted` now is."""
-        offered = self._offered if base is None else None
-        self._pull = pull = WeightPull(
-            version,
-            memory,
-            sources=self._sources.of(offered),
-            base=base,
-            digests=offered.digests if offered is not None else b"",
-            failed=self._sources.failed,
-            arrived=self.shared.arrived,
-            progress_timeout_s=self._timeout_s,
-        )
-        try:
-            moved = await pull.run()
-        finally:
-            self._pull = None
-            self.counters.peer_bytes += pull.num_bytes["peers"]
-            self.counters.store_bytes += pull.num_bytes["store"]
-            self.counters.pulled_bytes += pull.num_bytes.total()
-        if moved is None:
-            return True
-        if self._wanted is None or moved.manifest.version >= self._wanted.version:
-            self._want(moved)
-        return False
-
-    def _want(self, news: Announce | Moved) -> None:
-        self._wanted, self._links, self._offered = news.manifest, news.links, news.sources
-        self._memory_path = news.memory
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version
-        self._forget_base()
+        self._release_newest()
         self._files.share(file)
-        self._base = manifest.version, file
+        self._newest = file
         self.shared.hold(manifest.version, file.memory)
         self._stage(manifest, file)
 
-    def _forget_base(self) -> None:
-        if self._base is not None:
+    def _release_newest(self) -> None:
+        if self._newest is not None:
             self.shared.release()
-            self._files.give_back(self._base[1])
-            self._base = None
+            self._files.release(self._newest)
+            self._newest = None

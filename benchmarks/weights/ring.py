@@ -191,6 +191,7 @@ class WeightRing:
 
 
 def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> None:
+    from actors.weights.links import Caller
     from actors.weights.receiver import WeightReceiver
 
     async def live() -> None:
@@ -202,9 +203,7 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
                 share_endpoint="tcp://127.0.0.1:0" if place.shares else None,
                 pull_from=place.pull_from,
             ),
-            keys=load_pair(place.folder / "keys", "actor"),
-            run="weights",
-            incarnation=place.name,
+            caller=Caller(load_pair(place.folder / "keys", "actor"), "weights", place.name),
             staging=place.folder / "staging",
             keys_folder=place.folder / "keys",
         )

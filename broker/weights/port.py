@@ -1,8 +1,8 @@
-"""Where actors ask for weights: at the publisher, and at each actor that shares what it has.
+"""Ports at which actors ask for weights: the publisher's, and that of each actor that shares.
 
-Owns the socket and who may speak on it; knows nothing of versions. Only what a key of an actor
-says is decoded, nothing is waited for, and an answer that its peer does not read is lost: what
-matters is asked for again.
+Owns the socket and access to it, not versions. Only messages from keys of actors are decoded,
+nothing is waited for, and an answer that its peer does not read is lost: peers repeat requests that
+matter.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_REQUEST_BYTES = 4096
 """Actors only send small messages."""
 SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
 
-Take = Callable[[bytes, str, object], None]
-"""Takes (route, incarnation, message); raises `RecordError` on a message that is not for it."""
+OnMessage = Callable[[bytes, str, object], None]
+"""Receives (route, incarnation, message); raises `RecordError` on a message of another kind."""
 
 
 @contextmanager
@@ -44,19 +44,19 @@ def open_router(
 
     Args:
         context: Has no other door.
-        endpoint: Where to listen.
-        folder: Keys of the run; who is in its `allowed/` as an actor gets in.
-        keys: What this server shows.
+        endpoint: Address to listen on.
+        folder: Keys of the run; actors in its `allowed/` get in.
+        keys: Key pair of this server.
 
     Raises:
-        SettingsError: the endpoint cannot be listened on.
+        SettingsError: The endpoint cannot be listened on.
     """
     with ZapAuthenticator(context, folder, roles=(Role.ACTOR,)) as authenticator:
         router = bind_router(
             context,
             endpoint,
             keys=keys,
-            max_message_bytes=2 * MAX_REQUEST_BYTES,  # of actors; what they are sent may be longer
+            max_message_bytes=2 * MAX_REQUEST_BYTES,  # of requests; answers may be longer
             send_hwm=SEND_HWM,
         )
         try:
@@ -76,7 +76,7 @@ def reachable(endpoint: str) -> str:
 
 
 def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Take an endpoint apart."""
+    """Split an endpoint."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -87,9 +87,9 @@ class WeightPort:
     Args:
         router: The socket.
         run: Name of the run; messages of another are ignored.
-        take: Is given each message.
-        allows: Says whether the holder of this public key may still speak; None = the socket's door
-            has the last word.
+        on_message: Receives each message.
+        allows: Returns whether the holder of this public key still has access; None = the check at
+            connection is enough.
     """
 
     def __init__(
@@ -97,25 +97,25 @@ class WeightPort:
         router: zmq.asyncio.Socket,
         *,
         run: str,
-        take: Take,
+        on_message: OnMessage,
         allows: Callable[[str], bool] | None = None,
     ) -> None:
         self._router = router
         self._run = run
-        self._take = take
+        self._on_message = on_message
         self._allows = allows
 
     async def read(self) -> None:
         """Read the socket until cancelled; a malformed message is ignored."""
         while True:
             frames = await self._router.recv_multipart(copy=False)
-            if len(frames) != 2 or not self._may_speak(frames[1]):
+            if len(frames) != 2 or not self._has_access(frames[1]):
                 continue
             try:
                 envelope = decode(frames[1].bytes, max_bytes=MAX_REQUEST_BYTES)
                 if envelope.run != self._run:
                     raise RecordError(f"run must be {self._run}, got {envelope.run:.64}")
-                self._take(frames[0].bytes, envelope.inc, envelope.message)
+                self._on_message(frames[0].bytes, envelope.inc, envelope.message)
             except RecordError as error:
                 log.warning("malformed message ignored", reason=str(error))
 
@@ -127,5 +127,5 @@ class WeightPort:
         if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
             log.debug("message not sent", message=type(message).__name__)
 
-    def _may_speak(self, frame: zmq.Frame) -> bool:
+    def _has_access(self, frame: zmq.Frame) -> bool:
         return self._allows is None or self._allows(str(frame.get("User-Id")))

@@ -92,7 +92,7 @@ class WeightServer:
         report: Callable[[Sent], None],
         allows: Callable[[str], bool] | None = None,
     ) -> None:
-        self._port = WeightPort(socket, run=run, take=self._take, allows=allows)
+        self._port = WeightPort(socket, run=run, on_message=self._take, allows=allows)
         self._report = report
         self._clock = asyncio.get_running_loop().time
         self._chain = chain

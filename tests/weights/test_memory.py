@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from actors.weights import transfer as weight_transfer
+from actors.weights import publisher_memory
+from actors.weights.counters import WeightCounters
 from actors.weights.publisher_memory import BUCKET_BYTES, PublisherMemory
 from broker.protocol.manifest import checksum_of
 from broker.protocol.weight_messages import Announce, Join, Moved
@@ -37,6 +38,10 @@ def sealed(tmp_path):
     return path, described, mmap.mmap(-1, NUM_BYTES)
 
 
+def memory_of_publisher() -> PublisherMemory:
+    return PublisherMemory(WeightCounters())
+
+
 def maps_of(path) -> int:
     """How often this process has a file mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -46,15 +51,15 @@ def maps_of(path) -> int:
 def test_a_version_is_read_whole(sealed):
     path, described, memory = sealed
 
-    assert PublisherMemory.has(str(path))
-    PublisherMemory().read(str(path), described, memory)
+    assert memory_of_publisher().can_fetch(Announce(described, 0, memory=str(path)))
+    memory_of_publisher().read(str(path), described, memory)
 
     assert memory[:] == path.read_bytes()
 
 
 def test_a_slot_is_mapped_once_and_let_go_of_with_its_folder(sealed, tmp_path):
     path, described, memory = sealed
-    publisher = PublisherMemory()
+    publisher = memory_of_publisher()
     publisher.read(str(path), described, memory)
     path = path.rename(tmp_path / "slot-0.ready").rename(path)  # the same slot, a version later
     publisher.read(str(path), described, memory)
@@ -83,7 +88,7 @@ def test_what_is_written_to_while_it_is_read_is_refused(sealed, monkeypatch):
     monkeypatch.setattr(np, "copyto", overtaken)
 
     with pytest.raises(WeightsError, match="checksum must be"):
-        PublisherMemory().read(str(path), described, memory)
+        memory_of_publisher().read(str(path), described, memory)
     assert len(copied) == 3
 
 
@@ -92,7 +97,7 @@ def test_a_file_of_another_length_is_refused(sealed):
     path.write_bytes(b"short")
 
     with pytest.raises(WeightsError, match=f"must be a file of {NUM_BYTES} bytes"):
-        PublisherMemory().read(str(path), described, memory)
+        memory_of_publisher().read(str(path), described, memory)
 
 
 def test_neither_links_nor_pipes_are_read(sealed, tmp_path):
@@ -103,12 +108,12 @@ def test_neither_links_nor_pipes_are_read(sealed, tmp_path):
 
     for refused in (link, pipe):
         with pytest.raises(WeightsError, match="must be"):
-            PublisherMemory().read(str(refused), described, memory)
+            memory_of_publisher().read(str(refused), described, memory)
 
 
 def test_nothing_can_be_read_where_nothing_is_named():
-    assert not PublisherMemory.has("")
-    assert not PublisherMemory.has("/dev/shm/nyala-slots-of-another-machine/slot-0.taken")
+    for path in ("", "/dev/shm/nyala-slots-of-another-machine/slot-0.taken"):
+        assert not memory_of_publisher().can_fetch(Announce(manifest(1), 0, memory=path))
 
 
 @pytest.fixture
@@ -118,7 +123,7 @@ def publisher():
 
 @pytest.fixture(params=[0, NUM_BYTES], ids=["in a thread", "at once"])
 def _thread(request, monkeypatch):
-    monkeypatch.setattr(weight_transfer, "SHORT_BYTES", request.param)
+    monkeypatch.setattr(publisher_memory, "SHORT_BYTES", request.param)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +137,7 @@ def test_what_memory_does_not_have_is_pulled(publisher, tmp_path, found, reads, 
     path.write_bytes(contents(1))
 
     async def story(stage):
-        stage.transfer.take(Announce(manifest(1), 0, memory=str(path)))
+        stage.transfer.on_message(Announce(manifest(1), 0, memory=str(path)))
         assert stage.transfer.reads_memory
         path.unlink() if found is None else path.write_bytes(found)
         await stage.arrived.wait()
@@ -154,7 +159,7 @@ def test_a_version_that_moved_is_read_where_the_newer_one_is(publisher, tmp_path
     )
 
     async def story(stage):
-        stage.transfer.take(Announce(manifest(1), 0, memory=str(gone)))
+        stage.transfer.on_message(Announce(manifest(1), 0, memory=str(gone)))
         gone.unlink()
         await stage.arrived.wait()
 

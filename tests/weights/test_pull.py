@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from actors.weights import pull as weight_pull
-from actors.weights.pull import WeightPull
+from actors.weights import slices
+from actors.weights.slices import SlicePull
 from actors.weights.staging_files import StagingFiles
 from actors.weights.transfer import MAX_MISMATCHES
 from broker.protocol.manifest import (
@@ -31,7 +31,7 @@ from tests.weights.support.scripted_publisher import (
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(weight_pull, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(slices, "CHUNK_BYTES", CHUNK_BYTES)
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def memory():
 async def pulled(publisher, memory, step=1, timeout_s=5.0):
     version = manifest(step).version
     sources = only(publisher).of(None)
-    pull = WeightPull(version, memory, sources=sources, progress_timeout_s=timeout_s)
-    publisher.answer = pull.take
+    pull = SlicePull(version, memory, sources=sources, progress_timeout_s=timeout_s)
+    publisher.answer = pull.on_answer
     return await pull.run()
 
 
@@ -61,7 +61,7 @@ def test_a_pull_fills_the_memory_within_its_credit(publisher, memory):
 
 
 def test_a_lost_request_is_repeated(publisher, memory, monkeypatch):
-    monkeypatch.setattr(weight_pull, "FIRST_PATIENCE_S", 0.05)
+    monkeypatch.setattr(slices, "FIRST_WAIT_S", 0.05)
     publisher.lose = {0, 2 * CHUNK_BYTES}
 
     assert asyncio.run(pulled(publisher, memory)) is None
@@ -70,7 +70,7 @@ def test_a_lost_request_is_repeated(publisher, memory, monkeypatch):
 
 
 def test_all_that_was_lost_is_repeated(publisher, memory, monkeypatch):
-    monkeypatch.setattr(weight_pull, "FIRST_PATIENCE_S", 0.05)
+    monkeypatch.setattr(slices, "FIRST_WAIT_S", 0.05)
     publisher.lose = {i * CHUNK_BYTES for i in range(PULL_CREDIT)}  # as when a publisher dies
 
     assert asyncio.run(pulled(publisher, memory)) is None
@@ -80,7 +80,7 @@ def test_all_that_was_lost_is_repeated(publisher, memory, monkeypatch):
 
 
 def test_a_slow_publisher_is_not_buried_under_repetitions(publisher, memory, monkeypatch):
-    monkeypatch.setattr(weight_pull, "FIRST_PATIENCE_S", 0.02)
+    monkeypatch.setattr(slices, "FIRST_WAIT_S", 0.02)
     publisher.delay_s = 0.1
 
     assert asyncio.run(pulled(publisher, memory)) is None
@@ -90,7 +90,7 @@ def test_a_slow_publisher_is_not_buried_under_repetitions(publisher, memory, mon
 
 
 def test_a_pull_ends_when_nothing_comes(publisher, memory, monkeypatch):
-    monkeypatch.setattr(weight_pull, "FIRST_PATIENCE_S", 0.02)
+    monkeypatch.setattr(slices, "FIRST_WAIT_S", 0.02)
     publisher.post = lambda message: False
 
     with pytest.raises(DeadlineError, match=r"must make progress within 0\.1 s, got nothing of"):
@@ -106,13 +106,13 @@ def test_a_version_that_is_gone_is_answered_by_a_newer_one(publisher, memory):
 def test_slices_that_were_not_asked_for_are_not_written(publisher, memory):
     async def story():
         sources = only(publisher).of(None)
-        pull = WeightPull(manifest(1).version, memory, sources=sources, progress_timeout_s=5.0)
-        publisher.answer = pull.take
-        pull.take(Chunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version
-        pull.take(Chunk(PolicyVersion(1, 1), 1, b"x" * CHUNK_BYTES))  # another place
-        pull.take(Chunk(PolicyVersion(1, 1), 0, b"x"))  # another length
+        pull = SlicePull(manifest(1).version, memory, sources=sources, progress_timeout_s=5.0)
+        publisher.answer = pull.on_answer
+        pull.on_answer(Chunk(PolicyVersion(1, 0), 0, b"x" * CHUNK_BYTES))  # another version
+        pull.on_answer(Chunk(PolicyVersion(1, 1), 1, b"x" * CHUNK_BYTES))  # another place
+        pull.on_answer(Chunk(PolicyVersion(1, 1), 0, b"x"))  # another length
         older = PolicyVersion(1, 0)
-        pull.take(Chunk(PolicyVersion(1, 1), 0, b"x" * CHUNK_BYTES, older))  # a sparse update
+        pull.on_answer(Chunk(PolicyVersion(1, 1), 0, b"x" * CHUNK_BYTES, older))  # a sparse update
         await pull.run()
 
     asyncio.run(story())
@@ -124,7 +124,7 @@ def test_corrupt_bytes_are_never_staged_but_pulled_again(publisher, tmp_path):
     publisher.spoil = 1
 
     async def story(stage):
-        stage.transfer.take(Announce(manifest(1), 0))
+        stage.transfer.on_message(Announce(manifest(1), 0))
         await stage.arrived.wait()
 
     stage = play(publisher, tmp_path, story)
@@ -137,7 +137,7 @@ def test_bytes_that_stay_corrupt_end_the_actor(publisher, tmp_path):
     publisher.spoil = 10**6
 
     async def story(stage):
-        stage.transfer.take(Announce(manifest(1), 0))
+        stage.transfer.on_message(Announce(manifest(1), 0))
         await stage.arrived.wait()
 
     with pytest.raises(ExceptionGroup) as raised:
@@ -150,12 +150,12 @@ def test_bytes_that_stay_corrupt_end_the_actor(publisher, tmp_path):
 
 def test_the_newest_of_several_announcements_is_what_counts(publisher, tmp_path):
     async def story(stage):
-        stage.transfer.take(Announce(manifest(1), 0))
+        stage.transfer.on_message(Announce(manifest(1), 0))
         await asyncio.sleep(0)  # the first pull has begun
         await asyncio.sleep(0)
         assert publisher.asked
-        stage.transfer.take(Announce(manifest(2), 0))
-        stage.transfer.take(Announce(manifest(3), 0))
+        stage.transfer.on_message(Announce(manifest(2), 0))
+        stage.transfer.on_message(Announce(manifest(3), 0))
         while stage.transfer.held != (1, 3):
             stage.arrived.clear()
             await stage.arrived.wait()
@@ -167,12 +167,12 @@ def test_the_newest_of_several_announcements_is_what_counts(publisher, tmp_path)
 
 def test_older_versions_and_lower_lineages_are_refused(publisher, tmp_path):
     async def story(stage):
-        stage.transfer.take(Announce(manifest(5, lineage=2), 0))
+        stage.transfer.on_message(Announce(manifest(5, lineage=2), 0))
         await stage.arrived.wait()
         asked = len(publisher.asked)
         for refused in (manifest(5, lineage=2), manifest(4, lineage=2), manifest(9, lineage=1)):
-            stage.transfer.take(Announce(refused, 0))
-            stage.transfer.take(Announce(refused, 7))
+            stage.transfer.on_message(Announce(refused, 0))
+            stage.transfer.on_message(Announce(refused, 7))
         await asyncio.sleep(0.05)
         assert len(publisher.asked) == asked
         assert stage.transfer.counters.pulls == 1
@@ -185,11 +185,10 @@ def test_older_versions_and_lower_lineages_are_refused(publisher, tmp_path):
 
 def test_an_announced_epoch_that_never_comes_ends_in_a_pull(publisher, tmp_path):
     async def story(stage):
-        stage.transfer._timeout_s = 0.1
-        stage.transfer.take(Announce(manifest(1), 7))
+        stage.transfer.on_message(Announce(manifest(1), 7))
         await stage.arrived.wait()
 
-    stage = play(publisher, tmp_path, story)
+    stage = play(publisher, tmp_path, story, timeout_s=0.1)
 
     assert stage.transfer.counters.pulls == 1
     assert "no success within 0.1 s" in publisher.faults[0].reason
@@ -206,7 +205,7 @@ def link(base: int, version: int, publisher) -> SparseLink:
 
 def told(stage, step: int, links=()):
     stage.arrived.clear()
-    stage.transfer.take(Announce(manifest(step), 0, tuple(links)))
+    stage.transfer.on_message(Announce(manifest(step), 0, tuple(links)))
     return stage.arrived.wait()
 
 
@@ -287,11 +286,11 @@ def test_a_version_that_a_chain_begins_at_is_not_written_to_while_it_is_used(pub
 
 def test_a_shared_file_is_given_out_again_after_its_last_user(tmp_path):
     files = StagingFiles("test", fallback=tmp_path)
-    file = files.take(100)
+    file = files.acquire(100)
     files.share(file)
 
-    files.give_back(file)
-    assert files.take(100) is not file
-    files.give_back(file)
-    assert files.take(100) is file
+    files.release(file)
+    assert files.acquire(100) is not file
+    files.release(file)
+    assert files.acquire(100) is file
     files.close()

@@ -113,10 +113,12 @@ class Guest:
         self._news = asyncio.Event()
         self._context = zmq.asyncio.Context()
         caller = Caller(load_pair(folder, key), run, "guest")
-        self.link = WeightLink(self._context, port, caller=caller, take=self._take, may_queue=True)
+        self.link = WeightLink(
+            self._context, port, caller=caller, on_message=self._on_message, may_queue=True
+        )
         self._reading = asyncio.create_task(self.link.read())
 
-    def _take(self, answer: object) -> None:
+    def _on_message(self, answer: object) -> None:
         self.answers.append(answer)
         self._news.set()
 
@@ -135,8 +137,8 @@ class Guest:
 @asynccontextmanager
 async def sharing(keys, held):
     """A share that listens, and where."""
-    pair = load_pair(keys, "actor")
-    share = WeightShare(held, "tcp://127.0.0.1:0", folder=keys, keys=pair, run="toy")
+    caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
+    share = WeightShare(held, "tcp://127.0.0.1:0", folder=keys, caller=caller)
     running = asyncio.create_task(share.run())
     await asyncio.sleep(0)  # it listens before it waits for anything
     assert share.peer is not None
@@ -220,8 +222,7 @@ def test_an_actor_that_could_let_nobody_in_says_so(tmp_path):
     keys = make_keys(tmp_path / "keys")
     (keys / "allowed" / "actor.pub").unlink()
 
-    share = WeightShare(
-        HeldWeights(), "tcp://127.0.0.1:0", folder=keys, keys=load_pair(keys, "actor"), run="toy"
-    )
+    caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
+    share = WeightShare(HeldWeights(), "tcp://127.0.0.1:0", folder=keys, caller=caller)
     with pytest.raises(SettingsError, match="must hold the public keys of the actors that may"):
         asyncio.run(share.run())

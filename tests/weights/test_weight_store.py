@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.weights.pull import WeightPull
+from actors.weights.slices import SlicePull
 from actors.weights.sources import StoreSource, WeightSources
 from broker.protocol.manifest import (
     Probe,
@@ -164,7 +164,7 @@ def pulled(url: str, step: int) -> bytes:
     memory = mmap.mmap(-1, NUM_BYTES)
 
     async def pull() -> None:
-        made = WeightPull(
+        made = SlicePull(
             PolicyVersion(1, step),
             memory,
             sources=[StoreSource(url)],

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from actors.weights import group as weight_group
 from actors.weights.held import HeldWeights
+from actors.weights.links import Caller
 from actors.weights.receiver import WeightReceiver
 from broker.protocol.weight_messages import Chunk
 from broker.transport.keys import load_pair
@@ -76,9 +77,11 @@ async def live(options: dict, pipe: Connection, say) -> None:
             pull_from=options.get("pull_from", ("peers", "publisher")),
             share_endpoint="tcp://127.0.0.1:0" if options.get("shares") else None,
         ),
-        keys=load_pair(Path(options["keys"]), options.get("key", "actor")),
-        run=options.get("run", "toy"),
-        incarnation=options["name"],
+        caller=Caller(
+            load_pair(Path(options["keys"]), options.get("key", "actor")),
+            options.get("run", "toy"),
+            options["name"],
+        ),
         staging=Path(options["staging"]),
         keys_folder=Path(options["keys"]),
     )

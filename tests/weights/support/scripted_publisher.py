@@ -91,7 +91,7 @@ def only(publisher, *first) -> WeightSources:
 class Stage:
     """A transfer whose staged versions can be waited for."""
 
-    def __init__(self, publisher, folder) -> None:
+    def __init__(self, publisher, folder, *, timeout_s: float = 5.0) -> None:
         self.files = StagingFiles("test", fallback=folder)
         self.staged: list[WeightManifest] = []
         self.bytes: list[bytes] = []
@@ -102,17 +102,17 @@ class Stage:
             self.files,
             post=publisher.post,
             sources=only(publisher, "memory"),
-            stage=self._take,
-            timeout_s=5.0,
+            stage=self._stage,
+            timeout_s=timeout_s,
         )
-        publisher.answer = self.transfer.take
+        publisher.answer = self.transfer.on_message
 
-    def _take(self, manifest, file) -> None:
+    def _stage(self, manifest, file) -> None:
         self.staged.append(manifest)
         self.bytes.append(file.memory[:])
         self.kept.append(file)
         if not self.keeps:
-            self.files.give_back(file)
+            self.files.release(file)
         self.arrived.set()
 
     async def play(self, story) -> None:
@@ -126,9 +126,9 @@ class Stage:
             self.files.close()
 
 
-def play(publisher, folder, story) -> Stage:
+def play(publisher, folder, story, **options) -> Stage:
     async def whole() -> Stage:
-        stage = Stage(publisher, folder)
+        stage = Stage(publisher, folder, **options)
         await stage.play(story)
         return stage
 

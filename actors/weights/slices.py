@@ -1,0 +1,191 @@
+"""A pull over ZeroMQ, slice by slice: all bytes of a version, or one sparse update to it.
+
+Consumes CHUNK, LATER, GONE and MOVED; waits for the next slice. An unanswered request is repeated
+at growing intervals; of the publisher, which answers in order, the last one alone, because many
+actors that repeat all their requests would bury a network card that is merely slow.
+
+Sources are asked one after the other: one that is silent, lies or has nothing makes way for the
+next, which goes on at the missing slices. All slices but the publisher's are checked by their
+digests; the caller checks the digest of the whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from broker.protocol.manifest import DIGEST_BYTES, chunk_digests
+from broker.protocol.weight_messages import (
+    CHUNK_BYTES,
+    PULL_CREDIT,
+    Chunk,
+    Gone,
+    Later,
+    Moved,
+    Pull,
+)
+from buffer.record.episode import PolicyVersion
+from configs.errors import DeadlineError
+
+from .sources import Answer, Kind, Post, Source
+
+FIRST_WAIT_S = 1.0
+"""Loopback and a rack answer in milliseconds; a lost request costs this much."""
+SILENT_S = 3 * FIRST_WAIT_S
+"""Two rounds without an answer (the second twice as long): this peer is gone."""
+LATER_S = 10.0
+"""A peer that promises for so long has no source itself: one nearer to the publisher is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Reason for leaving a source."""
+
+    reason: str
+    is_fault: bool = True
+    has_lied: bool = False
+
+
+class SlicePull:
+    """One pull.
+
+    Args:
+        version: Version to pull.
+        memory: Destination, of the same length.
+        sources: Sources in order of preference.
+        base: Version that the sparse update begins at; None = pull all bytes of the version.
+        digests: Of the slices; without them only the publisher's are accepted.
+        failed: Called with a source that was left, why, and whether it lied.
+        arrived: Called with the offset of each slice that is in its place.
+        progress_timeout_s: Time without any new slice after which the last source is left too.
+    """
+
+    def __init__(
+        self,
+        version: PolicyVersion,
+        memory: mmap.mmap | bytearray,
+        *,
+        sources: Sequence[Source],
+        base: PolicyVersion | None = None,
+        digests: bytes = b"",
+        failed: Callable[[Source, str, bool], None] = lambda _source, _reason, _has_lied: None,
+        arrived: Callable[[int], None] = lambda _offset: None,
+        progress_timeout_s: float,
+    ) -> None:
+        self._version = version
+        self._base = base
+        self._num_bytes = len(memory)
+        self._memory = memory
+        self._sources = sources
+        self._digests = digests
+        self._failed = failed
+        self._arrived = arrived
+        self._progress_timeout_s = progress_timeout_s
+        self._inbox: asyncio.Queue[Answer] = asyncio.Queue()
+        self._todo = deque(range(0, len(memory), CHUNK_BYTES))
+        self._asked: dict[int, None] = {}  # in the order of asking
+        self.num_bytes = Counter[Kind]()
+        """Received, by the kind of source."""
+
+    def on_answer(self, answer: Answer) -> None:
+        """Process an answer of a source."""
+        self._inbox.put_nowait(answer)
+
+    async def run(self) -> Moved | None:
+        """Pull everything. Returns None when complete, or what the publisher has instead.
+
+        Raises:
+            DeadlineError: No source has brought anything for `progress_timeout_s`.
+        """
+        for source in self._sources:
+            self._inbox = asyncio.Queue()  # what the one before has sent is not this one's
+            async with source.open(self.on_answer) as post:
+                end = await self._pull_from(source, post)
+            if not isinstance(end, _Failed):
+                return end
+            if end.is_fault:
+                self._failed(source, end.reason, end.has_lied)
+            self._ask_again(list(self._asked))
+        raise DeadlineError(
+            f"a pull of weights must make progress within {self._progress_timeout_s:g} s, got "
+            f"nothing of {tuple(self._version)}; the next news start another"
+        )
+
+    async def _pull_from(self, source: Source, post: Post) -> Moved | _Failed | None:
+        """Ask one source for all that is missing."""
+        wait_s, silent_s, has_promised = FIRST_WAIT_S, 0.0, False
+        while self._todo or self._asked:
+            self._ask(post)
+            bound_s = self._silence_s(source, has_promised=has_promised)
+            pause_s = min(wait_s, bound_s - silent_s)
+            try:
+                async with asyncio.timeout(pause_s):
+                    answer = await self._inbox.get()
+            except TimeoutError:
+                silent_s += pause_s
+                if silent_s >= bound_s:
+                    return _Failed(f"it has brought nothing for {silent_s:.1f} s")
+                wait_s *= 2  # for as long as it is asked: the link is slow, or it is away
+                self._ask_again(list(self._asked)[-1 if source.kind == "publisher" else 0 :])
+                continue
+            match answer:
+                case Moved():
+                    if self._base is not None or answer.manifest.version > self._version:
+                        return answer
+                case Later():
+                    has_promised = True
+                case Gone(version=self._version):
+                    return _Failed("it has another version", is_fault=False)
+                case Chunk() if self._is_missing(answer):
+                    if not await self._keep(answer, source.kind):
+                        return _Failed("what it sent has a wrong digest", has_lied=True)
+                    silent_s = 0.0
+                case _:  # a repetition, or an answer to another pull
+                    pass
+        return None
+
+    def _silence_s(self, source: Source, *, has_promised: bool) -> float:
+        if source is self._sources[-1]:
+            return self._progress_timeout_s
+        return LATER_S if has_promised else SILENT_S
+
+    def _ask(self, post: Post) -> None:
+        while self._todo and len(self._asked) < PULL_CREDIT:
+            offset = self._todo.popleft()
+            self._asked[offset] = None
+            post(Pull(self._version, offset, self._length(offset), self._base))
+
+    def _ask_again(self, offsets: list[int]) -> None:
+        self._todo.extendleft(reversed(offsets))
+        for offset in offsets:
+            del self._asked[offset]
+
+    def _is_missing(self, chunk: Chunk) -> bool:
+        """Return whether this slice was asked for and has not come before."""
+        is_ours = (chunk.version, chunk.base) == (self._version, self._base)
+        is_asked = chunk.offset in self._asked
+        return is_ours and is_asked and len(chunk.payload) == self._length(chunk.offset)
+
+    async def _keep(self, chunk: Chunk, kind: Kind) -> bool:
+        """Put a slice into its place. False: its digest is wrong."""
+        if kind == "publisher":
+            asked = list(self._asked)
+            self._ask_again(asked[: asked.index(chunk.offset)])  # lost: it answers in order
+        elif not await self._is_right(chunk):
+            return False
+        self._memory[chunk.offset : chunk.offset + len(chunk.payload)] = chunk.payload
+        del self._asked[chunk.offset]
+        self.num_bytes[kind] += len(chunk.payload)
+        self._arrived(chunk.offset)
+        return True
+
+    async def _is_right(self, chunk: Chunk) -> bool:
+        begin = chunk.offset // CHUNK_BYTES * DIGEST_BYTES
+        right = self._digests[begin : begin + DIGEST_BYTES]
+        return await asyncio.to_thread(chunk_digests, chunk.payload, CHUNK_BYTES) == right
+
+    def _length(self, offset: int) -> int:
+        return min(CHUNK_BYTES, self._num_bytes - offset)
