@@ -6,7 +6,7 @@ Runs before the store is touched, so a message that fails here has changed nothi
 from __future__ import annotations
 
 from broker.protocol.messages import MAX_LINES, BeatRequest, Hello, LeaseRequest, SubmitRequest
-from buffer.record.fast_check import lengths_of, task_ids_of
+from buffer.record.codec import lengths_of, task_ids_of
 from configs.errors import RecordError
 
 

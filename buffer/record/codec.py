@@ -1,7 +1,7 @@
-"""Episodes and completions to bytes and back.
+"""Episodes and completions to bytes and back, each checked on both sides.
 
-A record is one msgpack map; arrays travel as raw little-endian bytes, never as lists or pickle.
-Both directions validate (`rules.py`), so that neither end has to trust the other.
+What is written is read back before it leaves, so one schema and one set of rules (`schema.py`,
+`rules.py`) judge records at both ends, and neither end has to trust the other.
 
 A completion's bytes may be several maps in a row, the chunks of one snapshot: the store joins long
 chunk lists by concatenation, and `decode_completion` reads them as one completion.
@@ -9,38 +9,29 @@ chunk lists by concatenation, and `decode_completion` reads them as one completi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
-import msgpack
 import numpy as np
 
 from configs.errors import RecordError
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from .rules import MAX_NUMBER, check_completion, check_episode
+from .rules import check_completion, check_episode, check_fences, check_numbers
+from .schema import (
+    COMPLETION,
+    EPISODE,
+    MAX_NUMBER,
+    CompletionFields,
+    EpisodeFields,
+    read,
+    read_several,
+    write,
+)
 
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""
-
-_EPISODE_FIELDS = frozenset(
-    {
-        "schema",
-        "task_id",
-        "group_id",
-        "purpose",
-        "prompt",
-        "completion",
-        "reward",
-        "parts",
-        "finish",
-    }
-    | {"metrics", "inc", "started", "finished", "text"}
-)
-_COMPLETION_FIELDS = frozenset(["schema", "tokens", "logprobs", "mask", "versions", "fences"])
-
-_Map = dict[str, object]
 
 # Made once: numpy parses the name of a type each time it is given one.
 _INTS, _FLOATS, _BYTES = np.dtype("<i4"), np.dtype("<f4"), np.dtype("u1")
@@ -52,32 +43,25 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
     Raises:
         RecordError: the episode is malformed, or its record is longer than `max_bytes`.
     """
-    episode = replace(
-        episode,
-        reward=_real(episode.reward),
-        reward_parts=_reals(episode.reward_parts),
-        environment_metrics=_reals(episode.environment_metrics),
+    record = write(
+        EpisodeFields(
+            schema=SCHEMA,
+            task_id=episode.task_id,
+            group_id=episode.group_id,
+            purpose=episode.purpose,  # type: ignore[arg-type]  # looked at when it is read back
+            prompt=_to_bytes("prompt_ids", episode.prompt_ids, _INTS),
+            completion=_fields_of(episode.completion),
+            reward=_real(episode.reward),
+            parts=_reals(episode.reward_parts),
+            finish=episode.finish_reason,  # type: ignore[arg-type]  # so is this
+            metrics=_reals(episode.environment_metrics),
+            inc=episode.incarnation,
+            started=episode.started_at,
+            finished=episode.finished_at,
+            text=episode.metadata,
+        )
     )
-    check_episode(episode)
-    record = _pack(
-        {
-            "schema": SCHEMA,
-            "task_id": episode.task_id,
-            "group_id": episode.group_id,
-            "purpose": episode.purpose,
-            "prompt": _to_bytes(episode.prompt_ids, _INTS),
-            "completion": _completion_map(episode.completion),
-            "reward": episode.reward,
-            "parts": episode.reward_parts,
-            "finish": episode.finish_reason,
-            "metrics": episode.environment_metrics,
-            "inc": episode.incarnation,
-            "started": episode.started_at,
-            "finished": episode.finished_at,
-            "text": episode.metadata,
-        }
-    )
-    _check_size(record, max_bytes)
+    _read_episode(record, max_bytes)
     return record
 
 
@@ -87,33 +71,38 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
     Raises:
         RecordError: whatever is wrong with the bytes.
     """
-    _check_size(record, max_bytes)
-    maps = _unpack(record)
-    if len(maps) != 1:
-        raise RecordError(f"a record must be one msgpack map, got {len(maps)}; it is refused")
-    fields = _fields(maps[0], _EPISODE_FIELDS)
-    episode = Episode(
-        task_id=fields["task_id"],  # type: ignore[arg-type]  # check_episode looks at every type
-        group_id=fields["group_id"],  # type: ignore[arg-type]
-        purpose=fields["purpose"],  # type: ignore[arg-type]
-        prompt_ids=_to_array("prompt", fields["prompt"], _INTS),
-        completion=_completion(fields["completion"]),
-        reward=fields["reward"],  # type: ignore[arg-type]
-        reward_parts=fields["parts"],  # type: ignore[arg-type]
-        finish_reason=fields["finish"],  # type: ignore[arg-type]
-        environment_metrics=fields["metrics"],  # type: ignore[arg-type]
-        incarnation=fields["inc"],  # type: ignore[arg-type]
-        started_at=fields["started"],  # type: ignore[arg-type]
-        finished_at=fields["finished"],  # type: ignore[arg-type]
-        metadata=fields["text"],  # type: ignore[arg-type]
+    fields = _read_episode(record, max_bytes)
+    return Episode(
+        task_id=fields.task_id,
+        group_id=fields.group_id,
+        purpose=fields.purpose,
+        prompt_ids=_to_array(fields.prompt, _INTS),
+        completion=_completion_of(fields.completion),
+        reward=fields.reward,
+        reward_parts=fields.parts,
+        finish_reason=fields.finish,
+        environment_metrics=fields.metrics,
+        incarnation=fields.inc,
+        started_at=fields.started,
+        finished_at=fields.finished,
+        metadata=fields.text,
     )
-    check_episode(episode)
-    return episode
 
 
-def validate(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episode:
-    """Refuse a record at the edge; the decoded episode is at hand for who wants to look further."""
-    return decode_episode(record, max_bytes=max_bytes)
+def task_ids_of(records: Sequence[bytes], *, max_bytes: int) -> list[int]:
+    """Check episode records and return whose they are, in order; no episode is made.
+
+    Raises:
+        RecordError: what `decode_episode` finds wrong with the first that is not valid.
+    """
+    try:
+        episodes = [_read_parts(record, max_bytes) for record in records]
+        check_numbers([e.prompt for e in episodes], [e.completion for e in episodes])
+    except RecordError:
+        for record in records:
+            _read_episode(record, max_bytes)
+        raise
+    return [episode.task_id for episode in episodes]
 
 
 def encode_completion(completion: Completion, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
@@ -122,9 +111,8 @@ def encode_completion(completion: Completion, *, max_bytes: int = MAX_RECORD_BYT
     Raises:
         RecordError: the completion is malformed, or longer than `max_bytes`.
     """
-    check_completion(completion)
-    chunk = _pack(_completion_map(completion))
-    _check_size(chunk, max_bytes)
+    chunk = write(_fields_of(completion))
+    _read_completions(chunk, max_bytes)
     return chunk
 
 
@@ -134,13 +122,24 @@ def decode_completion(chunk: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Com
     Raises:
         RecordError: whatever is wrong with the bytes.
     """
-    _check_size(chunk, max_bytes)
-    parts = [_completion(fields) for fields in _unpack(chunk)]
-    for part in parts:
-        check_completion(part)
-    if len(parts) == 1:
-        return parts[0]
-    return join_completions(parts)
+    parts = [_completion_of(fields) for fields in _read_completions(chunk, max_bytes)]
+    return parts[0] if len(parts) == 1 else join_completions(parts)
+
+
+def lengths_of(chunks: Sequence[bytes], *, max_bytes: int) -> list[int]:
+    """Check chunks of completions and return how many tokens each has, in order.
+
+    Raises:
+        RecordError: what `decode_completion` finds wrong with the first that is not valid.
+    """
+    try:
+        read_chunks = [_read_chunk(chunk, max_bytes) for chunk in chunks]
+        check_numbers([], [fields for parts in read_chunks for fields in parts])
+    except RecordError:
+        for chunk in chunks:
+            _read_completions(chunk, max_bytes)
+        raise
+    return [sum([len(fields.mask) for fields in parts]) for parts in read_chunks]
 
 
 def join_completions(chunks: Sequence[Completion]) -> Completion:
@@ -166,104 +165,76 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
             )
             if not same:
                 fences.append(FenceRun(run.fence, run.incarnation, shift + run.start))
-    joined = Completion(
+    check_fences([run.fence for run in fences])
+    return Completion(
         token_ids=_concatenate((chunk.token_ids for chunk in chunks), np.int32),
         behaviour_logprobs=_concatenate((chunk.behaviour_logprobs for chunk in chunks), np.float32),
         loss_mask=_concatenate((chunk.loss_mask for chunk in chunks), np.uint8),
         versions=tuple(versions),
         fences=tuple(fences),
     )
-    check_completion(joined)
-    return joined
 
 
-def _completion_map(completion: Completion) -> _Map:
-    return {
-        "schema": SCHEMA,
-        "tokens": _to_bytes(completion.token_ids, _INTS),
-        "logprobs": _to_bytes(completion.behaviour_logprobs, _FLOATS),
-        "mask": _to_bytes(completion.loss_mask, _BYTES),
-        "versions": [[*span.version, span.start] for span in completion.versions],
-        "fences": [[run.fence, run.incarnation, run.start] for run in completion.fences],
-    }
+def _read_episode(record: bytes, max_bytes: int) -> EpisodeFields:
+    """Read and check all of a record."""
+    fields = _read_parts(record, max_bytes)
+    check_numbers([fields.prompt], [fields.completion])
+    return fields
 
 
-def _completion(value: object) -> Completion:
-    fields = _fields(value, _COMPLETION_FIELDS)
+def _read_parts(record: bytes, max_bytes: int) -> EpisodeFields:
+    """Read a record and check all but the numbers in its arrays."""
+    _check_size(record, max_bytes)
+    fields = read(EPISODE, record)
+    check_episode(fields)
+    return fields
+
+
+def _read_completions(chunk: bytes, max_bytes: int) -> list[CompletionFields]:
+    """Read and check all of a chunk."""
+    parts = _read_chunk(chunk, max_bytes)
+    check_numbers([], parts)
+    return parts
+
+
+def _read_chunk(chunk: bytes, max_bytes: int) -> list[CompletionFields]:
+    """Read a chunk, one map or several, and check all but the numbers in its arrays."""
+    _check_size(chunk, max_bytes)
+    parts = read_several(COMPLETION, chunk)
+    for fields in parts:
+        check_completion(fields)
+    if len(parts) > 1:
+        check_fences([fence for fields in parts for fence, _, _ in fields.fences])
+    return parts
+
+
+def _fields_of(completion: Completion) -> CompletionFields:
+    return CompletionFields(
+        schema=SCHEMA,
+        tokens=_to_bytes("token_ids", completion.token_ids, _INTS),
+        logprobs=_to_bytes("behaviour_logprobs", completion.behaviour_logprobs, _FLOATS),
+        mask=_to_bytes("loss_mask", completion.loss_mask, _BYTES),
+        versions=[(s.version.lineage, s.version.step, s.start) for s in completion.versions],
+        fences=[(run.fence, run.incarnation, run.start) for run in completion.fences],
+    )
+
+
+def _completion_of(fields: CompletionFields) -> Completion:
     return Completion(
-        token_ids=_to_array("tokens", fields["tokens"], _INTS),
-        behaviour_logprobs=_to_array("logprobs", fields["logprobs"], _FLOATS),
-        loss_mask=_to_array("mask", fields["mask"], _BYTES),
+        token_ids=_to_array(fields.tokens, _INTS),
+        behaviour_logprobs=_to_array(fields.logprobs, _FLOATS),
+        loss_mask=_to_array(fields.mask, _BYTES),
         versions=tuple(
-            [
-                VersionSpan(PolicyVersion(lineage, step), start)  # type: ignore[arg-type]  # checked by validity
-                for lineage, step, start in _triples("versions", fields["versions"])
-            ]
+            [VersionSpan(PolicyVersion(lineage, k), start) for lineage, k, start in fields.versions]
         ),
-        fences=tuple(
-            [
-                FenceRun(fence, incarnation, start)  # type: ignore[arg-type]  # checked by validity
-                for fence, incarnation, start in _triples("fences", fields["fences"])
-            ]
-        ),
+        fences=tuple([FenceRun(*run) for run in fields.fences]),
     )
-
-
-def _pack(fields: _Map) -> bytes:
-    try:
-        packed = msgpack.packb(fields, use_bin_type=True)
-    except UnicodeEncodeError as error:
-        raise RecordError(f"texts of a record must be valid Unicode; {error.reason}") from error
-    assert isinstance(packed, bytes)
-    return packed
-
-
-def _unpack(record: bytes) -> list[object]:
-    """Read all msgpack values; what does not parse to the last byte is refused."""
-    try:
-        return [msgpack.unpackb(record, raw=False, strict_map_key=True)]
-    except (msgpack.UnpackException, ValueError, OverflowError):
-        pass  # several values, or none: the slower reader finds out which
-    unpacker = msgpack.Unpacker(
-        max_buffer_size=len(record), raw=False, strict_map_key=True, use_list=True
-    )
-    unpacker.feed(record)
-    values: list[object] = []
-    end = 0
-    try:
-        while end < len(record):
-            values.append(unpacker.unpack())
-            end = unpacker.tell()
-    except (msgpack.OutOfData, msgpack.UnpackException, ValueError, OverflowError) as error:
-        name = type(error).__name__
-        raise RecordError(
-            f"a record must be complete msgpack, got {len(record)} bytes that end in {name}"
-        ) from error
-    if not values:
-        raise RecordError("a record must be complete msgpack, got 0 bytes; it is refused")
-    return values
-
-
-def _fields(value: object, expected: frozenset[str]) -> _Map:
-    if not isinstance(value, dict) or value.keys() != expected:
-        raise RecordError(f"a record must be a map of {sorted(expected)}; other fields are refused")
-    if type(value["schema"]) is not int or value["schema"] != SCHEMA:
-        raise RecordError(
-            f"schema must be {SCHEMA}, got {value['schema']!r:.40}; update the older peer"
-        )
-    return value
-
-
-def _triples(name: str, value: object) -> list[list[object]]:
-    if not isinstance(value, list) or any(type(row) is not list or len(row) != 3 for row in value):
-        raise RecordError(f"{name} must be a list of triples; the record is refused")
-    return value
 
 
 def _real(value: float) -> float:
     """Make a float of what a reward function returned; what is no number is left to the check."""
     if isinstance(value, int | np.integer | np.floating) and not isinstance(value, bool):
-        return float(value) if abs(value) <= MAX_NUMBER else value
+        return float(value) if abs(value) <= MAX_NUMBER else math.inf
     return value
 
 
@@ -271,15 +242,15 @@ def _reals(values: dict[str, float]) -> dict[str, float]:
     return {name: _real(value) for name, value in values.items()}
 
 
-def _to_bytes(array: np.ndarray, dtype: np.dtype[Any]) -> bytes:
-    return array.astype(dtype, copy=False).tobytes()
+def _to_bytes(name: str, array: object, dtype: np.dtype[Any]) -> memoryview:
+    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+        kind = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
+        raise RecordError(f"{name} must be a flat {dtype.name} array, got {kind}")
+    return np.ascontiguousarray(array, dtype).data
 
 
-def _to_array(name: str, value: object, dtype: np.dtype[Any]) -> np.ndarray:
-    if type(value) is not bytes or len(value) % dtype.itemsize:
-        size = len(value) if isinstance(value, bytes) else type(value).__name__
-        raise RecordError(f"{name} must be bytes in multiples of {dtype.itemsize}, got {size}")
-    array = np.frombuffer(bytearray(value), dtype)  # the copy is writable, as torch asks
+def _to_array(values: memoryview, dtype: np.dtype[Any]) -> np.ndarray:
+    array = np.frombuffer(bytearray(values), dtype)  # the copy is writable, as torch asks
     return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,6 @@ from buffer.record.codec import (
     encode_completion,
     encode_episode,
     join_completions,
-    validate,
 )
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.errors import RecordError
@@ -28,6 +28,16 @@ from tests.buffer.support.episodes import completions, episodes, example_episode
 
 RECORD = encode_episode(example_episode())
 CHUNK = encode_completion(example_episode().completion)
+
+WRITTEN_BY_MSGPACK = base64.b85decode(
+    "j;3>CXk~3-0jG3fb8BB|WX=Eq5pbwya&L8TUuk5|0000200000r*L(0aBp*Eq-AztY^HE>Z*6dN#0&ud0077U003"
+    "|i0RXCFZ*6dFWprt8Zic3FV`yb<VF9LeZ);_4bHoe<0000i0RRC1|NnoeY;R|9a&KaD#0&rc0KWhL000005Wu8uV"
+    "RLK50|5X5sCH#?b7^mGbCQz*%*X(f0nEt)re<YsV`X!alg|JI00000005?FZ*z1lF#wa#00aO400001r)a~pbY(3"
+    "v0j6?gcVTj5%Rjl9nVFfHnx$}Ia&&WnrDb?wV|2^E@Bjb+0001{W@&C|b7-"
+    "q&Zgy#MZ*Fa6Zgi(@Wpr|BV{?F`X>MbuXv4I0Wi2wNb97;HbY*1ALE6%EfB*mhsAg$yX>(|0WXnO?(sY0z005+PW"
+    "q5RfreSV#cV%+fD0p~yczAetczAetczAetczAetczAetczAetczAetczAetczAetcm"
+)
+"""A record from before msgspec wrote them."""
 
 
 @given(episodes)
@@ -49,6 +59,36 @@ def test_an_episode_comes_back_byte_for_byte(episode: Episode) -> None:
         assert array.tobytes() == other.tobytes()
     assert (decoded.reward, decoded.metadata) == (episode.reward, episode.metadata)
     assert decoded.reward_parts == episode.reward_parts
+
+
+def test_an_older_record_is_read_and_written_as_it_was() -> None:
+    episode = decode_episode(WRITTEN_BY_MSGPACK)
+
+    assert encode_episode(episode) == WRITTEN_BY_MSGPACK
+    assert (episode.task_id, episode.group_id, episode.purpose) == (70_000, 2**33, "eval")
+    assert episode.prompt_ids.tolist() == [1, 200, 70_000]
+    assert episode.completion.token_ids.tolist() == [5, 300, 2**31 - 1]
+    assert episode.completion.behaviour_logprobs.tolist() == [-0.5, 0.0, -2.25]
+    assert episode.completion.loss_mask.tolist() == [1, 0, 1]
+    assert episode.completion.versions == (
+        VersionSpan(PolicyVersion(1, 200), 0),
+        VersionSpan(PolicyVersion(1, 201), 2),
+    )
+    assert episode.completion.fences == (
+        FenceRun(2**50, "host-1", 0),
+        FenceRun(2**50 + 1, "hôte-2", 1),
+    )
+    assert (episode.reward, episode.reward_parts) == (0.1, {"exact": -1.0})
+    assert (episode.finish_reason, episode.incarnation) == ("environment", "hôte-2")
+    assert (episode.started_at, episode.finished_at) == (1.8e9, 1.8e9 + 0.5)
+    assert (episode.environment_metrics, episode.metadata) == ({}, {"answer": "x" * 40})
+
+
+@given(episodes)
+def test_msgspec_writes_what_msgpack_would(episode: Episode) -> None:
+    record = encode_episode(episode)
+
+    assert msgpack.packb(msgpack.unpackb(record)) == record
 
 
 @given(completions(), completions())
@@ -127,32 +167,38 @@ def _floats(*values: float) -> bytes:
         (_damage(lambda f: f.update(extra=1)), "must be a map of"),
         (_damage(lambda f: f.update(schema=2)), "schema must be 1, got 2"),
         (_damage(lambda f: f.update(schema=True)), "schema must be 1"),
-        (_damage(lambda f: f.update(task_id=-1)), "task_id must be an integer"),
-        (_damage(lambda f: f.update(task_id=2**60)), "task_id must be an integer"),
-        (_damage(lambda f: f.update(group_id=1.0)), "group_id must be an integer"),
-        (_damage(lambda f: f.update(purpose="test")), "purpose must be one of"),
-        (_damage(lambda f: f.update(purpose=["train"])), "purpose must be one of"),
-        (_damage(lambda f: f.update(finish="abort")), "finish_reason must be one of"),
+        (_damage(lambda f: f.update(task_id=-1)), r">= 0 - at `\$.task_id`"),
+        (_damage(lambda f: f.update(task_id=2**60)), r"<= 9007199254740991 - at `\$.task_id`"),
+        (_damage(lambda f: f.update(group_id=1.0)), r"`int`, got `float` - at `\$.group_id`"),
+        (_damage(lambda f: f.update(purpose="test")), r"'test' - at `\$.purpose`"),
+        (_damage(lambda f: f.update(purpose=["train"])), r"got `array` - at `\$.purpose`"),
+        (_damage(lambda f: f.update(finish="abort")), r"'abort' - at `\$.finish`"),
         (_damage(lambda f: f.update(reward=math.nan)), "reward must be a finite float, got nan"),
         (_damage(lambda f: f.update(reward=math.inf)), "reward must be a finite float"),
         (_damage(lambda f: f.update(reward=1)), "reward must be a finite float"),
         (_damage(lambda f: f.update(parts={"a": math.nan})), "reward_parts.a must be a finite"),
-        (_damage(lambda f: f.update(parts=[1.0])), "reward_parts must be a map"),
-        (_damage(lambda f: f.update(metrics={"a": "b"})), "environment_metrics.a must be"),
-        (_damage(lambda f: f.update(metrics={str(i): 0.0 for i in range(300)})), "at most 256"),
-        (_damage(lambda f: f.update(text={"a": "b" * 70000})), "metadata.a must be text"),
-        (_damage(lambda f: f.update(text={"a": 1})), "metadata.a must be text"),
-        (_damage(lambda f: f.update(inc=b"x")), "incarnation must be text"),
-        (_damage(lambda f: f.update(started=None)), "started_at must be a finite"),
-        (_damage(lambda f: f.update(prompt=b"\x00" * 5)), "prompt must be bytes in multiples of 4"),
-        (_damage(lambda f: f.update(prompt=[1, 2])), "prompt must be bytes"),
+        (_damage(lambda f: f.update(parts=[1.0])), r"`object`, got `array` - at `\$.parts`"),
+        (_damage(lambda f: f.update(metrics={"a": "b"})), r"got `str` - at `\$.metrics\["),
+        (
+            _damage(lambda f: f.update(metrics={str(i): 0.0 for i in range(300)})),
+            r"<= 256 - at `\$.metrics`",
+        ),
+        (_damage(lambda f: f.update(text={"a": "b" * 70000})), r"<= 65536 - at `\$.text\["),
+        (_damage(lambda f: f.update(text={"a": 1})), r"`str`, got `int` - at `\$.text\["),
+        (_damage(lambda f: f.update(inc=b"x")), r"`str`, got `bytes` - at `\$.inc`"),
+        (_damage(lambda f: f.update(started=None)), r"got `None` - at `\$.started`"),
+        (
+            _damage(lambda f: f.update(prompt=b"\x00" * 5)),
+            "prompt_ids must .* multiples of 4 bytes, got 5",
+        ),
+        (_damage(lambda f: f.update(prompt=[1, 2])), r"`bytes`, got `array` - at `\$.prompt`"),
         (_damage(lambda f: f.update(prompt=b"")), "prompt_ids must not be empty"),
         (_damage(lambda f: f.update(prompt=b"\xff" * 4)), "prompt_ids must be >= 0, got -1"),
         (_damage(lambda f: f.update(completion=None)), "must be a map of"),
-        (_in_completion(tokens=b"\x00" * 20), "one value per token = 5, got 4"),
-        (_in_completion(tokens=b"\x00" * 18), "tokens must be bytes in multiples of 4"),
+        (_in_completion(tokens=b"\x00" * 20), "for each token, got 20, 16 and 4"),
+        (_in_completion(tokens=b"\x00" * 18), "must have 4 bytes, .* got 18, 16 and 4"),
         (_in_completion(tokens=b"", logprobs=b"", mask=b"", versions=[], fences=[]), "nothing"),
-        (_in_completion(logprobs=_floats(-1, -1, -1)), "one value per token = 4, got 3"),
+        (_in_completion(logprobs=_floats(-1, -1, -1)), "for each token, got 16, 12 and 4"),
         (_in_completion(logprobs=_floats(-1, math.nan, -1, 0)), "finite and <= 0"),
         (_in_completion(logprobs=_floats(-1, -math.inf, -1, 0)), "finite and <= 0"),
         (_in_completion(logprobs=_floats(-1, 0.5, -1, 0)), "finite and <= 0"),
@@ -164,18 +210,27 @@ def _floats(*values: float) -> bytes:
         (_in_completion(versions=[[1, 2, 0], [1, 3, 3], [1, 4, 2]]), "versions.start must ascend"),
         (_in_completion(versions=[[1, 2, 0], [1, 3, 4]]), "stay below 4"),
         (_in_completion(versions=[[1, 2, 0]] * 5), "versions must cover"),
-        (_in_completion(versions=[[1, 2]]), "versions must be a list of triples"),
-        (_in_completion(versions=[["1", 2, 0]]), "versions.lineage must be an integer"),
-        (_in_completion(versions=[[1, -2, 0]]), "versions.step must be an integer"),
-        (_in_completion(versions=[[1, 2, None]]), "versions.start must be an integer"),
+        (_in_completion(versions=[[1, 2]]), r"length 3, got 2 - at `\$.completion.versions\[0\]`"),
+        (
+            _in_completion(versions=[["1", 2, 0]]),
+            r"got `str` - at `\$.completion.versions\[0\]\[0\]`",
+        ),
+        (_in_completion(versions=[[1, -2, 0]]), r">= 0 - at `\$.completion.versions\[0\]\[1\]`"),
+        (
+            _in_completion(versions=[[1, 2, None]]),
+            r"got `None` - at `\$.completion.versions\[0\]\[2\]`",
+        ),
         (_in_completion(fences=[[5, "a", 0], [4, "b", 2]]), "fences must never decrease"),
-        (_in_completion(fences=[[5, 7, 0]]), "fences.incarnation must be text"),
-        (_in_completion(fences={}), "fences must be a list of triples"),
+        (
+            _in_completion(fences=[[5, 7, 0]]),
+            r"`str`, got `int` - at `\$.completion.fences\[0\]\[1\]`",
+        ),
+        (_in_completion(fences={}), r"`array`, got `object` - at `\$.completion.fences`"),
     ],
 )
 def test_a_malformed_record_is_refused_by_name(record: bytes, text: str) -> None:
     with pytest.raises(RecordError, match=text):
-        validate(record)
+        decode_episode(record)
 
 
 def test_a_record_over_the_cap_is_refused_on_both_sides() -> None:
@@ -196,10 +251,10 @@ def test_a_record_over_the_cap_is_refused_on_both_sides() -> None:
         ({"prompt_ids": np.zeros((3, 1), np.int32)}, "prompt_ids must be a flat int32 array"),
         ({"prompt_ids": [1, 2]}, "prompt_ids must be a flat int32 array, got list"),
         ({"reward": float("nan")}, "reward must be a finite float"),
-        ({"reward": True}, "reward must be a finite float"),
+        ({"reward": True}, r"got `bool` - at `\$.reward`"),
         ({"reward": 10**400}, "reward must be a finite float"),
-        ({"reward_parts": {"exact": None}}, "reward_parts.exact must be a finite float"),
-        ({"task_id": "3"}, "task_id must be an integer"),
+        ({"reward_parts": {"exact": None}}, r"got `None` - at `\$.parts\["),
+        ({"task_id": "3"}, r"`int`, got `str` - at `\$.task_id`"),
         ({"metadata": {"a": "\ud800"}}, "valid Unicode"),
     ],
 )
@@ -209,12 +264,15 @@ def test_a_malformed_episode_is_not_encoded(change: dict[str, Any], text: str) -
 
 
 def _decodes_or_refuses(decode: Callable[[bytes], object], record: bytes) -> None:
-    """Whatever the bytes, the only error is RecordError."""
+    """Whatever the bytes, the only error is RecordError; what is read, msgpack reads as well."""
     try:
         decoded = decode(record)
     except RecordError:
         return
     assert isinstance(decoded, Episode | Completion)
+    if isinstance(decoded, Episode):
+        fields = msgpack.unpackb(record, strict_map_key=True)
+        assert msgpack.unpackb(encode_episode(decoded)) == fields
 
 
 @given(st.binary(max_size=200))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
-from buffer.record.rules import FINISH_REASONS, MAX_NUMBER, PURPOSES
+from buffer.record.schema import MAX_NUMBER, FinishReason, Purpose
 
 numbers = st.integers(0, MAX_NUMBER)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -49,12 +51,12 @@ episodes = st.builds(
     Episode,
     task_id=numbers,
     group_id=numbers,
-    purpose=st.sampled_from(PURPOSES),
+    purpose=st.sampled_from(get_args(Purpose)),
     prompt_ids=arrays.arrays(np.int32, st.integers(1, 8), elements=st.integers(0, 2**31 - 1)),
     completion=completions(min_tokens=1),
     reward=finite,
     reward_parts=named_floats,
-    finish_reason=st.sampled_from(FINISH_REASONS),
+    finish_reason=st.sampled_from(get_args(FinishReason)),
     environment_metrics=named_floats,
     incarnation=names,
     started_at=finite,

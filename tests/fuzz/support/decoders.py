@@ -26,9 +26,15 @@ from broker.protocol.messages import (
 )
 from broker.transport.allow_list import read_allowed
 from broker.transport.keys import read_key
-from buffer.record.codec import decode_completion, decode_episode, encode_completion, encode_episode
+from buffer.record.codec import (
+    decode_completion,
+    decode_episode,
+    encode_completion,
+    encode_episode,
+    lengths_of,
+    task_ids_of,
+)
 from buffer.record.episode import PolicyVersion
-from buffer.record.fast_check import lengths_of, task_ids_of
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.display.json_lines import read_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.record import fast_check as inspection
-from buffer.record.codec import decode_completion, decode_episode, encode_completion, encode_episode
-from buffer.record.fast_check import lengths_of, task_ids_of
-from buffer.record.rules import FINISH_REASONS, PURPOSES
+from buffer.record.codec import (
+    decode_completion,
+    decode_episode,
+    encode_completion,
+    encode_episode,
+    lengths_of,
+    task_ids_of,
+)
 from configs.errors import RecordError
 from tests.buffer.support.episodes import episodes
 
@@ -186,13 +189,6 @@ def test_a_field_that_is_not_right_is_named_as_by_the_decoder(name: str, value: 
         task_ids_of([_with_numbers(), record], max_bytes=MOST)
 
     assert str(looking.value) == str(decoding.value)
-
-
-def test_a_look_knows_the_words_that_the_decoder_knows() -> None:
-    hints = typing.get_type_hints(inspection._Episode)
-
-    assert typing.get_args(hints["purpose"]) == PURPOSES
-    assert typing.get_args(hints["finish"]) == FINISH_REASONS
 
 
 def test_a_name_that_comes_twice_hides_nothing() -> None:
