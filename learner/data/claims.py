@@ -10,7 +10,7 @@ judged as they arrive, so that decoding is nearly done when the last one is in.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -18,7 +18,7 @@ import structlog
 
 from buffer import operations
 from buffer.operations.values import Claim, ClaimedUnit
-from buffer.record.episode import Episode, PolicyVersion
+from buffer.record.episode import Episode
 from configs.errors import DeadlineError, RecordError
 from configs.settings import (
     AlgorithmSettings,
@@ -30,8 +30,8 @@ from configs.settings import (
 )
 
 from .dropped import DropCounts
+from .group_filter import STALE, UNREADABLE, GroupFilter
 from .ledger import Ledger
-from .policy_lag import oldest_lag
 from .records import Records, check_weights
 from .retrying_store import RetryingStore
 from .reuse import Reuse, ReusedGroup
@@ -87,18 +87,14 @@ class Claims:
     ) -> None:
         self._store = store
         self._run = run
-        self._buffer = buffer
-        self._algorithm = algorithm
+        self._recreate_dropped = buffer.recreate_dropped
         self._rewards = rewards
         self._max_attempts = learner.max_claim_attempts
         self._ledger = ledger
         self._lineage = ledger.lineage
-        self._lineages = ledger.lineages
-        self._vocabulary = vocabulary
         self._episodes: dict[int, list[Episode]] = {}
         """Judged units of the batch that is being filled, by group."""
-        self._num_filtered = 0
-        """Groups of equal rewards dropped from the batch that is being filled."""
+        self._filter = GroupFilter(run, buffer, algorithm, ledger=ledger, vocabulary=vocabulary)
         self._records = Records(store, run, buffer, rewards)
         self._reuse = Reuse(store, run, replay, ledger=ledger, records=self._records)
         self._recoveries = store.recoveries
@@ -137,7 +133,7 @@ class Claims:
         bad = self._judge(step, claim.units)
         for reason, groups in bad.items():
             log.info("dropping groups", step=step, reason=reason, groups=len(groups))
-            if reason == "stale" and self._buffer.recreate_dropped:
+            if reason == STALE and self._recreate_dropped:
                 # Before they are dropped: a life that ends here judges them again, and finds this.
                 again = self._ledger.ask_again(groups)
                 self._store.run(operations.ask_again(self._lineage, dict.fromkeys(again)))
@@ -181,7 +177,7 @@ class Claims:
         starts_now = self._started != step
         if starts_now:
             self._episodes.clear()
-            self._num_filtered = 0
+            self._filter.begin_batch()
         units = self._run.groups_per_batch
         known = len(self._episodes)
         claim = self._store.run(
@@ -221,54 +217,14 @@ class Claims:
         new = [unit for unit in units if unit.group_id not in self._episodes]
         bad: dict[str, list[int]] = {}
         for unit, episodes in self._records.units(new):
-            if episodes is None or self._is_impossible(step, episodes):
-                bad.setdefault("unreadable", []).append(unit.group_id)
-            elif reason := self._reason_to_drop(step, episodes):
+            reason = UNREADABLE if episodes is None else self._filter.reason_to_drop(step, episodes)
+            if reason is not None:
                 bad.setdefault(reason, []).append(unit.group_id)
-                self.dropped.add_episodes(episodes)
-            else:
+            if episodes is not None and reason is None:
                 self._episodes[unit.group_id] = episodes
+            elif episodes is not None and reason != UNREADABLE:
+                self.dropped.add_episodes(episodes)
         return bad
-
-    def _reason_to_drop(self, step: int, episodes: Sequence[Episode]) -> str | None:
-        """Name the reason to drop a readable group; None if it is trained."""
-        if self._is_stale(step, episodes):
-            return "stale"
-        algorithm = self._algorithm
-        if not algorithm.filter_zero_variance or len({e.reward for e in episodes}) > 1:
-            return None
-        most = (algorithm.max_gen_batches - 1) * self._run.groups_per_batch
-        if self._num_filtered < most:
-            self._num_filtered += 1
-            return "zero_variance"
-        log.warning("a group of equal rewards is trained", step=step, filtered=self._num_filtered)
-        return None
-
-    def _is_impossible(self, step: int, episodes: Iterable[Episode]) -> bool:
-        """Find episodes that no policy of this run can have sampled; training them would crash."""
-        newest = PolicyVersion(self._lineage, step - 1)
-        for episode in episodes:
-            completion = episode.completion
-            token = int(max(episode.prompt_ids.max(), completion.token_ids.max()))
-            version = max(span.version for span in completion.versions)
-            if token >= self._vocabulary or version > newest:
-                log.error(
-                    "impossible record",
-                    task_id=episode.task_id,
-                    largest_token=token,
-                    vocabulary=self._vocabulary,
-                    newest_version=f"{version.lineage}.{version.step}",
-                )
-                return True
-        return False
-
-    def _is_stale(self, step: int, episodes: Iterable[Episode]) -> bool:
-        if self._buffer.on_stale == "train":
-            return False
-        most = self._run.max_policy_lag
-        return any(
-            oldest_lag(episode, step, self._lineage, self._lineages) > most for episode in episodes
-        )
 
     def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
         """Read a sealed batch without judging it again; None if the store has lost records of it.
@@ -308,4 +264,4 @@ class Claims:
         self._episodes.clear()
         episodes += [episode for group in reused.values() for episode in group.episodes]
         uses = {group_id: group.uses for group_id, group in reused.items()}
-        return ClaimedBatch(step, tuple(episodes), is_replay, self._num_filtered, uses)
+        return ClaimedBatch(step, tuple(episodes), is_replay, self._filter.num_filtered, uses)

@@ -142,6 +142,14 @@ class EpisodeSums(NamedTuple, Generic[T]):
     ratio_squared: T
 
 
+ONE_ON_POLICY_TOKEN = (
+    Sums(1.0, 1.0, 1.0, *[0.0] * (len(Sums._fields) - 3)),
+    Extremes(1.0, *[0.0] * (len(Extremes._fields) - 1)),
+    EpisodeSums(1.0, 1.0, 1.0),
+)
+"""Stands for a batch without trained tokens: pi = mu and advantage 0."""
+
+
 def sum_up(
     sums: Sums[float],
     extremes: Extremes[float],
@@ -159,12 +167,10 @@ def sum_up(
         counts_K: Tokens in each bin of the log-ratio. Shape [K].
         has_reference: Whether there is a reference policy, hence a KL to it.
     """
-    if not sums.tokens:  # as if one token with pi = mu and advantage 0 had been trained
-        sums = sums._replace(tokens=1.0, ratio=1.0, ratio_squared=1.0)
-        extremes = Extremes(1.0, *[0.0] * (len(extremes) - 1))
-        episodes = EpisodeSums(1.0, 1.0, 1.0)
-    mean = Sums[float](*(value / sums.tokens for value in sums))
-    sequence = EpisodeSums[float](*(value / episodes.episodes for value in episodes))
+    if not sums.tokens:
+        sums, extremes, episodes = ONE_ON_POLICY_TOKEN
+    mean = Sums(*(value / sums.tokens for value in sums))
+    sequence = EpisodeSums(*(value / episodes.episodes for value in episodes))
     lag0, lagged = sums.lag0, sums.tokens - sums.lag0
     return Divergence(
         ratio_mean=mean.ratio,
@@ -172,12 +178,12 @@ def sum_up(
         ratio_max=extremes.ratio,
         ratio_percentiles=_ratio_percentiles(counts_K),
         lag0_tokens=int(lag0),
-        lag0_ratio_mean=sums.lag0_ratio / lag0 if lag0 else 1.0,
+        lag0_ratio_mean=_mean(sums.lag0_ratio, lag0, of_none=1.0),
         lag0_ratio_max=extremes.lag0_ratio if lag0 else 1.0,
-        lag0_logprob_diff_mean=sums.lag0_diff / lag0 if lag0 else 0.0,
+        lag0_logprob_diff_mean=_mean(sums.lag0_diff, lag0),
         lag0_logprob_diff_max=extremes.lag0_diff,
-        lagged_ratio_mean=sums.lagged_ratio / lagged if lagged else 1.0,
-        lagged_logprob_diff_mean=sums.lagged_diff / lagged if lagged else 0.0,
+        lagged_ratio_mean=_mean(sums.lagged_ratio, lagged, of_none=1.0),
+        lagged_logprob_diff_mean=_mean(sums.lagged_diff, lagged),
         lagged_logprob_diff_max=extremes.lagged_diff,
         effective_sample_size=_effective_share(mean.ratio, mean.ratio_squared),
         sequence_effective_sample_size=_effective_share(sequence.ratio, sequence.ratio_squared),
@@ -207,6 +213,10 @@ def sum_up(
 
 def _ratio_percentiles(counts_K: Tensor) -> dict[str, float]:
     return {str(p): math.exp(histogram.percentile(counts_K, p)) for p in PERCENTS}
+
+
+def _mean(total: float, count: float, *, of_none: float = 0.0) -> float:
+    return total / count if count else of_none
 
 
 def _std(mean: float, mean_square: float) -> float:

@@ -1,4 +1,4 @@
-"""What `nyala losses` and docs/algorithms.md say, against the registries and the settings."""
+"""The catalogue behind `nyala losses` and docs/algorithms.md, against registries and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What corrections keep, and what they make of products too large for a float."""
+"""Tokens that corrections keep, and products too large for a float."""
 
 from __future__ import annotations
 

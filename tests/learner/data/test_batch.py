@@ -1,4 +1,4 @@
-"""Plans and microbatches: whatever way a batch is cut, it is the same batch."""
+"""Plans and microbatches: every cut of a batch trains the same batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Claims against a real store: what is trained, dropped, replayed and given up."""
+"""Claims against a real store: training, dropping, replay and abandoning of batches."""
 
 from __future__ import annotations
 

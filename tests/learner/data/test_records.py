@@ -1,4 +1,4 @@
-"""Episodes of tasks, wherever their records are."""
+"""Episodes of tasks, from records in Redis and in the object store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that are trained again, against a real store: which, how often, and after a crash."""
+"""Groups that are trained again, against a real store: choice, number of uses, crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shaped rewards against their formulas, and what shaping leaves alone."""
+"""Shaped rewards against their formulas, and the parts of an episode that stay."""
 
 from __future__ import annotations
 

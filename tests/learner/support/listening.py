@@ -1,4 +1,4 @@
-"""On which addresses a tree of processes accepts connections, from Linux' /proc."""
+"""Addresses on which a tree of processes accepts connections, from Linux' /proc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis server of one test, which can be killed, wiped, and set back to what it once was."""
+"""A Redis server of one test, which can be killed, wiped, and set back to an earlier state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random trajectories in float64, and what the papers' sums make of them, term by term."""
+"""Random trajectories in float64, and the papers' sums over them, term by term."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why V-trace may lose everything off-policy: a coarse critic's values chase themselves.
+"""Divergence of V-trace off-policy: the values of a coarse critic chase themselves.
 
     0 --any action, reward 0--> 1 --any action, reward 1--> end        values w and 2w
 

@@ -1,4 +1,4 @@
-"""The critic: what it says, what it learns, and what it leaves alone."""
+"""The critic: its values, its training, and the parameters that it must not change."""
 
 from __future__ import annotations
 

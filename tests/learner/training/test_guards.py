@@ -1,4 +1,4 @@
-"""What the guards decide, batch by batch, from the figures alone."""
+"""Decisions of the guards, batch by batch, from figures alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The optimizer steps of a batch: however it is cut they are the same, and their anchor stays."""
+"""The optimizer steps of a batch: equal for every cut of it, with a fixed anchor."""
 
 from __future__ import annotations
 

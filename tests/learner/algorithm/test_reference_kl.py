@@ -1,4 +1,4 @@
-"""The price of leaving the reference, against exact KL divergences and their gradients."""
+"""KL penalties to the reference, against exact KL divergences and their gradients."""
 
 from __future__ import annotations
 
