@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from buffer import operations
 from buffer.store import Store
 from configs.errors import StoreError
-from configs.settings import Settings
 from console.run.process import Command, Process
 from console.run.process_guard import ProcessGuard
 from console.run.run_folder import RunFolder
@@ -41,14 +40,15 @@ class Fleet:
 
     def __init__(
         self,
-        settings: Settings,
         folder: RunFolder,
         store: Store,
         guard: ProcessGuard,
         environment: Mapping[str, str],
+        *,
+        stop_timeout_s: float,
     ) -> None:
         self._environment = environment
-        self._settings = settings
+        self._stop_timeout_s = stop_timeout_s
         self._folder = folder
         self._store = store
         self._guard = guard
@@ -124,7 +124,7 @@ class Fleet:
         """Ask all to drain, then kill the rest."""
         for actor in self.actors:
             actor.process.ask_to_stop()
-        deadline = time.monotonic() + self._settings.console.stop_timeout_s
+        deadline = time.monotonic() + self._stop_timeout_s
         while time.monotonic() < deadline and any(
             actor.process.poll() is None for actor in self.actors
         ):

@@ -121,7 +121,13 @@ class LiveRun:
         self.settings = load(self.folder.config)
         self.store = Store(self.url, run=self.settings.run.name)
         environment = environment_of("actor", self.settings) | self._variables
-        self.fleet = Fleet(self.settings, self.folder, self.store, self._guard, environment)
+        self.fleet = Fleet(
+            self.folder,
+            self.store,
+            self._guard,
+            environment,
+            stop_timeout_s=self.settings.console.stop_timeout_s,
+        )
         for _ in range(num_actors):
             self.fleet.add()
         self.until(lambda: self.fleet.all_serve() and self.step >= 2, "training", START_S)

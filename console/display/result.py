@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
 
 from console.run.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 ROWS = {
     "held_out_accuracy_before": ("held-out accuracy before", "{:.3f}"),
@@ -44,8 +43,6 @@ QUIET = {"reused_episodes", "resumed_episodes", "skipped_steps", "skipped_for_lo
 
 def print_result(console: Console, folder: RunFolder) -> None:
     """Show the summary of a finished run and where its files are."""
-    from rich.table import Table
-
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right")

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from broker.transport.keys import make_keys
 from configs.loader import load, save
 from configs.secrets import redis_url_of, write_secret
-from configs.settings import Settings
+from configs.settings import BufferSettings, Settings
 
 from .placement import actor_gpus, environment_of, learner_gpus, visible_gpus
 from .process import Command
@@ -36,13 +37,13 @@ def resolve(settings: Settings) -> Settings:
     return resolved
 
 
-def given_redis(settings: Settings, folder: RunFolder) -> str | None:
+def given_redis(buffer: BufferSettings, folder: RunFolder) -> str | None:
     """Return the URL of a server that is not ours; None = this run has its own."""
     given = redis_url_of()
     if given is not None:
         return given
-    if settings.buffer.url is not None:
-        return settings.buffer.url
+    if buffer.url is not None:
+        return buffer.url
     if folder.redis_url.exists() and not folder.redis.exists():
         return folder.redis_url.read_text(encoding="utf-8").strip()
     return None
@@ -54,8 +55,6 @@ def prepare(settings: Settings, folder: RunFolder, *, redis_url: str | None) -> 
     Returns:
         The server to start; None if one was given.
     """
-    from broker.transport.keys import make_keys
-
     folder.path.mkdir(parents=True, exist_ok=True)
     if settings.broker.keys is None:
         make_keys(folder.keys)

@@ -11,13 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from actors.rewards.pool import check_reward as try_reward
+from broker.transport.keys import ACTOR, SERVERS, load_pair
+from buffer.store import Store
 from configs.errors import NyalaError, SettingsError
-from configs.settings import Settings
+from configs.settings import (
+    ActorSettings,
+    BrokerSettings,
+    LearnerSettings,
+    RunSettings,
+    Settings,
+)
 
 from .placement import visible_gpus
 from .redis_server import find_binary, is_free
-
-Check = Callable[[Settings], None]
 
 HUB_TIMEOUT_S = 10.0
 
@@ -33,26 +40,27 @@ def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None
         SettingsError: At least one check failed.
     """
     problems = []
-    for check in (
-        check_endpoint,
-        lambda s: check_redis(s, redis_url),
-        check_keys,
-        check_devices,
-        check_engine,
-        check_model,
-        check_reward,
-    ):
+    checks: list[Callable[[], None]] = [
+        lambda: check_endpoint(settings.broker),
+        lambda: check_redis(settings.run, redis_url),
+        lambda: check_keys(settings.broker),
+        lambda: check_devices(settings.learner),
+        lambda: check_engine(settings.actors),
+        lambda: check_model(settings.run),
+        lambda: check_reward(settings),
+    ]
+    for check in checks:
         try:
-            check(settings)
+            check()
         except NyalaError as error:
             problems.append(str(error))
     if problems:
         raise SettingsError(_listed(problems))
 
 
-def check_endpoint(settings: Settings) -> None:
+def check_endpoint(broker: BrokerSettings) -> None:
     """The broker can listen at its endpoint."""
-    endpoint = settings.broker.endpoint
+    endpoint = broker.endpoint
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or 0
     if host != "*" and port != 0 and not is_free(host, port):
@@ -63,56 +71,51 @@ def check_endpoint(settings: Settings) -> None:
         )
 
 
-def check_redis(settings: Settings, url: str | None) -> None:
+def check_redis(run: RunSettings, url: str | None) -> None:
     """The given Redis answers and takes our password, or a server can be started."""
     if url is None:
         find_binary()
         return
-    from buffer.store import Store
-
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise SettingsError(
             f"buffer.url must begin with redis://, rediss:// or unix://, got {url.split('@')[-1]!r}"
         )
     try:
-        with Store(url, run=settings.run.name) as store:
+        with Store(url, run=run.name) as store:
             store.ping()
     except NyalaError as error:
         raise SettingsError(f"buffer.url must be a Redis server that lets us in: {error}") from None
 
 
-def check_keys(settings: Settings) -> None:
+def check_keys(broker: BrokerSettings) -> None:
     """Keys that were made elsewhere are complete."""
-    folder = settings.broker.keys
-    if folder is None:
+    if broker.keys is None:
         return
-    from broker.transport.keys import ACTOR, SERVERS, load_pair
-
     for name in (*SERVERS, ACTOR):
-        load_pair(folder, name)
+        load_pair(broker.keys, name)
 
 
-def check_devices(settings: Settings) -> None:
+def check_devices(learner: LearnerSettings) -> None:
     """There are as many GPUs as the settings require."""
-    if settings.learner.device != "cuda":
+    if learner.device != "cuda":
         return
     count = len(visible_gpus())
-    if count < settings.learner.ranks:
+    if count < learner.ranks:
         raise SettingsError(
             f"learner.ranks must be <= the GPUs of this machine = {count}, "
-            f"got {settings.learner.ranks}; use fewer ranks, or learner.device=cpu"
+            f"got {learner.ranks}; use fewer ranks, or learner.device=cpu"
         )
 
 
-def check_engine(settings: Settings) -> None:
+def check_engine(actors: ActorSettings) -> None:
     """The engine of the actors is installed."""
-    if settings.actors.count and settings.actors.engine == "vllm":
+    if actors.count and actors.engine == "vllm":
         _require_package("vllm", "actors.engine", "torch")
 
 
-def check_model(settings: Settings) -> None:
+def check_model(run: RunSettings) -> None:
     """There is a model to start from; `init` is made on the way."""
-    model = settings.run.model
+    model = run.model
     path = Path(model).expanduser()
     if model == "init":
         return
@@ -129,8 +132,6 @@ def check_model(settings: Settings) -> None:
 
 def check_reward(settings: Settings) -> None:
     """Environment and reward load, and score one sample."""
-    from actors.rewards.pool import check_reward as try_reward
-
     try_reward(settings)
 
 

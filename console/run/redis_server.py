@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from buffer.store import Store
 from configs.errors import SettingsError, StoreError
 from configs.secrets import write_secret
 
@@ -114,8 +115,6 @@ def wait_until_ready(url: str, *, has_ended: Callable[[], bool]) -> None:
     Raises:
         StoreError: The server ended, or did not answer in time.
     """
-    from buffer.store import Store
-
     deadline = time.monotonic() + READY_TIMEOUT_S
     with Store(url, run="-") as store:
         while True:

@@ -108,7 +108,7 @@ def start(launch: Launch, console: Console) -> int:
         resumes = not launch.fresh and folder.state is RunState.UNFINISHED
         if resumes:
             refuse_changes(folder, settings)
-        redis_url = given_redis(settings, folder)
+        redis_url = given_redis(settings.buffer, folder)
         refuse_what_cannot_run(settings, redis_url=redis_url)
         if launch.dry_run:
             _print_plan(console, settings, folder)

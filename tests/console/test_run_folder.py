@@ -114,16 +114,16 @@ def test_the_port_is_kept_over_a_restart(folder, tmp_path):
 def test_a_redis_that_was_given_once_is_used_again(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("NYALA_REDIS_URL", raising=False)
     settings = settings_in(tmp_path)
-    assert given_redis(settings, folder) is None
+    assert given_redis(settings.buffer, folder) is None
 
     prepare(settings, folder, redis_url="redis://given")
-    assert given_redis(settings, folder) == "redis://given"
+    assert given_redis(settings.buffer, folder) == "redis://given"
     monkeypatch.setenv("NYALA_REDIS_URL", "redis://environment")
-    assert given_redis(settings, folder) == "redis://environment"
+    assert given_redis(settings.buffer, folder) == "redis://environment"
     monkeypatch.delenv("NYALA_REDIS_URL")
     (tmp_path / "secret").write_text("redis://mounted\n")
     monkeypatch.setenv("NYALA_REDIS_URL_FILE", str(tmp_path / "secret"))
-    assert given_redis(settings, folder) == "redis://mounted"
+    assert given_redis(settings.buffer, folder) == "redis://mounted"
 
 
 def test_paths_are_made_absolute(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import redis
 
 from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
-from console.run import preflight as checks
+from console.run import preflight
 from console.run.redis_server import free_port
 
 GOOD_REWARD = "def score(completion, answer):\n    return float(completion == answer)\n"
@@ -21,7 +21,7 @@ def settings(table="run", **keys):
 
 
 def test_good_settings_pass():
-    checks.refuse_what_cannot_run(settings("actors", engine="torch"), redis_url=None)
+    preflight.refuse_what_cannot_run(settings("actors", engine="torch"), redis_url=None)
 
 
 def test_a_port_in_use_is_refused():
@@ -29,11 +29,11 @@ def test_a_port_in_use_is_refused():
         endpoint = f"tcp://127.0.0.1:{squatter.getsockname()[1]}"
 
         with pytest.raises(SettingsError, match=f"must be an address that is free .* {endpoint}"):
-            checks.check_endpoint(settings("broker", endpoint=endpoint))
-    checks.check_endpoint(settings("broker", endpoint=endpoint))
-    checks.check_endpoint(settings("broker", endpoint="tcp://127.0.0.1:0"))
+            preflight.check_endpoint(settings("broker", endpoint=endpoint).broker)
+    preflight.check_endpoint(settings("broker", endpoint=endpoint).broker)
+    preflight.check_endpoint(settings("broker", endpoint="tcp://127.0.0.1:0").broker)
     with pytest.raises(SettingsError, match="is in use or not ours"):
-        checks.check_endpoint(settings("broker", endpoint="tcp://192.0.2.1:5757"))
+        preflight.check_endpoint(settings("broker", endpoint="tcp://192.0.2.1:5757").broker)
 
 
 def test_a_wrong_password_of_redis_is_refused_and_changes_nothing(redis_url):
@@ -41,24 +41,24 @@ def test_a_wrong_password_of_redis_is_refused_and_changes_nothing(redis_url):
     wrong = f"redis://:wrong@{parts.hostname}:{parts.port}/0"
 
     with pytest.raises(SettingsError, match="Redis refused the password") as refusal:
-        checks.check_redis(settings(), wrong)
+        preflight.check_redis(settings().run, wrong)
 
     assert "wrong@" not in str(refusal.value)
-    checks.check_redis(settings(), redis_url)
+    preflight.check_redis(settings().run, redis_url)
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
 
 
 def test_a_redis_that_is_not_there_is_refused():
     with pytest.raises(SettingsError, match="cannot be reached"):
-        checks.check_redis(settings(), f"redis://127.0.0.1:{free_port('127.0.0.1')}/0")
+        preflight.check_redis(settings().run, f"redis://127.0.0.1:{free_port('127.0.0.1')}/0")
     with pytest.raises(SettingsError, match="must begin with redis://"):
-        checks.check_redis(settings(), "http://127.0.0.1")
+        preflight.check_redis(settings().run, "http://127.0.0.1")
 
 
 def test_incomplete_keys_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="make keys with `nyala keys"):
-        checks.check_keys(settings("broker", keys=tmp_path))
+        preflight.check_keys(settings("broker", keys=tmp_path).broker)
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,21 @@ def test_a_directory_without_a_model_is_refused(tmp_path, files, answer):
             (folder / name).touch()
 
     with pytest.raises(SettingsError, match=answer):
-        checks.check_model(settings(model=str(folder)))
+        preflight.check_model(settings(model=str(folder)).run)
 
 
 def test_a_directory_with_a_model_passes(tmp_path):
     (tmp_path / "config.json").touch()
     (tmp_path / "model.safetensors").touch()
 
-    checks.check_model(settings(model=str(tmp_path)))
+    preflight.check_model(settings(model=str(tmp_path)).run)
 
 
 def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     with pytest.raises(SettingsError, match=r"got 'no/such': there is no such directory, and the"):
-        checks.check_model(settings(model="no/such"))
+        preflight.check_model(settings(model="no/such").run)
 
 
 @pytest.mark.parametrize(
@@ -111,30 +111,30 @@ def test_a_bad_reward_file_is_refused(tmp_path, text, answer):
         path.write_text(text)
 
     with pytest.raises(NyalaError, match=answer):
-        checks.check_reward(settings(reward=f"{path}:score"))
+        preflight.check_reward(settings(reward=f"{path}:score"))
 
 
 def test_a_good_reward_file_passes(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(GOOD_REWARD)
 
-    checks.check_reward(settings(reward=f"{path}:score"))
+    preflight.check_reward(settings(reward=f"{path}:score"))
 
 
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
 
-    checks.check_devices(settings("learner", device="cuda", ranks=2))
-    checks.check_devices(settings("learner", device="cpu", ranks=8))
+    preflight.check_devices(settings("learner", device="cuda", ranks=2).learner)
+    preflight.check_devices(settings("learner", device="cpu", ranks=8).learner)
     with pytest.raises(SettingsError, match="must be <= the GPUs of this machine = 2, got 4"):
-        checks.check_devices(settings("learner", device="cuda", ranks=4))
+        preflight.check_devices(settings("learner", device="cuda", ranks=4).learner)
 
 
 def test_all_that_is_in_the_way_is_listed_at_once(tmp_path):
     wrong = settings(model=str(tmp_path / "absent"), environment="no_such")
 
     with pytest.raises(SettingsError) as refusal:
-        checks.refuse_what_cannot_run(wrong, redis_url="redis://127.0.0.1:1/0")
+        preflight.refuse_what_cannot_run(wrong, redis_url="redis://127.0.0.1:1/0")
 
     text = str(refusal.value)
     assert text.startswith("3 things are in the way; nothing was started:")
