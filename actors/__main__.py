@@ -21,6 +21,10 @@ from configs.loader import load
 from configs.logging import configure_logging
 from configs.settings import Settings
 
+from .assembly import new_incarnation, run_actor
+from .export import export
+from .preemption import heeded, source_of
+
 log = structlog.get_logger()
 
 
@@ -42,8 +46,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _act(settings: Settings, name: str) -> int:
-    from .assembly import new_incarnation
-
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -53,9 +55,6 @@ def _act(settings: Settings, name: str) -> int:
 
 
 async def _until_told(settings: Settings, incarnation: str) -> None:
-    from .assembly import run_actor
-    from .preemption import heeded, source_of
-
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -64,8 +63,6 @@ async def _until_told(settings: Settings, incarnation: str) -> None:
 
 
 def _export(arguments: list[str]) -> int:
-    from .export import export
-
     parser = _parser("python -m actors export")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines to write")
     parser.add_argument("--count", type=int, required=True, help="items to write")

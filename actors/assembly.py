@@ -44,9 +44,7 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
     Raises:
         NyalaError: What a person has to look at.
     """
-    from actors.weights.receiver import (
-        WeightReceiver,  # torch: a bad setting should not wait for it
-    )
+    from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
 
     keys_folder = settings.broker.keys or settings.run.folder / "keys"
     keys = load_pair(keys_folder, ACTOR)
@@ -127,13 +125,13 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
 
 def make_engine(settings: Settings) -> tuple[Engine, str]:
     """Make the engine of an actor, not started, and name the device it runs on."""
-    from actors.engine.device import engine_device
+    from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
     run, actors = settings.run, settings.actors
     device = engine_device()
     max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     if actors.engine == "torch":
-        from actors.engine.torch_engine import TorchOptions, torch_engine
+        from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
 
         options = TorchOptions(
             model=run.model_path,
@@ -145,7 +143,7 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             seed=_engine_seed(),
         )
         return torch_engine(options), device
-    from actors.engine.vllm_engine import VllmOptions, vllm_engine
+    from actors.engine.vllm_engine import VllmOptions, vllm_engine  # noqa: PLC0415 - vLLM
 
     in_process = device == "cpu" if actors.in_process is None else actors.in_process
     return vllm_engine(

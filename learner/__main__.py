@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         # down.
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
         if chosen.command == "warm-start":
-            from learner.initial_model.warm_start import warm_start
+            from learner.initial_model.warm_start import warm_start  # noqa: PLC0415 - torch
 
             warm_start(
                 settings.learner,
@@ -63,10 +63,10 @@ def main(arguments: list[str] | None = None) -> int:
 def _train(settings: Settings, arguments: list[str]) -> int:
     """Be a rank, or start the ranks."""
     if settings.learner.ranks > 1 and "RANK" not in os.environ:
-        from .launch import launch
+        from .launch import launch  # noqa: PLC0415 - torch
 
         return launch(arguments, ranks=settings.learner.ranks)
-    from .assembly import run_learner
+    from .assembly import run_learner  # noqa: PLC0415 - torch
 
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

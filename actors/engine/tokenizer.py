@@ -43,7 +43,7 @@ class ModelTokenizer:
         Raises:
             SettingsError: There is no tokenizer, or it has no end-of-sequence token.
         """
-        from transformers import AutoTokenizer  # seconds: export needs none
+        from transformers import AutoTokenizer  # noqa: PLC0415 - transformers
 
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(model_path)

@@ -83,10 +83,10 @@ class VllmStepper:
     def start(self) -> None:
         """Import vLLM, load the model, and run one token through it."""
         _prepare_environment(self._options)
-        from vllm.engine.arg_utils import EngineArgs
-        from vllm.v1.engine.llm_engine import LLMEngine
+        from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - vLLM
+        from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - vLLM
 
-        from . import vllm_weights
+        from . import vllm_weights  # noqa: PLC0415 - vLLM
 
         vllm_weights.register()
         self._engine = LLMEngine.from_engine_args(
@@ -95,7 +95,7 @@ class VllmStepper:
         )
         self._rpc("init_weight_transfer_engine", init_info={})
         if self._options.in_process and engine_device() == "cpu":
-            from .vllm_shadow import shadow_of
+            from .vllm_shadow import shadow_of  # noqa: PLC0415 - vLLM
 
             (self._shadow,) = self._engine.collective_rpc(shadow_of)
         self.begin_probe(0, (0, 0))  # kernels compile with the first request
@@ -120,7 +120,7 @@ class VllmStepper:
 
     def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
         """Ask for the log-probs of a prompt: vLLM then computes all of it, cached prefix or not."""
-        from vllm import SamplingParams
+        from vllm import SamplingParams  # noqa: PLC0415 - vLLM
 
         self._add(
             key,
@@ -181,7 +181,7 @@ class VllmStepper:
             del self._engine
 
     def _load_in_place(self, staged: StagedWeights) -> None:
-        from .vllm_weights import update_payload
+        from .vllm_weights import update_payload  # noqa: PLC0415 - vLLM
 
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update_payload(staged))
@@ -203,7 +203,7 @@ class VllmStepper:
             self.admit(key, request, max_tokens)
 
     def _add(self, key: int, token_ids: tuple[int, ...], sampling: SamplingParams) -> None:
-        from vllm.inputs import tokens_input
+        from vllm.inputs import tokens_input  # noqa: PLC0415 - vLLM
 
         prompt = tokens_input(list(token_ids), cache_salt=str(self._num_swaps))
         self._engine.add_request(str(key), prompt, sampling)
@@ -236,7 +236,7 @@ def _prepare_environment(options: VllmOptions) -> None:
 
 
 def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
-    from vllm.config import WeightTransferConfig
+    from vllm.config import WeightTransferConfig  # noqa: PLC0415 - vLLM
 
     arguments: dict[str, Any] = {
         "model": options.model,
@@ -264,8 +264,8 @@ def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
 
 
 def _sampling(request: Request, max_tokens: int) -> SamplingParams:
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm import SamplingParams  # noqa: PLC0415 - vLLM
+    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - vLLM
 
     return SamplingParams(
         temperature=request.temperature,

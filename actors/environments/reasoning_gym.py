@@ -12,6 +12,7 @@ settings make a generator that never returns: whoever begins an item does it und
 from __future__ import annotations
 
 import warnings
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Literal, Protocol
@@ -151,8 +152,8 @@ class ReasoningGym:
         with warnings.catch_warnings():
             # Dependencies of the package warn of their own syntax when they are first compiled.
             warnings.simplefilter("ignore")
-            import reasoning_gym  # takes seconds: only who makes items pays
-            from reasoning_gym.factory import DATASETS
+            import reasoning_gym  # noqa: PLC0415 - reasoning_gym
+            from reasoning_gym.factory import DATASETS  # noqa: PLC0415 - reasoning_gym
         name = self._settings.dataset
         if name not in DATASETS:
             raise SettingsError(
@@ -178,7 +179,5 @@ def _final_answer(text: str) -> str:
 
 
 def _similar(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
     close = get_close_matches(name, known, n=3)
     return f"did you mean {' or '.join(close)}?" if close else "names are in its GALLERY.md"

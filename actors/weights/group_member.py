@@ -151,6 +151,6 @@ class GroupMember:
 
 
 def _join(epoch: Epoch) -> ReceivingGroup:
-    from .group import ReceivingGroup  # torch: not before the first group is there
+    from .group import ReceivingGroup  # noqa: PLC0415 - torch
 
     return ReceivingGroup(epoch)

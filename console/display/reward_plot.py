@@ -20,7 +20,7 @@ def draw_reward(folder: RunFolder, *, title: str) -> Path | None:
     steps = sorted(rewards)
     sampled = [number(rewards[step], "reward_mean") for step in steps]
 
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # noqa: PLC0415 - matplotlib
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

@@ -148,7 +148,7 @@ def _check_model_folder(path: Path) -> None:
 
 
 def _check_hub(model: str) -> None:
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import HfApi, try_to_load_from_cache  # noqa: PLC0415 - huggingface_hub
 
     if isinstance(try_to_load_from_cache(model, "config.json"), str):
         return

@@ -29,7 +29,7 @@ def losses(
 
     Example: `nyala losses tis`
     """
-    from .loss_catalogue import show_losses
+    from .loss_catalogue import show_losses  # noqa: PLC0415 - torch
 
     show_losses(name, as_json=as_json, markdown=markdown)
 

@@ -188,7 +188,7 @@ class Broadcast:
                     log.warning("members are silent", phase=phase.value, actors=silent)
 
     def _open(self, membership: Membership, backend: str) -> int:
-        from .group import GroupPlan, SendingGroup, listen  # torch: loaded by `_warm`
+        from .group import GroupPlan, SendingGroup, listen  # noqa: PLC0415 - torch: loaded by `_warm`
 
         self._leave()
         size = len(membership.members) + 1
@@ -216,7 +216,7 @@ class Broadcast:
 
     def _warm(self) -> None:
         """Import torch beside the first pulls: it takes seconds that nobody should wait for."""
-        from . import group as weight_group
+        from . import group as weight_group  # noqa: PLC0415 - torch
 
         self._use_nccl = self._use_nccl and weight_group.can_nccl()
         self._is_warm = True
