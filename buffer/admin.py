@@ -1,4 +1,4 @@
-"""Removing all that the store knows of a run, for `nyala up --fresh` on a shared server."""
+"""Changes to a whole server: a run's keys (`nyala up --fresh`), maxmemory (`nyala chaos`)."""
 
 from __future__ import annotations
 
@@ -26,3 +26,20 @@ def forget_run(url: str, run: str) -> int:
     finally:
         disconnect(client)
     return count
+
+
+def limit_memory(url: str, limit_bytes: int) -> int:
+    """Set Redis' maxmemory; returns what it was before.
+
+    Raises:
+        StoreError: Redis refused or cannot be reached.
+    """
+    client = connect(url)
+    try:
+        before = int(client.config_get("maxmemory")["maxmemory"] or 0)
+        client.config_set("maxmemory", limit_bytes)
+    except redis.RedisError as error:
+        raise explain(error, "limit", f"the server at {without_password(url)}") from error
+    finally:
+        disconnect(client)
+    return before

@@ -21,7 +21,7 @@ from buffer.client.address import (
     disconnect_async,
     without_password,
 )
-from buffer.client.connection import Line
+from buffer.client.connection import PipelinedConnection
 from buffer.client.errors import explain
 from buffer.client.scripts import LoadScript, load_script
 from buffer.client.server_identity import Admits, ServerLife
@@ -149,8 +149,8 @@ class AsyncStore:
         self._scripts = scripts
         self._life = ServerLife(self._prefix, scripts, admits=None)
         self._redis = connect_async(url, redis_connect_func=self._life.greet_async)
-        self._line = Line(self._redis)
-        self._records_line = Line(self._redis)
+        self._connection = PipelinedConnection(self._redis)
+        self._records_connection = PipelinedConnection(self._redis)
         """Nobody else has to wait while megabytes of them go out."""
 
     def watch(self, admits: Admits) -> None:
@@ -186,14 +186,14 @@ class AsyncStore:
         if not call.records:
             return await self._ask(command)
         records = (x for pair in incoming(self._prefix, call.records).items() for x in pair)
-        *queued, replies = await self._records_line.ask(
+        *queued, replies = await self._records_connection.ask(
             ("MULTI",), ("MSET", *records), command, ("EXEC",)
         )
         # An EXEC that is refused says less than what was refused before it.
         return _last([*queued, replies] if isinstance(replies, redis.RedisError) else replies)
 
     async def _ask(self, command: Sequence[Argument]) -> Reply:
-        return _last(await self._line.ask(command))
+        return _last(await self._connection.ask(command))
 
     async def ping(self) -> None:
         """Fail at once, with a text for people, when Redis cannot be used."""
@@ -204,8 +204,8 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._line.close()
-        await self._records_line.close()
+        await self._connection.close()
+        await self._records_connection.close()
         await disconnect_async(self._redis)
 
 

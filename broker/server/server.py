@@ -22,7 +22,7 @@ from broker.transport.keys import load_pair
 from broker.transport.router import Router
 from broker.transport.sockets import bind_router, bound_endpoint
 from broker.transport.zap import ZapAuthenticator
-from buffer.operations.brokers import broker_seen
+from buffer.operations.run import broker_seen
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import Settings

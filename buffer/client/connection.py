@@ -1,9 +1,9 @@
-"""A connection of an event loop to Redis: many calls under way at once, answered in order.
+"""Pipelined connection of an event loop to Redis: many calls at once, answered in order.
 
 redis-py opens it, with all that an address may ask for (TLS, sentinels, a password, the greeting of
-`server_identity.py`). Then the stream is ours: a call is one write and one future. Asked through
-redis-py's own client, it costs the broker three to five times as much, more than all else that the
-broker does for a heartbeat.
+`server_identity.py`). From then on a call is one write and one future. Through redis-py's own
+client a call costs the broker three to five times as much, more than all its other work for a
+heartbeat.
 
 Nothing is ever sent twice: when a connection ends, all that waits on it fails.
 """
@@ -32,8 +32,13 @@ HUNG_UP = "this client has been closed, or has gone to another server"
 parse_error: Any = DefaultParser.parse_error  # the library's own names for what Redis refuses
 
 
+def stream_of(opened: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Take the stream of an open connection; redis-py has no public names for it (tested)."""
+    return opened._reader, opened._writer
+
+
 @dataclass(slots=True)
-class _Question:
+class _Pending:
     """Commands that went out together."""
 
     answered: asyncio.Future[list[Reply]]
@@ -41,8 +46,8 @@ class _Question:
     replies: list[Reply] = field(default_factory=list)
 
 
-class Line:
-    """Keeps a connection that calls go over, and dials anew when it has ended."""
+class PipelinedConnection:
+    """A connection for calls, opened again after it has ended."""
 
     def __init__(self, client: Redis) -> None:
         """Remember where to; nothing is sent before the first call.
@@ -126,15 +131,15 @@ class _Stream(asyncio.Protocol):
             redis.ConnectionError: it has ended already.
         """
         self._opened = opened
-        self._questions: deque[_Question] = deque()
+        self._pending: deque[_Pending] = deque()
         self._replies = hiredis.Reader(protocolError=redis.InvalidResponse, replyError=parse_error)
         self._writable = asyncio.Event()
         self._writable.set()
         self._why_ended = CLOSED
         self.primary = primary
         self.is_open = True
-        reader, writer = opened._reader, opened._writer  # the library has no public names for them
-        if reader.at_eof() or writer.is_closing():  # nobody would tell us again
+        reader, writer = stream_of(opened)
+        if reader.at_eof() or writer.is_closing():  # no callback would follow
             raise redis.ConnectionError(CLOSED)
         self._transport: asyncio.Transport = writer.transport
         self._transport.set_protocol(self)
@@ -145,7 +150,7 @@ class _Stream(asyncio.Protocol):
         if not self.is_open:
             raise redis.ConnectionError(self._why_ended)
         answered: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
-        self._questions.append(_Question(answered, num_replies))
+        self._pending.append(_Pending(answered, num_replies))
         self._transport.writelines(pieces)
         return await answered
 
@@ -169,10 +174,10 @@ class _Stream(asyncio.Protocol):
         """Fail all who wait (`asyncio.Protocol`)."""
         self.is_open = False
         self._writable.set()
-        for question in self._questions:
-            if not question.answered.done():
-                question.answered.set_exception(redis.ConnectionError(str(exc or self._why_ended)))
-        self._questions.clear()
+        for pending in self._pending:
+            if not pending.answered.done():
+                pending.answered.set_exception(redis.ConnectionError(str(exc or self._why_ended)))
+        self._pending.clear()
 
     def pause_writing(self) -> None:
         """Redis reads more slowly than we write (`asyncio.Protocol`)."""
@@ -183,13 +188,13 @@ class _Stream(asyncio.Protocol):
         self._writable.set()
 
     def _take(self, reply: Reply) -> None:
-        question = self._questions[0]
-        question.replies.append(reply)
-        question.missing -= 1
-        if not question.missing:
-            self._questions.popleft()
-            if not question.answered.done():  # else nobody waits any more
-                question.answered.set_result(question.replies)
+        pending = self._pending[0]
+        pending.replies.append(reply)
+        pending.missing -= 1
+        if not pending.missing:
+            self._pending.popleft()
+            if not pending.answered.done():  # else nobody waits any more
+                pending.answered.set_result(pending.replies)
         if isinstance(reply, redis.ReadOnlyError):  # no longer the primary: ask who is
             self.close("the server is no longer the primary")
 

@@ -4,12 +4,13 @@ Who uses which (the table of keys is in `keys.py`):
 
 | role    | operations |
 | ------- | ---------- |
-| anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, look, audit |
-| broker  | lease, beat, submit, release, fail, reap, actor_seen |
-| console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, bereave |
+| anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, brokers, |
+|         | inspect, audit |
+| broker  | lease, beat, submit, release, fail, reap, actor_seen, broker_seen |
+| console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, release_dead_actor |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
-|         | clear_replay, references, ask_again, asked_again; after a rewind |
+|         | clear_replay, references, recreate_dropped, recreations; after a rewind |
 |         | restore_lineage, known_tasks, committed_tasks, reconcile, |
 |         | restore_committed, check_replay, recovered |
 
@@ -18,7 +19,7 @@ they raise LostLineage. Every operation may be sent again when its reply was los
 `claim(start=True)` would then count two starts.
 """
 
-from .audit import audit, look
+from .audit import audit, inspect
 from .batches import (
     abandon,
     advance,
@@ -35,20 +36,19 @@ from .batches import (
     seal,
 )
 from .dead_letters import dead_letter, dead_letters, peek, purge_dead, requeue_dead
-from .deaths import bereave
-from .leases import actor_seen, beat, fail, lease, reap, release, submit
+from .leases import actor_seen, beat, fail, lease, reap, release, release_dead_actor, submit
 from .recovery import confirm, reconcile, recovered, restore_committed
 from .replay import check_replay, clear_replay, forget_reused, reuse, trim_replay
-from .run import actors, begin_run, lineages, memory, publication, stats
+from .run import actors, begin_run, broker_seen, brokers, lineages, memory, publication, stats
 from .tasks import (
-    ask_again,
-    asked_again,
     cancel,
     close_eval,
     committed_tasks,
     create,
     eval_round,
     known_tasks,
+    recreate_dropped,
+    recreations,
 )
 
 __all__ = [
@@ -56,13 +56,12 @@ __all__ = [
     "actor_seen",
     "actors",
     "advance",
-    "ask_again",
-    "asked_again",
     "audit",
     "beat",
     "begin_lineage",
     "begin_run",
-    "bereave",
+    "broker_seen",
+    "brokers",
     "cancel",
     "check_replay",
     "claim",
@@ -79,10 +78,10 @@ __all__ = [
     "eval_round",
     "fail",
     "forget_reused",
+    "inspect",
     "known_tasks",
     "lease",
     "lineages",
-    "look",
     "memory",
     "new_owner",
     "peek",
@@ -93,8 +92,11 @@ __all__ = [
     "reconcile",
     "records",
     "recovered",
+    "recreate_dropped",
+    "recreations",
     "references",
     "release",
+    "release_dead_actor",
     "requeue_dead",
     "restore_committed",
     "restore_lineage",

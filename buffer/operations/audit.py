@@ -13,7 +13,7 @@ from .values import TaskSeen
 MAX_NAMED = 20  # contradictions of one audit: enough to see the pattern
 
 
-def look(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
+def inspect(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
     """See these tasks, or all that are leased; those that have ended are left out.
 
     One that nobody has begun is ready: it has no fence yet.
@@ -26,7 +26,7 @@ def look(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
         ]
         return {task.task_id: task for task in seen}
 
-    return single("look", task_ids, parse)
+    return single("inspect", task_ids, parse)
 
 
 def audit() -> Operation[list[str]]:

@@ -109,20 +109,20 @@ def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operati
     return sliced("drop", (lineage, k, reason), rows, sum, size=UNITS_PER_DROP)
 
 
-def abandon(lineage: int, k: int, reason: str, *, bury: bool = False) -> Operation[int]:
+def abandon(lineage: int, k: int, reason: str, *, to_dead_letters: bool = False) -> Operation[int]:
     """Give up all of batch k, even sealed, so that it is claimed anew; returns how many tasks.
 
     Args:
         lineage: Of the learner.
         k: The batch; not trained yet.
         reason: Why.
-        bury: The episodes are at fault: keep them as dead letters instead of dropping them.
+        to_dead_letters: The episodes are at fault: keep them as dead letters, not dropped.
 
     Raises:
         RecordError: at once, when `reason` is not a short lower-case word.
     """
     _check_reason(reason)
-    return repeated("abandon", (lineage, k, reason, SLICE, int(bury)))
+    return repeated("abandon", (lineage, k, reason, SLICE, int(to_dead_letters)))
 
 
 def seal(lineage: int, k: int, ratings: Sequence[Rating] = ()) -> Operation[int]:

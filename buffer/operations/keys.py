@@ -34,7 +34,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     cancelled       bitmap  all that is left of a cancelled task            cancel
     dropped:<why>   bitmap  all that is left of a dropped task              drop
     reasons         set     each <why> that has a bitmap                    drop
-    again           hash    unit dropped as too old -> that which asks anew  ask_again
+    again           hash    unit dropped as too old -> that which asks anew  recreate_dropped
     rounds          zset    open evaluation round <lineage>:<step>          create, close_eval
     v:<round>       hash    evaluation task -> record                       submit
     v:<round>:r     zset    its ready tasks                                 create, lease

@@ -114,6 +114,20 @@ def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Oper
     return single("reap", arguments, lambda ids: [int(task) for task in ids])
 
 
+def release_dead_actor(incarnation: str, *, max_attempts: int) -> Operation[list[int]]:
+    """Take back every lease of an actor whose process has ended; returns their tasks.
+
+    An attempt is charged, as by `reap`. Unless the run is RUNNING nothing is taken back: the leases
+    expire.
+
+    Args:
+        incarnation: The dead actor. Its messages under these leases are STALE from now on.
+        max_attempts: Attempts without progress that make a task a dead letter.
+    """
+    arguments = (incarnation, max_attempts)
+    return single("release_dead_actor", arguments, lambda ids: [int(task) for task in ids])
+
+
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:
     """Note signs of life, and what came with them, by incarnation."""
     rows: list[tuple[Argument, ...]] = [

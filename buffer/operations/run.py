@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from configs.errors import SettingsError
 
-from .operation import Operation, Reply, single
+from .operation import Operation, Reply, nothing, single
 from .replies import parse_actors, parse_publication, parse_stats, parse_texts
 from .values import ActorSeen, Memory, Publication, Stats
 
 LAYOUT = "2"
 """Of the keys: a run goes on only under scripts that know the same."""
+
+BROKER_MEMORY_S = 3600
+"""Figures are forgotten when no broker has served for this long."""
 
 
 def begin_run(
@@ -76,3 +80,17 @@ def publication() -> Operation[Publication | None]:
 def actors() -> Operation[list[ActorSeen]]:
     """List the actors heard of within the hour."""
     return single("actors", (), parse_actors)
+
+
+def broker_seen(endpoint: str, figures: Mapping[str, float]) -> Operation[None]:
+    """Note the figures of the broker at an address; they replace those of one there before."""
+    return single("broker_seen", (endpoint, json.dumps(figures), BROKER_MEMORY_S), nothing)
+
+
+def brokers() -> Operation[dict[str, dict[str, float]]]:
+    """Read the figures of each broker that served within the hour, by its address."""
+
+    def parse(reply: Reply) -> dict[str, dict[str, float]]:
+        return {endpoint: json.loads(text) for endpoint, text in parse_texts(reply).items()}
+
+    return single("read", ("brokers",), parse)

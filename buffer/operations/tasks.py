@@ -43,20 +43,23 @@ def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
     return Operation("create", steps)
 
 
-def ask_again(lineage: int, groups: Mapping[int, int | None]) -> Operation[None]:
-    """Note which groups were too old, and which ask their prompts again; None = none does yet."""
+def recreate_dropped(lineage: int, groups: Mapping[int, int | None]) -> Operation[None]:
+    """Note which groups were too old, and the group that repeats each one's prompt; None = not yet.
+
+    Kept in `again`, beside the counts of drops.
+    """
     rows = [(dropped, "" if group is None else group) for dropped, group in groups.items()]
-    return sliced("ask_again", (lineage,), rows, nothing)
+    return sliced("recreate_dropped", (lineage,), rows, nothing)
 
 
-def asked_again() -> Operation[dict[int, int | None]]:
-    """Read what `ask_again` noted, in no order."""
+def recreations() -> Operation[dict[int, int | None]]:
+    """Read what `recreate_dropped` noted, in no order."""
 
     def parse(reply: Reply) -> dict[int, int | None]:
         pairs = zip(reply[::2], reply[1::2], strict=True)
         return {int(dropped): int(group) if group else None for dropped, group in pairs}
 
-    return single("asked_again", (), parse)
+    return single("recreations", (), parse)
 
 
 def known_tasks() -> Operation[bytes]:

@@ -111,7 +111,7 @@ class Fleet:
             return
         try:
             seen = self._store.run(operations.actors())
-            holders = {task.incarnation for task in self._store.run(operations.look()).values()}
+            holders = {task.incarnation for task in self._store.run(operations.inspect()).values()}
         except StoreError:
             return
         names = {int(actor.fields["pid"]): actor.incarnation for actor in seen}

@@ -147,7 +147,7 @@ class Watcher:
 
     def _leased(self) -> list[TaskSeen]:
         try:
-            return list(self._run.store.run(operations.look()).values())
+            return list(self._run.store.run(operations.inspect()).values())
         except StoreError:
             return []
 
@@ -161,7 +161,7 @@ class Watcher:
                 continue
             open_traces.append((began_at, trace))
             try:
-                trace.note_open(self._run.store.run(operations.look(ids)), now)
+                trace.note_open(self._run.store.run(operations.inspect(ids)), now)
             except StoreError:
                 continue
         self._traces = open_traces

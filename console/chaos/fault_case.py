@@ -122,7 +122,7 @@ class FaultCase:
 
     def _leased(self) -> list[TaskSeen]:
         try:
-            tasks = list(self.run.store.run(operations.look()).values())
+            tasks = list(self.run.store.run(operations.inspect()).values())
         except StoreError:
             return []
         self._observer.note(tasks, time.monotonic())
@@ -140,7 +140,7 @@ class FaultCase:
             return
         if self.trace.open_ids:
             try:
-                seen = self.run.store.run(operations.look(self.trace.open_ids))
+                seen = self.run.store.run(operations.inspect(self.trace.open_ids))
             except StoreError:
                 return
             self.trace.note_open(seen, time.monotonic())

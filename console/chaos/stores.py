@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from buffer import operations
-from buffer.limit import limit_memory
+from buffer.admin import limit_memory
 
 from .disk import fill, is_own_disk
 from .fault import Fault

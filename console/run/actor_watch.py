@@ -148,4 +148,4 @@ class ActorWatch:
         for actor in seen:
             if here.items() <= actor.fields.items():
                 most = self._broker.max_attempts
-                store.run(operations.bereave(actor.incarnation, max_attempts=most))
+                store.run(operations.release_dead_actor(actor.incarnation, max_attempts=most))

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from buffer.operations import actors, stats
-from buffer.operations.brokers import brokers
+from buffer.operations.run import brokers
 from buffer.operations.values import ActorSeen, Stats
 from buffer.store import Store
 from configs.errors import NyalaError

@@ -62,7 +62,7 @@ def recover(
     )
     reused = {k: facts.reused.get(k, ()) for k in facts.batches}
     unkept = store.run(operations.check_replay(facts.lineage, facts.checkpoint_step, reused))
-    store.run(operations.ask_again(facts.lineage, facts.asked_again))
+    store.run(operations.recreate_dropped(facts.lineage, facts.asked_again))
     forgotten = _reassert_batches(store, run, facts)
     created = _create_again(store, run, facts)
     _reopen_rounds(store, run, facts)

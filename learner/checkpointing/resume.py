@@ -167,7 +167,7 @@ def _begin_lineage(
         state,
         path,
         reach=max(state.cursor, int(known[-1]) + 1 if len(known) else 0),
-        asked_again=store.run(operations.asked_again()),
+        asked_again=store.run(operations.recreations()),
     )
 
 

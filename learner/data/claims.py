@@ -136,7 +136,7 @@ class Claims:
             if reason == STALE and self._recreate_dropped:
                 # Before they are dropped: a life that ends here judges them again, and finds this.
                 again = self._ledger.ask_again(groups)
-                self._store.run(operations.ask_again(self._lineage, dict.fromkeys(again)))
+                self._store.run(operations.recreate_dropped(self._lineage, dict.fromkeys(again)))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
             self.dropped.add_units(reason, len(groups))
         if bad or not claim.complete:
@@ -198,7 +198,9 @@ class Claims:
         groups = [unit.group_id for unit in claim.units]
         log.error("giving a batch up", step=step, why=reason, starts=claim.starts, groups=groups)
         self._episodes.clear()
-        self._store.run(operations.abandon(self._lineage, step, reason, bury=reason == "poison"))
+        self._store.run(
+            operations.abandon(self._lineage, step, reason, to_dead_letters=reason == "poison")
+        )
         self.dropped.add_units(reason, len(groups))
         self._dissolve_later_claims(step)
 

@@ -168,7 +168,7 @@ class Feeder:
             # Before they are created: recovery creates again what the store loses at once.
             ledger = self._ledger
             assigned = ledger.create(groups)
-            self._store.run(operations.ask_again(ledger.lineage, assigned))
+            self._store.run(operations.recreate_dropped(ledger.lineage, assigned))
             tasks = training_tasks(run, groups, ledger.facts.second_tries)
             self._store.run(operations.create(ledger.lineage, tasks))
             # Known ids count as created: they were, by the learner that this one resumes.

@@ -62,7 +62,7 @@ def test_a_redis_away_for_longer_than_a_lease_costs_no_attempt(
             assert (await actor.submit(submission(held))).verdicts[0].verdict is Verdict.OK
             recovered(server)
             assert (await actor.lease(LeaseRequest(2, FIRST))).status == "OK"
-            seen = await here.store.run(operations.look([other.task_id]))
+            seen = await here.store.run(operations.inspect([other.task_id]))
             assert (seen[other.task_id].state, seen[other.task_id].attempts) == ("L", 0)
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -28,7 +28,7 @@ from broker.transport.allow_list import AllowList, Role, add, read_allowed, revo
 from broker.transport.keys import load_pair, make_keys
 from broker.transport.sockets import is_loopback
 from buffer import operations
-from buffer.operations.brokers import brokers
+from buffer.operations.run import brokers
 from configs.errors import RefusedError, SettingsError
 from configs.settings import RunSettings, Settings
 from tests.broker.support.fake_clock import FakeClock

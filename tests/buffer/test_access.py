@@ -11,8 +11,8 @@ import redis
 
 from buffer import operations
 from buffer.admin import forget_run
-from buffer.operations.brokers import broker_seen, brokers
 from buffer.operations.keys import EVAL_BASE
+from buffer.operations.run import broker_seen, brokers
 from buffer.operations.values import BeatLine, NewTask
 from buffer.store import Store
 from configs.errors import StoreError
@@ -97,11 +97,11 @@ def _learn(learner: Store) -> None:
     """All that a learner does, up to a recovery and the end."""
     claim = learner.run(operations.claim(1, 1, 4, start=True))
     learner.run(operations.records(claim.units[0].task_ids))
-    learner.run(operations.ask_again(1, {claim.units[0].group_id: None}))
-    assert learner.run(operations.asked_again())
+    learner.run(operations.recreate_dropped(1, {claim.units[0].group_id: None}))
+    assert learner.run(operations.recreations())
     learner.run(operations.drop(1, 1, [claim.units[0].group_id], "stale"))
     learner.run(operations.seal(1, 1))
-    learner.run(operations.abandon(1, 1, "poison", bury=True))
+    learner.run(operations.abandon(1, 1, "poison", to_dead_letters=True))
     learner.run(operations.claim(1, 1, 1))
     learner.run(operations.seal(1, 1))
     learner.run(operations.confirm("f" * 40))
@@ -132,8 +132,8 @@ def test_every_role_can_do_its_work_under_the_shipped_rules(stores: dict[str, St
     assert {"ANEW", "GONE"} <= set(verdicts)
     for look in (operations.peek(9), operations.actors(), brokers()):
         console.run(look)
-    console.run(operations.bereave("a", max_attempts=1))
-    for watch in (operations.look(), operations.audit(), operations.memory()):
+    console.run(operations.release_dead_actor("a", max_attempts=1))
+    for watch in (operations.inspect(), operations.audit(), operations.memory()):
         console.run(watch)
     stats = console.run(operations.stats())
     assert stats.accounted == stats.created

@@ -38,7 +38,7 @@ def _poison(run: RunInStore, units: int = 2) -> None:
     run.submit(run.lease(units * GROUP_SIZE))
     run.store.run(operations.claim(run.lineage, 1, units))
     run.store.run(operations.seal(run.lineage, 1))
-    run.store.run(operations.abandon(run.lineage, 1, "poison", bury=True))
+    run.store.run(operations.abandon(run.lineage, 1, "poison", to_dead_letters=True))
 
 
 def test_a_dead_letter_says_why_and_keeps_what_was_made(run: RunInStore) -> None:
@@ -147,7 +147,7 @@ def test_a_poisonous_unit_begins_anew(run: RunInStore) -> None:
 def test_a_unit_that_a_rewind_made_new_keeps_its_questions(run: RunInStore) -> None:
     run.create(1)
     run.store.run(operations.reconcile(run.lineage, 1, [0, 1]))  # 1 is not even known here
-    run.store.run(operations.abandon(run.lineage, 1, "poison", bury=True))
+    run.store.run(operations.abandon(run.lineage, 1, "poison", to_dead_letters=True))
 
     assert _requeue(run, 3, 4) == ["ANEW", "FORGOTTEN"]
 

@@ -269,7 +269,7 @@ def test_leases_of_an_actor_that_is_known_to_be_dead_are_over_at_once(run: RunIn
     kept = run.lease(4, incarnation="living")
     run.beat(lost[1], 0, 7)
 
-    orphans = run.store.run(operations.bereave("dead", max_attempts=3))
+    orphans = run.store.run(operations.release_dead_actor("dead", max_attempts=3))
 
     assert sorted(orphans) == sorted(task.task_id for task in lost)
     assert run.beat(kept[0]) == ("OK", 0)
@@ -277,10 +277,10 @@ def test_leases_of_an_actor_that_is_known_to_be_dead_are_over_at_once(run: RunIn
     again = {task.task_id: task for task in run.lease(5, incarnation="next")}
     assert sorted(again) == sorted(orphans)
     assert again[lost[1].task_id].length == 7
-    seen = run.store.run(operations.look())
+    seen = run.store.run(operations.inspect())
     assert {seen[task.task_id].attempts for task in lost[1:]} == {1}, "it may be what killed it"
     assert run.submit(lost[1:2]) == ["STALE"]
-    assert run.store.run(operations.bereave("dead", max_attempts=3)) == []
+    assert run.store.run(operations.release_dead_actor("dead", max_attempts=3)) == []
 
 
 def test_nobody_is_bereaved_while_the_store_is_not_to_be_trusted(run: RunInStore) -> None:
@@ -288,7 +288,7 @@ def test_nobody_is_bereaved_while_the_store_is_not_to_be_trusted(run: RunInStore
     run.lease()
     run.redis.hset(run.prefix + ":meta", "state", "RECOVERING")
 
-    assert run.store.run(operations.bereave("a", max_attempts=3)) == []
+    assert run.store.run(operations.release_dead_actor("a", max_attempts=3)) == []
     assert run.stats().leased == GROUP_SIZE
 
 
@@ -388,7 +388,7 @@ def test_a_record_is_with_its_task_or_nowhere(run: RunInStore) -> None:
 def test_a_task_that_nobody_has_begun_is_seen_as_ready(run: RunInStore) -> None:
     run.create(1)
 
-    seen = run.store.run(operations.look([1, 99]))
+    seen = run.store.run(operations.inspect([1, 99]))
 
     assert list(seen) == [1], "99 does not exist"
     assert (seen[1].state, seen[1].fence, seen[1].length) == ("R", 0, 0)

@@ -126,9 +126,9 @@ def test_an_abandoned_batch_gives_back_what_it_drew_and_a_poisonous_one_does_not
     run: RunInStore,
 ) -> None:
     keep(run, 1)
-    for bury, left in ((False, [0, 1]), (True, [])):
+    for to_dead_letters, left in ((False, [0, 1]), (True, [])):
         draw(run, 2, 2)
-        run.store.run(operations.abandon(run.lineage, 2, "poison", bury=bury))
+        run.store.run(operations.abandon(run.lineage, 2, "poison", to_dead_letters=to_dead_letters))
 
         assert groups(draw(run, 3, 2)) == left
         run.store.run(operations.abandon(run.lineage, 3, "other"))

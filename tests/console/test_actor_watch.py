@@ -60,7 +60,7 @@ def watch_of(settings: Settings, url: str) -> ActorWatch:
 
 
 def holders(store: Store) -> set[str]:
-    return {task.incarnation for task in store.run(operations.look()).values()}
+    return {task.incarnation for task in store.run(operations.inspect()).values()}
 
 
 def test_leases_of_an_actor_whose_process_ended_here_are_taken_back_at_once(

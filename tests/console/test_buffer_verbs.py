@@ -49,7 +49,7 @@ def folder(tmp_path, redis_url):
         rows = [(task.task_id, task.fence, records[task.task_id]) for task in tasks[:4]]
         store.run(operations.submit(rows[:2]))
         store.run(operations.claim(lineage, 1, 1))
-        store.run(operations.abandon(lineage, 1, "poison", bury=True))
+        store.run(operations.abandon(lineage, 1, "poison", to_dead_letters=True))
         store.run(operations.submit(rows[2:]))
         chunk = encode_completion(example_episode(tokens=2).completion)
         line = BeatLine(tasks[4].task_id, tasks[4].fence, 0, 2, chunk)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from buffer import operations
-from buffer.operations.brokers import broker_seen
+from buffer.operations.run import broker_seen
 from buffer.operations.values import NewTask
 from buffer.store import Store
 from configs.loader import json_schema, save

@@ -1,7 +1,7 @@
 --- @include keys, units, replay
--- ARGV: lineage, k, reason, most tasks to move in one call, bury (0|1).  -> {tasks, 1 if there are more}
+-- ARGV: lineage, k, reason, most tasks to move in one call, to dead letters (0|1).  -> {tasks, 1 if there are more}
 -- Gives up a batch that cannot be trained, sealed or not; emptied, it may be claimed anew. Its units are
--- dropped, or buried: then its tasks are dead letters with their records. What it reused is kept for others,
+-- dropped, or its tasks become dead letters with their records. What it reused is kept for others,
 -- or forgotten.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
@@ -12,7 +12,7 @@ draw_on_reserve()
 for _, gid in ipairs(call('ZRANGE', claim_key(k), 0, units_of(ARGV[4], size) - 1)) do
   call('ZREM', claim_key(k), gid)
   if ARGV[5] == '1' then
-    moved = moved + bury_unit(gid, size, ARGV[3])
+    moved = moved + unit_to_dead_letters(gid, size, ARGV[3])
   else
     moved = moved + drop_unit(gid, size, ARGV[3])
   end

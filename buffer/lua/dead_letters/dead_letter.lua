@@ -5,4 +5,4 @@ local ms = call('ZSCORE', DEAD, id)
 if not ms then return false end
 local task = call('HMGET', task_key(id), 'inc', 'spec')
 local chunks = call('LRANGE', chunks_key(id), 0, -1)
-return { letter(id, ms), task[1] or '', task[2] or '', call('GET', record_key(id)), chunks }
+return { dead_letter_row(id, ms), task[1] or '', task[2] or '', call('GET', record_key(id)), chunks }

@@ -27,7 +27,7 @@ local function give_back(id)
   call('ZADD', ready_key(id), -1, id)
 end
 
-local function die(id, why)
+local function fail_task(id, why)
   call('ZREM', lease_key(id), id)
   call('ZREM', ready_key(id), id)
   if tonumber(id) >= EVAL_BASE then
@@ -49,17 +49,17 @@ local function charge(id, max_attempts, why)
   local attempts, length = tonumber(task[1] or '0') + 1, tonumber(task[2] or '0')
   if length > tonumber(task[3] or '0') then attempts = 1 end
   call('HSET', task_key(id), 'att', attempts, 'lastlen', length)
-  if attempts >= max_attempts then die(id, why) else give_back(id) end
+  if attempts >= max_attempts then fail_task(id, why) else give_back(id) end
 end
 
 -- The task itself failed: such failures have a budget of their own, which no progress refills.
 local function charge_data(id, max_failures, why)
   call('ZREM', lease_key(id), id)
-  if call('HINCRBY', task_key(id), 'fails', 1) >= max_failures then die(id, why) else give_back(id) end
+  if call('HINCRBY', task_key(id), 'fails', 1) >= max_failures then fail_task(id, why) else give_back(id) end
 end
 
 -- A dead letter as it is listed.
-local function letter(id, ms)
+local function dead_letter_row(id, ms)
   local task = call('HMGET', task_key(id), 'why', 'att', 'fails', 'len')
   return { id, ms, task[1] or '', (task[2] or 0) + (task[3] or 0), tonumber(task[4] or '0') }
 end

@@ -70,16 +70,16 @@ local function drop_unit(gid, size, reason)
 end
 
 -- Makes dead letters of a claimed unit's tasks, with their records. Returns how many.
-local function bury_unit(gid, size, why)
-  local buried = 0
+local function unit_to_dead_letters(gid, size, why)
+  local moved = 0
   for _, id in ipairs(members(gid, size)) do
     if call('SREM', CLAIMED, id) == 1 then
       call('HSET', task_key(id), 'st', 'X', 'why', why, 'record', call('EXISTS', record_key(id)))
       call('ZADD', DEAD, now_ms(), id)
-      buried = buried + 1
+      moved = moved + 1
     end
   end
-  return buried
+  return moved
 end
 
 -- Members of an open unit are done or dead: when they were the last, the unit enters the buffer.

@@ -83,7 +83,7 @@ def test_a_wiped_store_learns_all_that_the_learner_knows(store: Store, settings:
     assert stats.new_units == 3, "groups 2, 5 and 6 are made again"
     assert stats.eval.ready == 3
     assert store.run(operations.lineages()) == {1: 0, 2: 0, 3: 1}
-    assert store.run(operations.asked_again()) == {1: 6, 2: None}
+    assert store.run(operations.recreations()) == {1: 6, 2: None}
     found = store.run(operations.publication())
     assert found is not None
     assert (found.version, found.fields["endpoint"]) == (WEIGHTS.version, WEIGHTS.endpoint)

@@ -88,7 +88,7 @@ def test_no_life_asks_a_prompt_a_third_time(redis_url: str, tmp_path: Path) -> N
     settings = tiny_settings(tmp_path)
     with Store(redis_url, "tiny") as store:
         ledger, _ = begin_life(store, settings)
-        store.run(operations.ask_again(ledger.lineage, {3: 9, 4: None}))
+        store.run(operations.recreate_dropped(ledger.lineage, {3: 9, 4: None}))
 
         ledger, _ = begin_life(store, settings)
 

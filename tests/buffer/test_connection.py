@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buffer.client.address import connect_async, disconnect_async
-from buffer.client.connection import COPIED_BYTES, Line, packed
+from buffer.client.connection import COPIED_BYTES, PipelinedConnection, packed, stream_of
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def line_to(url: str, *, timeout_s: float = 10.0) -> AsyncIterator[Line]:
-    client = connect_async(f"{url}?socket_timeout={timeout_s}&protocol=3&client_name=line")
-    line = Line(client)
+async def connection_to(url: str, *, timeout_s: float = 10.0) -> AsyncIterator[PipelinedConnection]:
+    client = connect_async(f"{url}?socket_timeout={timeout_s}&protocol=3&client_name=pipelined")
+    connection = PipelinedConnection(client)
     try:
-        yield line
+        yield connection
     finally:
-        await line.close()
+        await connection.close()
         await disconnect_async(client)
 
 
@@ -62,11 +62,11 @@ async def greeted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 def test_calls_at_once_are_answered_each_with_its_own_over_one_connection(redis_url: str) -> None:
     async def ask() -> tuple[list[object], int]:
-        async with line_to(redis_url) as line:
-            calls = [line.ask(("ECHO", f"{i}" * (1 + 997 * (i % 9)))) for i in range(200)]
+        async with connection_to(redis_url) as connection:
+            calls = [connection.ask(("ECHO", f"{i}" * (1 + 997 * (i % 9)))) for i in range(200)]
             found = [reply for [reply] in await asyncio.gather(*calls)]
-            [clients] = await line.ask(("CLIENT", "LIST"))
-            return found, clients.count(b"name=line")
+            [clients] = await connection.ask(("CLIENT", "LIST"))
+            return found, clients.count(b"name=pipelined")
 
     found, connections = asyncio.run(ask())
     assert found == [b"%d" % i * (1 + 997 * (i % 9)) for i in range(200)]
@@ -75,35 +75,39 @@ def test_calls_at_once_are_answered_each_with_its_own_over_one_connection(redis_
 
 def test_a_caller_who_gives_up_takes_nobody_elses_reply(redis_url: str) -> None:
     async def ask() -> object:
-        async with line_to(redis_url) as line:
-            await line.ask(("PING",))
-            gone = asyncio.create_task(line.ask(("ECHO", "gone"), ("ECHO", "too")))
+        async with connection_to(redis_url) as connection:
+            await connection.ask(("PING",))
+            gone = asyncio.create_task(connection.ask(("ECHO", "gone"), ("ECHO", "too")))
             await asyncio.sleep(0)
             gone.cancel()
-            return await line.ask(("ECHO", "here"))
+            return await connection.ask(("ECHO", "here"))
 
     assert asyncio.run(ask()) == [b"here"]
 
 
 def test_what_waits_fails_when_the_connection_ends_and_the_next_call_dials(redis_url: str) -> None:
     async def ask() -> object:
-        async with line_to(redis_url) as line, line_to(redis_url) as other:
-            [number] = await line.ask(("CLIENT", "ID"))
-            waiting = [asyncio.create_task(line.ask(("BLPOP", "nothing", 30))) for _ in range(3)]
+        async with connection_to(redis_url) as connection, connection_to(redis_url) as other:
+            [number] = await connection.ask(("CLIENT", "ID"))
+            waiting = [
+                asyncio.create_task(connection.ask(("BLPOP", "nothing", 30))) for _ in range(3)
+            ]
             await asyncio.sleep(0.05)
             await other.ask(("CLIENT", "KILL", "ID", number))
             for task in waiting:
                 with pytest.raises(redis.ConnectionError, match="closed by server"):
                     await task
-            return await line.ask(("ECHO", "again"))
+            return await connection.ask(("ECHO", "again"))
 
     assert asyncio.run(ask()) == [b"again"]
 
 
 def test_a_refusal_is_returned_as_the_librarys_own_error(redis_url: str) -> None:
     async def ask() -> list[Any]:
-        async with line_to(redis_url) as line:
-            return await line.ask(("MULTI",), ("EVALSHA", "0" * 40, 0), ("EXEC",), ("ECHO", "x"))
+        async with connection_to(redis_url) as connection:
+            return await connection.ask(
+                ("MULTI",), ("EVALSHA", "0" * 40, 0), ("EXEC",), ("ECHO", "x")
+            )
 
     multi, queued, [inner], after = asyncio.run(ask())
     assert (multi, queued, after) == (b"OK", b"QUEUED", b"x")
@@ -125,11 +129,11 @@ def test_a_silent_server_is_given_up_and_its_late_reply_is_nobodys() -> None:
         await reader.read()
 
     async def ask() -> object:
-        async with served_by(serve) as url, line_to(url, timeout_s=0.2) as line:
+        async with served_by(serve) as url, connection_to(url, timeout_s=0.2) as connection:
             with pytest.raises(redis.TimeoutError):
-                await line.ask(("PING",))
+                await connection.ask(("PING",))
             await asyncio.sleep(0.5)
-            return await line.ask(("PING",))
+            return await connection.ask(("PING",))
 
     assert asyncio.run(ask()) == [b"PONG"]
 
@@ -146,9 +150,9 @@ def test_a_server_that_does_not_keep_to_the_protocol_is_left(answer: bytes) -> N
         await reader.read()
 
     async def ask() -> object:
-        async with served_by(serve) as url, line_to(url) as line:
-            await asyncio.wait([asyncio.create_task(line.ask(("PING",)))])
-            return await line.ask(("PING",))
+        async with served_by(serve) as url, connection_to(url) as connection:
+            await asyncio.wait([asyncio.create_task(connection.ask(("PING",)))])
+            return await connection.ask(("PING",))
 
     assert asyncio.run(ask()) == [b"PONG"]
     assert lives == 2
@@ -165,8 +169,8 @@ def test_who_is_no_longer_the_primary_is_asked_no_more() -> None:
         await reader.read()
 
     async def ask() -> list[object]:
-        async with served_by(serve) as url, line_to(url) as line:
-            return [*await line.ask(("PING",)), *await line.ask(("PING",))]
+        async with served_by(serve) as url, connection_to(url) as connection:
+            return [*await connection.ask(("PING",)), *await connection.ask(("PING",))]
 
     refused, taken = asyncio.run(ask())
     assert isinstance(refused, redis.ReadOnlyError)
@@ -182,8 +186,8 @@ def test_all_who_come_while_it_connects_share_the_outcome() -> None:
         await asyncio.sleep(0.1)
 
     async def ask() -> list[object]:
-        async with served_by(serve) as url, line_to(url) as line:
-            calls = (line.ask(("PING",)) for _ in range(20))
+        async with served_by(serve) as url, connection_to(url) as connection:
+            calls = (connection.ask(("PING",)) for _ in range(20))
             return await asyncio.gather(*calls, return_exceptions=True)
 
     found = asyncio.run(ask())
@@ -193,10 +197,10 @@ def test_all_who_come_while_it_connects_share_the_outcome() -> None:
 
 def test_a_call_that_cannot_be_written_takes_nobody_elses_reply(redis_url: str) -> None:
     async def ask() -> object:
-        async with line_to(redis_url) as line:
+        async with connection_to(redis_url) as connection:
             with pytest.raises(UnicodeEncodeError):
-                await line.ask(("ECHO", "\ud800"))
-            return await line.ask(("ECHO", "here"))
+                await connection.ask(("ECHO", "\ud800"))
+            return await connection.ask(("ECHO", "here"))
 
     assert asyncio.run(ask()) == [b"here"]
 
@@ -212,7 +216,7 @@ def test_what_has_ended_before_it_was_used_is_known_at_once(
             writer.write(b"+OK\r\n" * words.count(b"*"))
 
     async def ask() -> None:
-        async with served_by(serve) as url, line_to(url) as line:
+        async with served_by(serve) as url, connection_to(url) as connection:
             connect = redis.asyncio.Connection.connect
 
             async def connect_slowly(connection: Any) -> None:
@@ -221,7 +225,7 @@ def test_what_has_ended_before_it_was_used_is_known_at_once(
 
             monkeypatch.setattr(redis.asyncio.Connection, "connect", connect_slowly)
             with pytest.raises(redis.ConnectionError, match="closed by server"):
-                await line.ask(("PING",))
+                await connection.ask(("PING",))
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(asyncio.wait_for(ask(), 5))
@@ -237,30 +241,30 @@ def test_who_waits_while_it_is_closed_hears_of_it_and_it_dials_no_more() -> None
         await asyncio.sleep(0.5)
 
     async def ask() -> None:
-        async with served_by(serve) as url, line_to(url) as line:
-            waiting = asyncio.create_task(line.ask(("PING",)))
+        async with served_by(serve) as url, connection_to(url) as connection:
+            waiting = asyncio.create_task(connection.ask(("PING",)))
             await asyncio.sleep(0.1)
-            await line.close()
+            await connection.close()
             with pytest.raises(redis.ConnectionError, match="has been closed"):
                 await waiting
             with pytest.raises(redis.ConnectionError, match="has been closed"):
-                await line.ask(("PING",))
+                await connection.ask(("PING",))
 
     asyncio.run(ask())
     assert lives == 1
 
 
-def test_a_line_leaves_a_primary_that_another_line_knows_to_be_replaced(redis_url: str) -> None:
+def test_a_connection_leaves_a_primary_that_another_found_to_be_replaced(redis_url: str) -> None:
     async def ask() -> tuple[object, object]:
         client = connect_async(redis_url)
         pool: Any = client.connection_pool
         pool.master_address = ("first", 1)  # as the pool that asks sentinels notes it
-        line = Line(client)
-        [before] = await line.ask(("CLIENT", "ID"))
-        [same] = await line.ask(("CLIENT", "ID"))
+        connection = PipelinedConnection(client)
+        [before] = await connection.ask(("CLIENT", "ID"))
+        [same] = await connection.ask(("CLIENT", "ID"))
         pool.master_address = ("second", 1)
-        [after] = await line.ask(("CLIENT", "ID"))
-        await line.close()
+        [after] = await connection.ask(("CLIENT", "ID"))
+        await connection.close()
         await disconnect_async(client)
         assert before == same
         return before, after
@@ -286,3 +290,22 @@ def test_what_is_sent_is_read_back_as_it_was(commands: list[list[bytes | str | i
     for command in commands:
         assert reader.gets() == [x if isinstance(x, bytes) else str(x).encode() for x in command]
     assert reader.gets() is False
+
+
+def test_an_open_connection_of_redis_py_has_the_private_names_that_are_taken(
+    redis_url: str,
+) -> None:
+    async def open_one() -> tuple[object, object]:
+        client = connect_async(redis_url)
+        opened = client.connection_pool.make_connection()
+        await opened.connect()
+        try:
+            return stream_of(opened)
+        finally:
+            await opened.disconnect()
+            await client.aclose()
+
+    reader, writer = asyncio.run(open_one())
+
+    assert isinstance(reader, asyncio.StreamReader)
+    assert isinstance(writer, asyncio.StreamWriter)
