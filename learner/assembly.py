@@ -14,30 +14,32 @@ from broker.protocol.messages import Publication
 from buffer.store import Store
 from configs.errors import SettingsError
 from configs.secrets import redis_url
-from configs.settings import Settings
+from configs.settings import RunSettings, Settings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.recovery import publish_pointer, recover
 from learner.checkpointing.resume import StartState, take_over
 from learner.data.ledger import Ledger
+from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
 from learner.model.policy import Policy, freeze, load_causal_lm, probe_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.critic import Critic, make_critic
+from learner.training.guards import Guard
 from learner.training.optimizer import AdamWithSchedule, Schedule
-from learner.weights.publish import WeightPublisher
+from learner.weights.publish import FollowerPublisher, ProbeFunction, WeightPublisher
 
 from .components import Components
+from .coordinator import Coordinator, Follower
 from .loop import Loop
+from .rank_zero import RankZero
 
 log = structlog.get_logger()
 
-PROBE_TOKENS = (
-    16  # enough for every layer and head to matter, short enough for the smallest context
-)
+PROBE_TOKENS = 16  # enough for all layers and heads to matter, short enough for any context
 
 
 def run_learner(settings: Settings, stopping: threading.Event) -> bool:
-    """Run one life of the learner; True when the run has finished, False when asked to stop.
+    """Run the learner; True when the run has finished, False when asked to stop before.
 
     Raises:
         SettingsError: A person has to change something first.
@@ -46,7 +48,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
     """
     log.info("starting", stage="joining the process group")
     ranks = join(settings.learner.device, threads=settings.learner.threads)
-    # A Redis that was restarted is not worked with before rank 0 has put it right.
+    # A restarted Redis runs no operation of rank 0 before it is recovered.
     admits = (lambda *_: False) if ranks.is_first else None
     url = redis_url(settings.run, settings.buffer)
     with Store(url, settings.run.name, admits=admits) as raw_store:
@@ -68,33 +70,72 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
                 take_over(settings, store, checkpoints).encode() if ranks.is_first else None
             )
         )
-        ledger = start.ledger() if ranks.is_first else None
-        if ledger is not None:
-            recovers_from(store, settings, ledger)
         if start.checkpoint is not None:
             log.info("starting", stage="loading the checkpoint", path=str(start.checkpoint))
             checkpoints.load(start.checkpoint, policy, optimizer)
         log.info("starting", stage="starting the publisher")
-        publisher = make_publisher(settings, ranks, store, policy, ledger)
+        coordinator, publisher = (
+            _lead(settings, store, ranks, policy, start, stopping=stopping)
+            if ranks.is_first
+            else _follow(settings, store, ranks, policy, start)
+        )
         try:
             log.info("starting", stage="waiting for episodes")
             components = Components(
-                settings=settings,
+                run=settings.run,
+                learner=settings.learner,
+                algorithm=settings.algorithm,
+                start=start,
                 ranks=ranks,
-                store=store,
+                coordinator=coordinator,
                 policy=policy,
                 optimizer=optimizer,
-                critic=critic,
+                guard=Guard(settings.guards, settings.algorithm, start.state.guards),
                 checkpoints=checkpoints,
                 publisher=publisher,
-                start=start,
-                ledger=ledger,
                 reference=reference,
+                critic=critic,
             )
-            return Loop(components, stopping).run()
+            return Loop(components).run()
         finally:
             publisher.close()
             ranks.leave()
+
+
+def _lead(
+    settings: Settings,
+    store: RetryingStore,
+    ranks: Ranks,
+    policy: Policy,
+    start: StartState,
+    *,
+    stopping: threading.Event,
+) -> tuple[Coordinator, WeightPublisher]:
+    """Make what only rank 0 has."""
+    ledger = start.ledger()
+    recover_from(store, settings, ledger)
+    coordinator = RankZero(
+        settings,
+        store,
+        ranks,
+        start,
+        ledger=ledger,
+        vocabulary=policy.vocabulary,
+        stopping=stopping,
+    )
+    return coordinator, make_publisher(settings, store, policy, ledger)
+
+
+def _follow(
+    settings: Settings, store: RetryingStore, ranks: Ranks, policy: Policy, start: StartState
+) -> tuple[Coordinator, FollowerPublisher]:
+    """Make what every other rank has in its place."""
+    run = settings.run
+    records = Records(store, run, settings.buffer, settings.rewards)
+    publisher = FollowerPublisher(
+        policy.causal_lm, run, probe_ids=_probe_ids(run, policy), probe=_probe(policy)
+    )
+    return Follower(ranks, records, start), publisher
 
 
 def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -> Policy:
@@ -118,7 +159,7 @@ def load_critic(policy: Policy, settings: Settings, ranks: Ranks) -> Critic | No
 
 
 def compute_dtype(settings: Settings, ranks: Ranks) -> torch.dtype:
-    """Say what forward and backward passes compute in."""
+    """Choose the dtype of forward and backward passes."""
     # On a CPU the backward pass is as fast in float32, and exact.
     is_bfloat16 = settings.run.dtype == "bfloat16" and ranks.device.type == "cuda"
     return torch.bfloat16 if is_bfloat16 else torch.float32
@@ -154,8 +195,8 @@ def schedule(settings: Settings) -> Schedule:
     )
 
 
-def recovers_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> None:
-    """Have a store that lost writes put right from the ledger, whichever operation notices."""
+def recover_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> None:
+    """Recover a store that lost writes from the ledger, whichever operation notices."""
     run, buffer = settings.run, settings.buffer
     store.on_rewind(
         lambda fresh, run_id: recover(fresh, run_id, run=run, buffer=buffer, facts=ledger.facts)
@@ -163,25 +204,32 @@ def recovers_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> N
 
 
 def make_publisher(
-    settings: Settings, ranks: Ranks, store: RetryingStore, policy: Policy, ledger: Ledger | None
+    settings: Settings, store: RetryingStore, policy: Policy, ledger: Ledger
 ) -> WeightPublisher:
     """Start the weight publisher; its pointer goes into the store under this learner's lineage."""
 
-    def put(publication: Publication) -> None:
-        assert ledger is not None, "only rank 0 has something to point to"
+    def put_pointer(publication: Publication) -> None:
         ledger.publish(publication)
         publish_pointer(store, publication)
 
-    # An engine that scores a prompt samples one token more.
-    room = settings.run.max_prompt_tokens + settings.run.max_completion_tokens - 1
-    probe_ids = [(11 + 7919 * t) % policy.vocabulary for t in range(min(PROBE_TOKENS, room))]
+    run = settings.run
     return WeightPublisher(
         policy.causal_lm,
-        settings.run,
+        run,
         settings.learner,
-        rank=ranks.rank,
-        keys=settings.broker.keys or settings.run.folder / "keys",
-        probe_ids=probe_ids,
-        point=put,
-        probe=lambda _, token_ids: probe_logprobs(policy, token_ids),
+        keys=settings.broker.keys or run.folder / "keys",
+        probe_ids=_probe_ids(run, policy),
+        put_pointer=put_pointer,
+        probe=_probe(policy),
     )
+
+
+def _probe_ids(run: RunSettings, policy: Policy) -> list[int]:
+    """Choose the fixed tokens whose log-probs actors compare with the learner's."""
+    # An engine that scores a prompt samples one token more.
+    room = run.max_prompt_tokens + run.max_completion_tokens - 1
+    return [(11 + 7919 * t) % policy.vocabulary for t in range(min(PROBE_TOKENS, room))]
+
+
+def _probe(policy: Policy) -> ProbeFunction:
+    return lambda _, token_ids: probe_logprobs(policy, token_ids)

@@ -1,4 +1,4 @@
-"""What a life of the learner is made of, put together in `assembly.py` and used by `loop.py`."""
+"""The components of a learner on one rank: wired in `assembly.py`, used by `loop.py`."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Protocol
 from torch import nn
 
 from buffer.record.episode import PolicyVersion
-from configs.settings import Settings
+from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.resume import StartState
-from learner.data.ledger import Ledger
-from learner.data.retrying_store import RetryingStore
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.critic import Critic
+from learner.training.guards import Guard
 from learner.training.optimizer import AdamWithSchedule
+
+from .coordinator import Coordinator
 
 
 class Publisher(Protocol):
-    """Where new weights go; `publish.py` has the real one."""
+    """Where new weights go; `weights/publish.py` has the real ones."""
 
     def publish(
         self, model: nn.Module, version: PolicyVersion, *, free: Callable[[], None]
     ) -> object:
-        """Hand the weights over and wait for no actor; every rank calls it.
+        """Publish the weights and wait for no actor; collective.
 
         Calls `free` when the model may change again.
         """
@@ -35,18 +36,19 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What a life of the learner is made of, on every rank."""
+    """What a learner consists of, on every rank."""
 
-    settings: Settings
+    run: RunSettings
+    learner: LearnerSettings
+    algorithm: AlgorithmSettings
+    start: StartState
     ranks: Ranks
-    store: RetryingStore
+    coordinator: Coordinator
     policy: Policy
     optimizer: AdamWithSchedule
+    guard: Guard
     checkpoints: Checkpoints
     publisher: Publisher
-    start: StartState
-    ledger: Ledger | None
-    """On rank 0."""
     reference: Policy | None = None
     """The frozen policy that a KL is taken to."""
     critic: Critic | None = None

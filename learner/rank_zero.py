@@ -1,50 +1,81 @@
-"""What only rank 0 has: the store's side of a life of the learner, and the files that people read.
+"""Rank 0: claims, task feeder, evaluations, commits and run files.
 
-Owns claims, feeder, evaluations, journal and batch log, and looks after all of them while the loop
-waits or trains.
+Waits for episodes, and at the very end for the last evaluation. While it waits, it broadcasts a
+sign of life to the other ranks, and checks the feeder, whose tasks it waits for.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import structlog
 
-from configs.settings import Settings
+from buffer import operations
+from buffer.record.episode import Episode
+from configs.settings import BufferSettings, Settings
+from configs.validation.store import COMMIT_AT_MEMORY
+from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.resume import StartState
+from learner.data.batch import BatchPlan, plan_batch
 from learner.data.claims import ClaimedBatch, Claims
 from learner.data.curriculum import Feeder
 from learner.data.evaluation import Evaluation, Evaluations, is_due
 from learner.data.ledger import Ledger, as_ranges
+from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
+from learner.model.ranks import Ranks
 from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
-from learner.reporting.metrics import Totals
+from learner.reporting.metrics import StepTimes, Totals
+from learner.reporting.summary import summarise
+from learner.training.guards import Alert, GuardState
+from learner.training.step import TrainedBatch
+
+from .coordinator import NO, STOP, WAIT, YES
 
 log = structlog.get_logger()
 
+KEEPALIVE_S = 5.0  # other ranks receive a broadcast this often while rank 0 waits for episodes
+WORTH_COMMITTING = 0.05  # of maxmemory: committing less would not help whatever else fills it
+
 
 class RankZero:
-    """What only rank 0 has: the store's side of a life, and the files that people read."""
+    """The `Coordinator` that talks to the store, decides for all ranks, and writes the run files.
+
+    Args:
+        settings: Of the run; its parts are made here.
+        store: Of the run.
+        ranks: To which plans and decisions are broadcast.
+        start: Where the run stands.
+        ledger: Facts that recovery asserts.
+        vocabulary: Size of the policy's; larger token ids are refused.
+        stopping: Set when the learner is asked to stop.
+    """
 
     def __init__(
         self,
         settings: Settings,
         store: RetryingStore,
+        ranks: Ranks,
         start: StartState,
         *,
         ledger: Ledger,
         vocabulary: int,
+        stopping: threading.Event,
     ) -> None:
-        self._run = settings.run
-        self.journal = Journal(settings.run.folder)
-        self.journal.rewind(start.state.step)
-        self.ledger = ledger
-        self.claims = Claims(
+        self._run = run = settings.run
+        self._algorithm = settings.algorithm
+        self._store, self._ranks, self._ledger = store, ranks, ledger
+        self._stopping = stopping
+        self._start = start
+        self._journal = Journal(run.folder)
+        self._journal.rewind(start.state.step)
+        self._claims = Claims(
             store,
-            settings.run,
+            run,
             buffer=settings.buffer,
             learner=settings.learner,
             algorithm=settings.algorithm,
@@ -53,64 +84,182 @@ class RankZero:
             ledger=ledger,
             vocabulary=vocabulary,
         )
-        self.batch_log = BatchLog(
-            self.journal,
-            self.claims.dropped,
+        self._records = Records(store, run, settings.buffer, settings.rewards)
+        self._batch_log = BatchLog(
+            self._journal,
+            self._claims.dropped,
             lineage=start.lineage,
             lineages=start.lineages,
             totals=start.state.totals,
         )
-        self.feeder = Feeder(
-            store,
-            settings.run,
-            settings.buffer,
-            ledger=ledger,
-            cursor=start.state.cursor,
-        )
-        self.evaluations = Evaluations(store, settings, ledger=ledger, report=self._report)
+        cursor = start.state.cursor
+        self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=cursor)
+        self._evaluations = Evaluations(store, settings, ledger=ledger, report=self._report)
+        self._pressure = CommitPressure(store, settings.buffer)
+        self._batch: ClaimedBatch | None = None
+        """The newest that was broadcast."""
+        self._claimed_at = 0.0
+        self._checkpoint_began = 0.0
+        self._recoveries = store.recoveries
+        """Recoveries before the newest checkpoint began."""
 
     def start(self, step: int) -> None:
-        """Begin to feed, and evaluate where an earlier life has not."""
-        self.feeder.start()
+        """Start the feeder, and evaluate what an earlier learner has not."""
+        self._feeder.start()
         self._evaluate(step)
 
-    def wait(self, step: int, stopping: threading.Event, at_most_s: float) -> ClaimedBatch | None:
-        """Wait a while for batch `step`, collecting evaluations meanwhile."""
-        deadline = time.monotonic() + at_most_s
+    def next_batch(self, step: int) -> tuple[BatchPlan, list[Episode]] | None:
+        """Wait for batch `step`, plan it, and broadcast the plan; None when asked to stop."""
+        while (batch := self._wait(step)) is None:
+            if self._stopping.is_set():
+                self._ranks.broadcast(STOP)
+                return None
+            self._ranks.broadcast(WAIT)
+        plan = plan_batch(
+            batch.step,
+            batch.episodes,
+            ranks=self._ranks.size,
+            settings=self._algorithm,
+            max_completion_tokens=self._run.max_completion_tokens,
+            num_minibatches=self._algorithm.num_minibatches,
+        )
+        self._ranks.broadcast(plan.encode())
+        self._batch, self._claimed_at = batch, time.monotonic()
+        by_id = {episode.task_id: episode for episode in batch.episodes}
+        return plan, [by_id[task_id] for task_id in plan.task_ids_of(self._ranks.rank)]
 
-        def is_over() -> bool:
-            self.feeder.check()
-            self.evaluations.collect()
-            return stopping.is_set() or time.monotonic() > deadline
+    def advance(self, step: int) -> None:
+        """Advance ledger and store: batch `step` is trained."""
+        self._ledger.advance(step)
+        self._store.run(operations.advance(self._ledger.lineage, step))
 
-        return self.claims.wait(step, until=is_over)
+    def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
+        """Count the trained batch and log its figures."""
+        assert self._batch is not None, "a batch is trained after it was claimed"
+        self._batch_log.record(self._batch, trained, times, alerts, claimed_at=self._claimed_at)
 
-    def after_step(self, step: int) -> None:
-        """Look after what runs beside training."""
-        self.feeder.check()
-        self._evaluate(step)
-        self.evaluations.collect()
+    def must_checkpoint(self, step: int) -> bool:
+        """Decide for all ranks whether to checkpoint although none is due.
 
-    def totals(self) -> Totals:
-        """Count what the run has done so far."""
-        self.batch_log.totals.dropped_tokens += self.claims.dropped.tokens
-        self.claims.dropped.tokens = 0
-        return self.batch_log.totals
+        Either records of trained batches crowd Redis, or it lost writes since the last checkpoint:
+        it may lack records of batches that recovery declared trained, so that a later learner could
+        not train them again.
+        """
+        is_crowded = self._pressure.is_crowded(step)
+        was_rewound = self._store.recoveries != self._recoveries
+        return self._ranks.broadcast(YES if is_crowded or was_rewound else NO) == YES
 
-    def trained_groups(self, step: int) -> tuple[tuple[int, int], ...]:
-        """Write down the groups of all batches up to `step`, for the checkpoint."""
-        return tuple(as_ranges(self.ledger.facts.groups_up_to(step)))
-
-    def is_evaluated(self, step: int) -> bool:
-        """Whether the result of the evaluation after `step` is written down, or none is due."""
-        return not is_due(self._run, step) or any(
-            line["step"] == step for line in self.journal.lines("eval")
+    def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
+        """Return the state that a checkpoint after batch `step` holds beside tensors."""
+        self._checkpoint_began = time.monotonic()
+        self._recoveries = self._store.recoveries
+        return replace(
+            self._start.state,
+            step=step,
+            lineage=self._ledger.lineage,
+            cursor=self._feeder.cursor,
+            trained=tuple(as_ranges(self._ledger.facts.groups_up_to(step))),
+            totals=self._totals(),
+            guards=guards,
         )
 
+    def commit(self, step: int) -> None:
+        """COMMIT the batches up to `step`, and delete their records."""
+        self._ledger.checkpoint(step)
+        committed = self._store.run(operations.commit(self._ledger.lineage, step))
+        self._pressure.committed(step)
+        self._records.sweep()
+        took_s = round(time.monotonic() - self._checkpoint_began, 3)
+        log.info("checkpoint", step=step, committed_tasks=committed, took_s=took_s)
+
+    def after_step(self, step: int) -> None:
+        """Check the feeder, evaluate the policy after `step` if it is due, and collect answers."""
+        self._feeder.check()
+        self._evaluate(step)
+        self._evaluations.collect()
+
+    def finish(self, guards: GuardState) -> bool:
+        """Wait for the last evaluation, CANCEL what is left, and write the summary."""
+        run, lineage = self._run, self._ledger.lineage
+        self._feeder.stop()
+        self._evaluations.finish(until=self._stopping.is_set)
+        if self._stopping.is_set() and not self._is_evaluated(run.steps):
+            return False
+        cancelled = self._store.run(operations.cancel(lineage))
+        self._store.run(operations.clear_replay(lineage))
+        self._records.sweep(older_than_s=0.0)
+        stats = self._store.run(operations.stats())
+        self._batch_log.end()
+        evaluations = self._journal.lines("eval")
+        self._journal.summarise(summarise(run, self._totals(), guards, stats, evaluations))
+        log.info("finished", steps=run.steps, cancelled_tasks=cancelled)
+        return True
+
+    def close(self) -> None:
+        """Stop the feeder."""
+        self._feeder.stop()
+
+    def _wait(self, step: int) -> ClaimedBatch | None:
+        """Wait for batch `step`, `KEEPALIVE_S` at most, collecting evaluations meanwhile."""
+        deadline = time.monotonic() + KEEPALIVE_S
+
+        def is_over() -> bool:
+            self._feeder.check()
+            self._evaluations.collect()
+            return self._stopping.is_set() or time.monotonic() > deadline
+
+        return self._claims.wait(step, until=is_over)
+
+    def _totals(self) -> Totals:
+        """Totals of the run up to now."""
+        self._batch_log.totals.dropped_tokens += self._claims.dropped.tokens
+        self._claims.dropped.tokens = 0
+        return self._batch_log.totals
+
     def _evaluate(self, step: int) -> None:
-        if not self.is_evaluated(step):
-            self.evaluations.begin(step)
+        if not self._is_evaluated(step):
+            self._evaluations.begin(step)
+
+    def _is_evaluated(self, step: int) -> bool:
+        """Whether the result of the evaluation after `step` is in the journal, or none is due."""
+        return not is_due(self._run, step) or any(
+            line["step"] == step for line in self._journal.lines("eval")
+        )
 
     def _report(self, evaluation: Evaluation) -> None:
         log.info("evaluated", step=evaluation.step, accuracy=round(evaluation.accuracy, 4))
-        self.journal.append("eval", asdict(evaluation))
+        self._journal.append("eval", asdict(evaluation))
+
+
+class CommitPressure:
+    """Redis memory held by batches that are trained and not committed.
+
+    Records stay in the store until a checkpoint contains their batch: else a learner that dies
+    could not train them again. With long episodes that is more than Redis has, long before a
+    checkpoint is due.
+    """
+
+    def __init__(self, store: RetryingStore, buffer: BufferSettings) -> None:
+        self._store = store
+        self._limit_bytes = buffer.max_uncommitted_bytes
+        self._bytes: dict[int, int] = {}
+
+    def is_crowded(self, k: int) -> bool:
+        """Add batch k, which was just trained; True if it is time to commit."""
+        self._bytes[k] = self._store.run(operations.claim_bytes(k))
+        uncommitted = sum(self._bytes.values())
+        memory = self._store.run(operations.memory())
+        is_full = memory.share >= COMMIT_AT_MEMORY
+        is_worth_it = uncommitted >= WORTH_COMMITTING * memory.limit_bytes
+        if uncommitted < self._limit_bytes and not (is_full and is_worth_it):
+            return False
+        log.info(
+            "checkpoint before its time: Redis is crowded",
+            uncommitted_bytes=uncommitted,
+            memory=round(memory.share, 3),
+        )
+        return True
+
+    def committed(self, k: int) -> None:
+        """Forget the batches up to k: their records are deleted."""
+        self._bytes = {step: size for step, size in self._bytes.items() if step > k}

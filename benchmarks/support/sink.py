@@ -59,7 +59,7 @@ class Sink:
         )
         self._step = 0
         self._create(range(AHEAD * settings.run.groups_per_batch))
-        self._publisher = make_publisher(settings, self._ranks, self._store, policy, ledger)
+        self._publisher = make_publisher(settings, self._store, policy, ledger)
         self._publisher.publish(policy.causal_lm, PolicyVersion(self._lineage, 0))
 
     def __enter__(self) -> Sink:

@@ -116,10 +116,9 @@ class WeightRing:
             model,
             self._run,
             LearnerSettings(device="cpu", **settings),
-            rank=0,
             keys=keys,
             probe_ids=(1, 2),
-            point=self._point,
+            put_pointer=self._point,
             probe=probe,
         )
         self._receivers = []

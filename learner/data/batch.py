@@ -49,6 +49,10 @@ class BatchPlan:
     counts: tuple[Counts, ...]
     """Of each minibatch."""
 
+    def task_ids_of(self, rank: int) -> list[int]:
+        """List the tasks whose episodes a rank trains."""
+        return [row.task_id for row in self.rows if row.rank == rank]
+
     def encode(self) -> bytes:
         """Encode as msgpack."""
         return msgspec.msgpack.encode(self)

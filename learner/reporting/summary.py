@@ -1,45 +1,15 @@
-"""How a run ends: the trained model as a Hugging Face directory, and `summary.json`.
-
-Owns the names of the summary's figures. Called once, after the last batch.
-"""
+"""The figures of `summary.json`, written once, after the last batch."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
-
-import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buffer.operations.values import Stats
 from configs.settings import RunSettings
-from learner.model.policy import Policy
-from learner.model.ranks import Ranks
 from learner.training.guards import GuardState
 from learner.weights.log import paused_fraction
 
 from .metrics import Figure, Totals
-
-
-def save_model(policy: Policy, run: RunSettings, folder: Path, ranks: Ranks) -> None:
-    """Write model and tokenizer as `transformers` and `vllm` load them; every rank must call it."""
-    whole = get_model_state_dict(
-        policy.causal_lm, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
-    if not ranks.is_first:
-        return
-    # A plain copy: saving reads parameters in ways that sharded ones do not allow.
-    causal_lm = AutoModelForCausalLM.from_config(policy.causal_lm.config)
-    causal_lm.load_state_dict(whole)
-    causal_lm.generation_config = policy.causal_lm.generation_config
-    unfinished = folder.with_name(f".unfinished-{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    causal_lm.to(getattr(torch, run.dtype)).save_pretrained(unfinished)
-    AutoTokenizer.from_pretrained(run.model_path).save_pretrained(unfinished)
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
 
 
 def summarise(

@@ -7,7 +7,7 @@ for nothing that an actor, or the publisher, could delay.
 
 Example:
     publisher = WeightPublisher(model, run, settings, keys=keys, probe_ids=ids, probe=probe, ...)
-    publisher.publish(model, PolicyVersion(lineage, k))  # on every rank
+    publisher.publish(model, PolicyVersion(lineage, k))  # others: a FollowerPublisher's
     publisher.close()
 """
 
@@ -90,16 +90,16 @@ def gather(model: nn.Module, specs: Sequence[TensorSpec], memory: mmap.mmap | No
 
 
 class WeightPublisher:
-    """The learner's side of the weight plane: rank 0 owns slots and sidecar, others gather.
+    """Rank 0's side of the weight plane: owns slots, their mappings, the sidecar and the pointer.
 
     Args:
         model: The model whose shapes are published from now on.
         run: For name, folder and publish dtype.
         settings: Endpoint and deadlines.
-        rank: Of this process.
         keys: Folder with `learner.key`.
         probe_ids: Fixed tokens that actors check their engine with after each update, at least 2.
-        point: Puts the pointer to the newest version where actors find it. May raise `LostLineage`.
+        put_pointer: Puts the pointer to the newest version where actors find it. May raise
+            `LostLineage`.
         probe: Computes the learner's log-probs of `probe_ids`. Collective, as `publish` is.
     """
 
@@ -109,10 +109,9 @@ class WeightPublisher:
         run: RunSettings,
         settings: LearnerSettings,
         *,
-        rank: int,
         keys: Path,
         probe_ids: Sequence[int],
-        point: Callable[[Publication], None],
+        put_pointer: Callable[[Publication], None],
         probe: ProbeFunction,
     ) -> None:
         self._specs = layout(model, run.dtype)
@@ -120,11 +119,25 @@ class WeightPublisher:
         self._probe_ids = tuple(probe_ids)
         self._probe = probe
         self._threads = settings.threads
-        self._front = (
-            _Front(run, settings, keys=keys, num_bytes=self._num_bytes, point=point)
-            if rank == 0
-            else None
+        self._put_pointer = put_pointer
+        self._public_key = load_public(keys, "learner").decode()
+        if settings.weight_store is not None:
+            WeightStore(settings.weight_store, run.name)  # a wrong URL is the learner's to report
+        self._log = WeightLog(run.folder)
+        self._pointed: Publication | None = None
+        self._lock = threading.Lock()  # publishing thread against the one that watches the sidecar
+        fallback = (run.folder / "shared").resolve()
+        self._folder = SharedFolder(
+            "slots", num_bytes=NUM_SLOTS * self._num_bytes, fallback=fallback
         )
+        self._slots = Slots(self._folder.path)
+        self._memories = [self._map(index) for index in range(NUM_SLOTS)]
+        self._sidecar = Sidecar(
+            _publisher_settings(run, settings, slots=self._folder.path, keys=keys),
+            on_death=self._reclaim,
+            on_line=self._on_line,
+        )
+        self._sidecar.start()
 
     def publish(
         self,
@@ -132,8 +145,8 @@ class WeightPublisher:
         version: PolicyVersion,
         *,
         free: Callable[[], None] = lambda: None,
-    ) -> WeightManifest | None:
-        """Gather, seal and announce these weights. Collective; returns the manifest on rank 0.
+    ) -> WeightManifest:
+        """Gather, seal and announce these weights. Collective; other ranks call a follower's.
 
         Args:
             model: Whose weights these are.
@@ -141,19 +154,17 @@ class WeightPublisher:
             free: Called when the model may change again, before bytes are digested and announced.
 
         Raises:
-            LostLineage: a newer learner has taken the run over.
-            WeightsError: the publisher process keeps dying.
+            LostLineage: A newer learner has taken the run over.
+            WeightsError: The publisher process keeps dying.
         """
         began = time.monotonic()
-        front = self._front
-        slot = front.acquire() if front is not None else -1
-        memory = front.memories[slot] if front is not None else None
+        with self._lock:
+            slot = self._slots.acquire()
+        memory = self._memories[slot]
         gather(model, self._specs, memory)
         logprobs = self._probe(model, self._probe_ids)
         held_s = time.monotonic() - began
         free()
-        if front is None or memory is None:
-            return None
         manifest = WeightManifest(
             version=version,
             digest=digest_of([memory], threads=self._threads),
@@ -162,98 +173,95 @@ class WeightPublisher:
             tensors=self._specs,
             probe=Probe(self._probe_ids, tuple(logprobs)),
         )
-        # First, so that no version is ever seen that is not written down.
-        front.log.sealed(manifest, held_s=held_s)
-        front.announce(slot, manifest)
+        # First, so that every version an actor can see is in the log.
+        self._log.sealed(manifest, held_s=held_s)
+        self._announce(slot, manifest)
         return manifest
 
     def close(self) -> None:
         """End the sidecar and free the shared memory."""
-        if self._front is not None:
-            self._front.close()
+        self._sidecar.close()
+        self._folder.close()
 
-
-class _Front:
-    """What rank 0 has beside the gather: slots, their mappings, the sidecar, the pointer."""
-
-    def __init__(
-        self,
-        run: RunSettings,
-        settings: LearnerSettings,
-        *,
-        keys: Path,
-        num_bytes: int,
-        point: Callable[[Publication], None],
-    ) -> None:
-        self._point = point
-        self._public_key = load_public(keys, "learner").decode()
-        if settings.weight_store is not None:
-            WeightStore(settings.weight_store, run.name)  # a wrong URL is the learner's to report
-        self.log = WeightLog(run.folder)
-        self._pointed: Publication | None = None
-        self._lock = threading.Lock()  # training thread against the one that watches the sidecar
-        self._folder = SharedFolder(
-            "slots", num_bytes=NUM_SLOTS * num_bytes, fallback=(run.folder / "shared").resolve()
-        )
-        self._slots = Slots(self._folder.path)
-        self.memories = [self._map(index, num_bytes) for index in range(NUM_SLOTS)]
-        self.sidecar = Sidecar(
-            PublisherSettings(
-                run=run.name,
-                slots=self._folder.path,
-                keys=keys.resolve(),
-                endpoint=settings.publisher_endpoint,
-                broadcast=settings.broadcast,
-                join_s=settings.broadcast_join_s,
-                send_s=settings.broadcast_send_s,
-                use_cuda=settings.device != "cpu",
-                sparse=settings.sparse_weights,
-                store=settings.weight_store,
-            ),
-            on_death=self._reclaim,
-            on_line=self._heard,
-        )
-        self.sidecar.start()
-
-    def acquire(self) -> int:
-        with self._lock:
-            return self._slots.acquire()
-
-    def announce(self, slot: int, manifest: WeightManifest) -> None:
-        """Seal the slot, wake the sidecar, and say in the store where the version is."""
-        self.sidecar.check()
+    def _announce(self, slot: int, manifest: WeightManifest) -> None:
+        """Seal the slot, wake the sidecar, and put the pointer to the version."""
+        self._sidecar.check()
         with self._lock:
             self._slots.seal(slot, manifest)
-        self.sidecar.wake()
+        self._sidecar.wake()
         self._pointed = Publication(
             version=manifest.version,
             digest=manifest.digest,
-            endpoint=self.sidecar.endpoint,
+            endpoint=self._sidecar.endpoint,
             public_key=self._public_key,
         )
-        self._point(self._pointed)
+        self._put_pointer(self._pointed)
 
-    def close(self) -> None:
-        self.sidecar.close()
-        self._folder.close()
-
-    def _map(self, index: int, num_bytes: int) -> mmap.mmap:
-        path = self._folder.create(self._slots.path(index, "free").name, num_bytes)
+    def _map(self, index: int) -> mmap.mmap:
+        path = self._folder.create(self._slots.path(index, "free").name, self._num_bytes)
         with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), num_bytes)
+            return mmap.mmap(file.fileno(), self._num_bytes)
 
-    def _heard(self, line: dict[str, object]) -> None:
-        """Take a line of the sidecar, in the watching thread."""
+    def _on_line(self, line: dict[str, object]) -> None:
+        """Process a line of the sidecar, in the watching thread."""
         if line.pop("event") == "sent":
-            self.log.delivered(convert(line, Sent))
+            self._log.delivered(convert(line, Sent))
             return
         pointed = self._pointed
         if pointed is not None and pointed.endpoint != line["endpoint"]:
             try:
-                self._point(structs.replace(pointed, endpoint=str(line["endpoint"])))
+                self._put_pointer(structs.replace(pointed, endpoint=str(line["endpoint"])))
             except StoreError as error:
                 log.warning("new publisher not pointed to", reason=str(error))  # publish() will
 
     def _reclaim(self) -> None:
         with self._lock:
             self._slots.reclaim()
+
+
+class FollowerPublisher:
+    """The side of every other rank: takes part in the gather and the probe, and has no bytes."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        run: RunSettings,
+        *,
+        probe_ids: Sequence[int],
+        probe: ProbeFunction,
+    ) -> None:
+        self._specs = layout(model, run.dtype)
+        self._probe_ids = tuple(probe_ids)
+        self._probe = probe
+
+    def publish(
+        self,
+        model: nn.Module,
+        version: PolicyVersion,  # noqa: ARG002 - as rank 0's publish
+        *,
+        free: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Gather with rank 0. Collective."""
+        gather(model, self._specs, None)
+        self._probe(model, self._probe_ids)
+        free()
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _publisher_settings(
+    run: RunSettings, settings: LearnerSettings, *, slots: Path, keys: Path
+) -> PublisherSettings:
+    return PublisherSettings(
+        run=run.name,
+        slots=slots,
+        keys=keys.resolve(),
+        endpoint=settings.publisher_endpoint,
+        broadcast=settings.broadcast,
+        join_s=settings.broadcast_join_s,
+        send_s=settings.broadcast_send_s,
+        use_cuda=settings.device != "cpu",
+        sparse=settings.sparse_weights,
+        store=settings.weight_store,
+    )

@@ -21,7 +21,7 @@ from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreUnreachable
 from configs.settings import Settings
-from learner.assembly import load_policy, load_reference, recovers_from, schedule
+from learner.assembly import load_policy, load_reference, recover_from, schedule
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.resume import take_over
 from learner.components import Components
@@ -29,6 +29,8 @@ from learner.data.retrying_store import RetryingStore
 from learner.loop import Loop
 from learner.model.policy import load_causal_lm
 from learner.model.ranks import Ranks
+from learner.rank_zero import RankZero
+from learner.training.guards import Guard
 from learner.training.optimizer import AdamWithSchedule
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
@@ -174,20 +176,30 @@ class RingInProcess:
                 checkpoints.load(start.checkpoint, policy, optimizer)
             self.shelf.model = load_causal_lm(settings.run.model_path)
             ledger = start.ledger()
-            recovers_from(store, settings, ledger)
+            recover_from(store, settings, ledger)
             components = Components(
-                settings=settings,
+                run=settings.run,
+                learner=settings.learner,
+                algorithm=settings.algorithm,
+                start=start,
                 ranks=ranks,
-                store=store,
+                coordinator=RankZero(
+                    settings,
+                    store,
+                    ranks,
+                    start,
+                    ledger=ledger,
+                    vocabulary=policy.vocabulary,
+                    stopping=self.stopping,
+                ),
                 policy=policy,
                 optimizer=optimizer,
+                guard=Guard(settings.guards, settings.algorithm, start.state.guards),
                 checkpoints=checkpoints,
                 publisher=self.shelf,
-                start=start,
-                ledger=ledger,
                 reference=load_reference(settings, ranks, vocabulary=policy.vocabulary),
             )
             self.shelf.version = NOTHING_YET
             bears_outages = self.patience_s > 0
             with ActorThread(self.url, settings, self.shelf, bears_outages=bears_outages):
-                return Loop(components, self.stopping).run()
+                return Loop(components).run()

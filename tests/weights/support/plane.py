@@ -99,10 +99,9 @@ class Plane:
             self.model,
             self._run,
             LearnerSettings(**{**defaults, **settings}),
-            rank=0,
             keys=self.keys,
             probe_ids=PROBE_IDS,
-            point=self.publications.append,
+            put_pointer=self.publications.append,
             probe=probe_logprobs,
         )
 

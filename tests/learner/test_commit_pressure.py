@@ -1,4 +1,4 @@
-"""When trained batches crowd Redis, on a real one."""
+"""Commits that Redis memory asks for, on a real server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import redis
 from buffer import operations
 from buffer.store import Store
 from configs.settings import BufferSettings
-from learner.crowding import Crowding
 from learner.data.retrying_store import RetryingStore
+from learner.rank_zero import CommitPressure
 from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 
 RECORD = b"x" * 100_000
@@ -29,36 +29,38 @@ def run(redis_url: str) -> Iterator[RunInStore]:
         yield run
 
 
-def _crowding(run: RunInStore, limit_bytes: int) -> Crowding:
-    return Crowding(RetryingStore(run.store), BufferSettings(max_uncommitted_bytes=limit_bytes))
+def _pressure(run: RunInStore, limit_bytes: int) -> CommitPressure:
+    return CommitPressure(
+        RetryingStore(run.store), BufferSettings(max_uncommitted_bytes=limit_bytes)
+    )
 
 
 def test_batches_add_up_until_they_are_committed(run: RunInStore) -> None:
-    crowding = _crowding(run, 5 * len(RECORD))
+    pressure = _pressure(run, 5 * len(RECORD))
 
     assert run.store.run(operations.claim_bytes(1)) == GROUP_SIZE * len(RECORD)
-    assert not crowding.is_crowded(1)
-    assert crowding.is_crowded(2)
-    crowding.committed(1)
-    assert not crowding.is_crowded(2)
+    assert not pressure.is_crowded(1)
+    assert pressure.is_crowded(2)
+    pressure.committed(1)
+    assert not pressure.is_crowded(2)
 
 
 def test_a_redis_that_is_getting_full_is_relieved_when_that_helps(run: RunInStore) -> None:
-    crowding = _crowding(run, 2**40)
+    pressure = _pressure(run, 2**40)
     run.redis.set("something-else", b"y" * 20 * len(RECORD))
     run.redis.close()  # with the buffers of these connections, which Redis frees some time later
     run.store.close()
     used = run.store.run(operations.memory()).used_bytes
     limit = run.redis.config_get("maxmemory")["maxmemory"] or 0
-    assert not crowding.is_crowded(1)
+    assert not pressure.is_crowded(1)
 
     try:
         run.redis.config_set("maxmemory", int(used * 1.25))
-        assert crowding.is_crowded(1)
+        assert pressure.is_crowded(1)
         run.store.run(operations.commit(run.lineage, 2))
-        crowding.committed(2)
+        pressure.committed(2)
         assert run.store.run(operations.memory()).share > 0.6
-        assert not crowding.is_crowded(2)
+        assert not pressure.is_crowded(2)
     finally:
         run.redis.config_set("maxmemory", limit)
 

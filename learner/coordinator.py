@@ -1,0 +1,125 @@
+"""The side of a rank that leads or follows: which batch comes next, and when to checkpoint.
+
+Rank 0 (`rank_zero.py`) talks to the store, decides, and broadcasts; every other rank is a
+`Follower`. The loop is the same on all ranks: it calls these methods in the same order everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from buffer.record.episode import Episode
+from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.resume import StartState
+from learner.data.batch import BatchPlan
+from learner.data.records import Records
+from learner.model.ranks import Ranks
+from learner.reporting.metrics import StepTimes
+from learner.training.guards import Alert, GuardState
+from learner.training.step import TrainedBatch
+
+WAIT, STOP = b"", b"stop"
+"""Broadcast in place of a plan: no batch yet, and no batch any more."""
+YES, NO = b"yes", b"no"
+
+
+class Coordinator(Protocol):
+    """What a rank does around the training of batches."""
+
+    def start(self, step: int) -> None:
+        """Begin what runs beside training; `step` batches are trained."""
+        ...
+
+    def next_batch(self, step: int) -> tuple[BatchPlan, list[Episode]] | None:
+        """Wait for batch `step`: its plan and this rank's episodes; None to stop. Collective.
+
+        Raises:
+            LostLineage: A newer learner owns the run.
+            StoreError: The store refused, or was away for too long.
+        """
+        ...
+
+    def advance(self, step: int) -> None:
+        """Declare batch `step` trained."""
+        ...
+
+    def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
+        """Count the trained batch and log its figures."""
+        ...
+
+    def must_checkpoint(self, step: int) -> bool:
+        """Whether to checkpoint after batch `step` although none is due. Collective."""
+        ...
+
+    def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
+        """Return the state that a checkpoint after batch `step` holds beside tensors."""
+        ...
+
+    def commit(self, step: int) -> None:
+        """Commit the batches up to `step`, which are inside a durable checkpoint."""
+        ...
+
+    def after_step(self, step: int) -> None:
+        """Check what runs beside training, and evaluate the policy after `step` if it is due."""
+        ...
+
+    def finish(self, guards: GuardState) -> bool:
+        """End the run after its last batch; False if asked to stop before."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside training."""
+        ...
+
+
+class Follower:
+    """Any rank but rank 0: receives plans, and reads its own episodes."""
+
+    def __init__(self, ranks: Ranks, records: Records, start: StartState) -> None:
+        self._ranks = ranks
+        self._records = records
+        self._start = start
+
+    def start(self, step: int) -> None:
+        """Nothing runs beside training."""
+
+    def next_batch(
+        self,
+        step: int,  # noqa: ARG002 - as every coordinator
+    ) -> tuple[BatchPlan, list[Episode]] | None:
+        """Receive the plan of batch `step`, and read this rank's episodes."""
+        while (message := self._ranks.broadcast(None)) == WAIT:
+            pass
+        if message == STOP:
+            return None
+        plan = BatchPlan.decode(message)
+        return plan, self._records.episodes(plan.task_ids_of(self._ranks.rank))
+
+    def advance(self, step: int) -> None:
+        """Rank 0 does it."""
+
+    def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
+        """Rank 0 does it; figures are sums over all ranks."""
+
+    def must_checkpoint(self, step: int) -> bool:  # noqa: ARG002 - as every coordinator
+        """Receive the decision."""
+        return self._ranks.broadcast(None) == YES
+
+    def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
+        """Return the state with its step; rank 0 has the rest, and writes it."""
+        return replace(self._start.state, step=step, guards=guards)
+
+    def commit(self, step: int) -> None:
+        """Rank 0 does it."""
+
+    def after_step(self, step: int) -> None:
+        """Nothing runs beside training."""
+
+    def finish(self, guards: GuardState) -> bool:  # noqa: ARG002 - as every coordinator
+        """Rank 0 does the rest."""
+        return True
+
+    def close(self) -> None:
+        """Nothing runs beside training."""
