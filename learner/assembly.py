@@ -67,7 +67,9 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         log.info("starting", stage="taking the run over")
         start = StartState.decode(
             ranks.broadcast(
-                take_over(settings, store, checkpoints).encode() if ranks.is_first else None
+                take_over(settings.run, settings.buffer, store, checkpoints).encode()
+                if ranks.is_first
+                else None
             )
         )
         if start.checkpoint is not None:

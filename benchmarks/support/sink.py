@@ -43,7 +43,7 @@ class Sink:
         self._ranks = join("cpu", threads=1)
         policy = load_policy(settings, self._ranks)
         checkpoints = Checkpoints(settings.run.folder / "checkpoints", keep=1, ranks=self._ranks)
-        start = take_over(settings, self._store, checkpoints)
+        start = take_over(settings.run, settings.buffer, self._store, checkpoints)
         self._lineage = start.lineage
         ledger = start.ledger()
         self._claims = Claims(

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import structlog
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -51,7 +52,7 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Rec
 
 @dataclass(frozen=True, slots=True)
 class LearnerState:
-    """What the learner knows besides tensors."""
+    """The learner's state besides tensors. Producer and consumer: rank 0, of two learners."""
 
     run: str
     settings_hash: str
@@ -62,31 +63,33 @@ class LearnerState:
     cursor: int
     """The curriculum's next group."""
     trained: tuple[tuple[int, int], ...]
-    """Groups of all batches, as ranges [start, end): what a store that lost writes is told."""
+    """Groups of all batches, as ranges [start, end): recovery asserts them."""
     totals: Totals
     guards: GuardState = field(default_factory=GuardState)
 
     def encode(self) -> str:
-        """Turn the state into JSON."""
+        """Encode as JSON."""
         return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
 
     @classmethod
     def decode(cls, text: str) -> LearnerState:
-        """Read what `encode` wrote.
+        """Decode what `encode` made.
 
         Raises:
             CheckpointError: It is not such a state.
         """
         try:
-            fields: dict[str, Any] = json.loads(text)
-            if fields.pop("schema") != SCHEMA:
+            if msgspec.json.decode(text, type=_Schema).schema != SCHEMA:
                 raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
-            totals = Totals.from_json(fields.pop("totals"))
-            trained = tuple((int(start), int(end)) for start, end in fields.pop("trained"))
-            guards = GuardState.from_json(fields.pop("guards", {}))
-            return cls(**fields, trained=trained, totals=totals, guards=guards)
-        except MALFORMED as error:
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
+
+
+class _Schema(msgspec.Struct):
+    """The field that every state begins with."""
+
+    schema: int
 
 
 class Checkpoints:

@@ -1,18 +1,23 @@
-"""How a life of the learner begins: newest checkpoint -> new lineage -> recovery -> replay.
+"""Start of a learner: newest checkpoint -> new lineage -> recovery -> replay.
 
-A store that lost writes, or everything, is put right here as after a rewind in mid-life; one that
-lost nothing is only told what it knows.
+A store that lost writes, or everything, is recovered here as after a rewind in the middle of a run;
+one that lost nothing is left as it is. Rank 0 decides and broadcasts the `StartState`, so that
+every rank loads the same checkpoint into the same lineage.
 
-Decides on rank 0 and tells all ranks, so that every rank loads the same checkpoint into the same
-lineage.
+`lineages.json` in the run's folder keeps the lineages that its learners have begun. A store that
+was rewound or wiped may lack the last ones, and a new learner must not begin one of them again: its
+actors would have seen other weights under the same versions.
 """
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgpack
+import msgspec
 import numpy as np
 import structlog
 
@@ -20,7 +25,7 @@ from buffer import operations
 from buffer.operations.values import Stats
 from configs.errors import CheckpointError, LostLineage
 from configs.hashes import settings_hash
-from configs.settings import Settings
+from configs.settings import BufferSettings, RunSettings
 from configs.validation.store import memory_shortage
 from learner.data.ledger import Facts, Ledger, from_ranges
 from learner.data.retrying_store import RetryingStore
@@ -28,15 +33,16 @@ from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 
 from .checkpoint import Checkpoints, LearnerState
-from .lineages import LineageFile
 from .recovery import known_groups, recover, register_run
 
 log = structlog.get_logger()
 
+LINEAGES = "lineages.json"
+
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """What every rank must know before the first batch of a life."""
+    """Where a learner starts. Producer: rank 0. Consumer: all ranks."""
 
     lineage: int
     lineages: dict[int, int]
@@ -48,35 +54,21 @@ class StartState:
     checkpoint: Path | None
     """To load; None = the initial weights."""
     reach: int
-    """Groups below it exist, by the cursor of the checkpoint or by the store."""
+    """First group id not yet created."""
     asked_again: dict[int, int | None]
-    """Group dropped as too old -> the one that asks its prompt again; None = none does yet."""
+    """Group dropped as too old -> the group that asks its prompt again; None = none yet."""
 
     def encode(self) -> bytes:
-        """Turn it into msgpack bytes."""
-        path = None if self.checkpoint is None else str(self.checkpoint)
-        lineages = list(self.lineages.items())
-        again = list(self.asked_again.items())
-        state = self.state.encode()
-        fields = (self.lineage, lineages, self.owner, state, path, self.reach, again)
-        return bytes(msgpack.packb(fields) or b"")
+        """Encode as msgpack."""
+        return msgspec.msgpack.encode(self, enc_hook=str)  # paths as text
 
     @classmethod
     def decode(cls, encoded: bytes) -> StartState:
-        """Read what `encode` wrote."""
-        lineage, lineages, owner, state, path, reach, again = msgpack.unpackb(encoded)
-        return cls(
-            lineage=lineage,
-            lineages=dict(lineages),
-            owner=owner,
-            state=LearnerState.decode(state),
-            checkpoint=None if path is None else Path(path),
-            reach=reach,
-            asked_again=dict(again),
-        )
+        """Decode what `encode` made."""
+        return msgspec.msgpack.decode(encoded, type=cls, dec_hook=lambda type_, text: type_(text))
 
     def ledger(self) -> Ledger:
-        """Begin the ledger of this life."""
+        """Make the ledger of this learner."""
         return Ledger(
             Facts(
                 lineage=self.lineage,
@@ -94,7 +86,9 @@ class StartState:
         )
 
 
-def take_over(settings: Settings, store: RetryingStore, checkpoints: Checkpoints) -> StartState:
+def take_over(
+    run: RunSettings, buffer: BufferSettings, store: RetryingStore, checkpoints: Checkpoints
+) -> StartState:
     """Take the run over at its newest checkpoint; rank 0 only.
 
     Raises:
@@ -103,27 +97,25 @@ def take_over(settings: Settings, store: RetryingStore, checkpoints: Checkpoints
         LostLineage: Another learner took the run over at the same moment.
     """
     newest = checkpoints.newest()
-    state, path = _fresh_state(settings), None
+    state, path = _fresh_state(run), None
     if newest is not None:
         path, state = newest
-        _check_same_run(settings, state, path)
+        _check_same_run(run, state, path)
     run_id = store.trust()
-    register_run(store, settings.run, settings.buffer)
+    register_run(store, run, buffer)
     store.run(operations.confirm(run_id))
-    if text := memory_shortage(
-        settings.run, settings.buffer, store.run(operations.memory()).limit_bytes
-    ):
+    if text := memory_shortage(run, buffer, store.run(operations.memory()).limit_bytes):
         log.warning("%sraise it, or lower buffer.max_uncommitted_bytes", text)
     stats = store.run(operations.stats())
-    _report(stats, state)
-    start = _begin_lineage(settings, store, stats, state, path)
-    recover(store, run_id, run=settings.run, buffer=settings.buffer, facts=start.ledger().facts)
+    _warn_of_gaps(stats, state)
+    start = _begin_lineage(run, store, stats, state, path)
+    recover(store, run_id, run=run, buffer=buffer, facts=start.ledger().facts)
     log.info("life begins", lineage=start.lineage, step=state.step, checkpoint=str(path or "none"))
     return start
 
 
-def _report(stats: Stats, state: LearnerState) -> None:
-    """Say where store and checkpoint do not tell the same story."""
+def _warn_of_gaps(stats: Stats, state: LearnerState) -> None:
+    """Log where store and checkpoint disagree."""
     if stats.lineage < state.lineage:
         log.error(
             "THE STORE IS OLDER THAN THE CHECKPOINT: Redis was wiped, rewound, or is another one; "
@@ -141,11 +133,10 @@ def _report(stats: Stats, state: LearnerState) -> None:
 
 
 def _begin_lineage(
-    settings: Settings, store: RetryingStore, stats: Stats, state: LearnerState, path: Path | None
+    run: RunSettings, store: RetryingStore, stats: Stats, state: LearnerState, path: Path | None
 ) -> StartState:
-    """Begin a lineage that no learner of this run has had, and remember it."""
-    file = LineageFile(settings.run.folder)
-    remembered = file.read()
+    """Begin a lineage that no learner of this run has had, and write it down."""
+    remembered = read_lineages(run.folder)
     owner = operations.new_owner()
     lineage = store.run(
         operations.begin_lineage(
@@ -158,8 +149,8 @@ def _begin_lineage(
     if lineage is None:
         raise LostLineage("another learner has just taken the run over; this one must stop")
     lineages = remembered | store.run(operations.lineages())
-    file.write(lineages)
-    known = np.flatnonzero(known_groups(store, settings.run))
+    write_lineages(run.folder, lineages)  # before anything is published under it
+    known = np.flatnonzero(known_groups(store, run))
     return StartState(
         lineage,
         lineages,
@@ -171,10 +162,10 @@ def _begin_lineage(
     )
 
 
-def _fresh_state(settings: Settings) -> LearnerState:
+def _fresh_state(run: RunSettings) -> LearnerState:
     return LearnerState(
-        run=settings.run.name,
-        settings_hash=settings_hash(settings.run),
+        run=run.name,
+        settings_hash=settings_hash(run),
         step=0,
         lineage=0,
         cursor=0,
@@ -184,10 +175,39 @@ def _fresh_state(settings: Settings) -> LearnerState:
     )
 
 
-def _check_same_run(settings: Settings, state: LearnerState, path: Path) -> None:
+def _check_same_run(run: RunSettings, state: LearnerState, path: Path) -> None:
     """Refuse other settings: the task of an id depends on them, and some would be trained twice."""
-    if (state.run, state.settings_hash) != (settings.run.name, settings_hash(settings.run)):
+    if (state.run, state.settings_hash) != (run.name, settings_hash(run)):
         raise CheckpointError(
-            f"{path} must be of run {settings.run.name!r} with the same `run:` settings, got one "
+            f"{path} must be of run {run.name!r} with the same `run:` settings, got one "
             f"of {state.run!r} with others; restore the settings, or begin again with --fresh"
         )
+
+
+def read_lineages(folder: Path) -> dict[int, int]:
+    """Read lineage -> step it forked at from a run's folder; empty for a new run.
+
+    Raises:
+        CheckpointError: The file is not what `write_lineages` writes.
+    """
+    file = folder / LINEAGES
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[int, int])
+    except FileNotFoundError:
+        return {}
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file} must map lineages to steps, got: {error}; restore it from a copy, or begin "
+            "again with --fresh"
+        ) from error
+
+
+def write_lineages(folder: Path, lineages: Mapping[int, int]) -> None:
+    """Replace the file in a run's folder; it is durable when this returns."""
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".{LINEAGES}.{os.getpid()}"
+    with unfinished.open("w", encoding="utf-8") as stream:
+        json.dump(lineages, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    unfinished.replace(folder / LINEAGES)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -217,10 +216,3 @@ class Totals:
     def policy_lag_mean(self) -> float:
         """Over all trained tokens, batches."""
         return self.policy_lag_sum / self.trained_tokens if self.trained_tokens else 0.0
-
-    @classmethod
-    def from_json(cls, saved: dict[str, float | int]) -> Totals:
-        """Read the totals of a checkpoint; figures that it lacks start from zero."""
-        known = {field.name for field in fields(cls)}
-        figures: dict[str, Any] = {name: value for name, value in saved.items() if name in known}
-        return cls(**figures)

@@ -15,8 +15,7 @@ store lie elsewhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from configs.errors import DivergedError
 from configs.settings import AlgorithmSettings, GuardSettings
@@ -55,12 +54,6 @@ class GuardState:
     entropy_bonus: float | None = None
     """Present weight of the entropy under `algorithm.entropy_target`; None before the first
     batch."""
-
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> GuardState:
-        """Read the state of a checkpoint; fields that it lacks take their defaults."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in saved.items() if name in known})
 
 
 class Guard:

@@ -74,8 +74,9 @@ class Learner:
     async def live(self) -> None:
         """Take the run over and train until it is asked to end, or another learner takes over."""
         try:
+            run, buffer = self._settings.run, self._settings.buffer
             start = await self._until(
-                lambda: take_over(self._settings, self._store, self._disk)  # type: ignore[arg-type]
+                lambda: take_over(run, buffer, self._store, self._disk)  # type: ignore[arg-type]
             )
             ledger = start.ledger()
             self._store.on_rewind(

@@ -39,7 +39,7 @@ from configs.errors import CheckpointError, NyalaError, RecordError, SettingsErr
 from configs.loader import load
 from console.display.json_lines import read_rows
 from learner.checkpointing.checkpoint import MANIFEST, LearnerState, verify
-from learner.checkpointing.lineages import LineageFile
+from learner.checkpointing.resume import read_lineages
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import Totals
 from tests.buffer.support.episodes import example_episode
@@ -140,7 +140,7 @@ DECODERS = {
     ),
     "checkpoint's manifest": Decoder(_file(MANIFEST, verify), CheckpointError, (_MANIFEST,)),
     "lineages": Decoder(
-        _file("lineages.json", lambda folder: LineageFile(folder).read()),
+        _file("lineages.json", read_lineages),
         CheckpointError,
         (b'{"1": 0, "2": 40}',),
     ),

@@ -14,8 +14,8 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
-from learner.checkpointing.lineages import LineageFile
 from learner.checkpointing.recovery import recover, register_run
+from learner.checkpointing.resume import read_lineages, write_lineages
 from learner.data.curriculum import training_tasks
 from learner.data.ledger import Facts, as_ranges, from_ranges
 from tests.learner.support.made_episodes import make_episode
@@ -180,12 +180,11 @@ def test_groups_travel_as_ranges() -> None:
 
 
 def test_lineages_are_remembered_beside_the_store(tmp_path: Path) -> None:
-    file = LineageFile(tmp_path / "run")
-    assert file.read() == {}
+    assert read_lineages(tmp_path / "run") == {}
 
-    file.write({1: 0, 2: 50})
+    write_lineages(tmp_path / "run", {1: 0, 2: 50})
 
-    assert LineageFile(tmp_path / "run").read() == {1: 0, 2: 50}
+    assert read_lineages(tmp_path / "run") == {1: 0, 2: 50}
     (tmp_path / "run" / "lineages.json").write_text("[]")
     with pytest.raises(CheckpointError, match="must map lineages to steps"):
-        file.read()
+        read_lineages(tmp_path / "run")

@@ -34,7 +34,7 @@ class NoCheckpoint:
 
 def begin_life(store: Store, settings: Settings) -> tuple[Ledger, Feeder]:
     patient = RetryingStore(store)
-    start = take_over(settings, patient, cast("Checkpoints", NoCheckpoint()))
+    start = take_over(settings.run, settings.buffer, patient, cast("Checkpoints", NoCheckpoint()))
     ledger = start.ledger()
     cursor = start.state.cursor
     return ledger, Feeder(patient, settings.run, settings.buffer, ledger=ledger, cursor=cursor)

@@ -171,7 +171,7 @@ class RingInProcess:
         )
         with Store(self.url, settings.run.name, admits=lambda *_: False) as raw:
             store = RetryingStore(raw, patience_s=self.patience_s)
-            start = take_over(settings, store, checkpoints)
+            start = take_over(settings.run, settings.buffer, store, checkpoints)
             if start.checkpoint is not None:
                 checkpoints.load(start.checkpoint, policy, optimizer)
             self.shelf.model = load_causal_lm(settings.run.model_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from configs.errors import DivergedError
 from configs.settings import AlgorithmSettings, Settings
@@ -169,7 +170,7 @@ def test_a_guard_restored_from_its_state_decides_alike(ranks: Ranks) -> None:
     ]
     for batch in batches[:5]:
         guard.watch(batch)
-    restored = _guard(settings, GuardState.from_json(asdict(guard.state)))
+    restored = _guard(settings, convert(asdict(guard.state), GuardState))
 
     for batch in batches[5:]:
         assert restored.watch(batch) == guard.watch(batch)
@@ -182,9 +183,7 @@ def test_a_guard_restored_from_its_state_decides_alike(ranks: Ranks) -> None:
 
 
 def test_what_a_checkpoint_does_not_know_starts_anew() -> None:
-    assert GuardState.from_json({"rollbacks": 2, "of_another_release": 1}) == GuardState(
-        rollbacks=2
-    )
+    assert convert({"rollbacks": 2, "of_another_release": 1}, GuardState) == GuardState(rollbacks=2)
 
 
 @pytest.mark.parametrize(
