@@ -16,7 +16,7 @@ from tests.actors.support.tiny_model import reference_logprobs
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.live,
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
 

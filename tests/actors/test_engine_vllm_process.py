@@ -20,7 +20,7 @@ from tests.actors.support.engine_probe import Bench, tiny_folder
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.live,
     pytest.mark.timeout(600),  # three interpreters import vLLM, one after the other
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]

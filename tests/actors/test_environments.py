@@ -31,6 +31,7 @@ def make(environment: str = "reasoning_gym", **settings: Any) -> Environment:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(STYLES))
 def test_the_reference_answer_of_a_compact_item_is_exact(name):
     environment = make(dataset=name)

@@ -105,6 +105,7 @@ def test_random_bytes_are_a_record_error(frame: bytes) -> None:
     assert 0 <= sequence_of(frame) < 2**63
 
 
+@pytest.mark.slow
 @given(any_message, st.data())
 @settings(max_examples=200, deadline=None)
 def test_a_mutated_message_is_a_message_or_a_record_error(message: object, data: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from broker.client.client import BrokerClient
 from broker.protocol.messages import (
     Beat,
     BeatRequest,
@@ -16,6 +17,7 @@ from broker.protocol.messages import (
     Failure,
     Lease,
     LeaseRequest,
+    Publication,
     ReleaseRequest,
     Verdict,
 )
@@ -102,7 +104,7 @@ def test_an_expired_lease_goes_to_another_actor_with_its_chunks(redis_url: str, 
 
 def test_a_parked_request_wakes_when_work_appears(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys, long_poll_s=5.0) as here:
+        async with ring(redis_url, keys, long_poll_s=60.0) as here:
             await begin(here.store, groups=0)
             actor = await here.actor()
             parked = asyncio.create_task(actor.lease(LeaseRequest(2, FIRST)))
@@ -110,11 +112,9 @@ def test_a_parked_request_wakes_when_work_appears(redis_url: str, keys: Path) ->
             assert not parked.done()
 
             await create(here.store, range(1))
-            appeared = time.monotonic()
-            reply = await asyncio.wait_for(parked, 5)
+            reply = await asyncio.wait_for(parked, 10)  # long before its poll ends
 
             assert len(reply.leases) == 2
-            assert time.monotonic() - appeared < 0.3
 
     asyncio.run(story())
 
@@ -137,6 +137,16 @@ def test_an_unserved_request_says_why_after_the_long_poll(redis_url: str, keys: 
     asyncio.run(story())
 
 
+async def announced(actor: BrokerClient, endpoint: str) -> Publication:
+    """Beat until a reply announces this endpoint: the broker reads the store now and then."""
+    async with asyncio.timeout(10):
+        while True:
+            found = (await actor.beat(BeatRequest((), FIRST, {}))).publication
+            if found is not None and found.endpoint == endpoint:
+                return found
+            await asyncio.sleep(0.02)
+
+
 def test_new_weights_are_announced_with_the_next_reply(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:
@@ -144,17 +154,14 @@ def test_new_weights_are_announced_with_the_next_reply(redis_url: str, keys: Pat
             actor = await here.actor()
             fields = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k"}
             await here.store.run(operations.publish(1, 3, fields))
-            await asyncio.sleep(0.5)
 
-            reply = await actor.beat(BeatRequest((), FIRST, {"tokens_per_s": 2.0}))
+            found = await announced(actor, fields["endpoint"])
 
-            assert reply.publication is not None
-            assert reply.publication.version == PolicyVersion(1, 3)
+            assert found.version == PolicyVersion(1, 3)
 
     asyncio.run(story())
 
 
-@pytest.mark.slow
 def test_a_publisher_that_moved_is_announced_for_the_same_version(
     redis_url: str, keys: Path
 ) -> None:
@@ -165,12 +172,8 @@ def test_a_publisher_that_moved_is_announced_for_the_same_version(
             for endpoint in ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"):
                 fields = {"digest": "d", "endpoint": endpoint, "public_key": "k"}
                 await here.store.run(operations.publish(1, 3, fields))
-                await asyncio.sleep(0.5)
 
-                reply = await actor.beat(BeatRequest((), FIRST, {}))
-
-                assert reply.publication is not None
-                assert reply.publication.endpoint == endpoint
+                assert (await announced(actor, endpoint)).version == PolicyVersion(1, 3)
 
     asyncio.run(story())
 

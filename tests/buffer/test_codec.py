@@ -91,6 +91,7 @@ def test_msgspec_writes_what_msgpack_would(episode: Episode) -> None:
     assert msgpack.packb(msgpack.unpackb(record)) == record
 
 
+@pytest.mark.slow
 @given(completions(), completions())
 def test_joined_chunks_are_the_completion(first: Completion, second: Completion) -> None:
     shifted = replace(second, fences=tuple(replace(run, fence=2**53 - 1) for run in second.fences))
@@ -307,6 +308,7 @@ _values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data(), _values)
 def test_a_field_of_another_type_raises_nothing_else(data: st.DataObject, value: object) -> None:

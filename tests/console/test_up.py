@@ -13,7 +13,7 @@ import redis
 from console.display.json_lines import read_rows
 from tests.console.support.waiting import is_alive, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = """

@@ -29,7 +29,7 @@ from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.live
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120

@@ -148,7 +148,7 @@ def host(tmp_path):
     host.down()
 
 
-@pytest.mark.slow
+@pytest.mark.live
 @pytest.mark.timeout(600)
 def test_the_services_train_a_run_to_its_end(host):
     for once in ("secrets", "model"):

@@ -246,17 +246,77 @@ def with_tools(checkout, broken=None):
     checkout.calls()
     for tool in ("ruff", "mypy", "basedpyright", "lint-imports", "codespell", "pytest"):
         status = 1 if tool == broken else 0
-        write_program(checkout.folder / ".venv" / "bin" / tool, f"#!/bin/sh\nexit {status}\n")
+        text = f'#!/bin/sh\necho "{tool} $*"\nexit {status}\n'
+        write_program(checkout.folder / ".venv" / "bin" / tool, text)
     return checkout
 
 
-@pytest.mark.parametrize(("broken", "fails"), [(None, 0), ("mypy", 1), ("pytest", 2)])
-def test_the_exit_code_of_test_counts_every_check(checkout, broken, fails):
-    done = with_tools(checkout, broken).run("test")
+@pytest.mark.parametrize(
+    ("verb", "checks", "broken", "fails"),
+    [
+        ("test", 9, None, 0),
+        ("test", 9, "mypy", 1),
+        ("test", 9, "pytest", 3),
+        ("check", 7, None, 0),
+        ("check", 7, "codespell", 1),
+        ("check", 7, "pytest", 1),
+    ],
+)
+def test_the_exit_code_counts_every_check(checkout, verb, checks, broken, fails):
+    done = with_tools(checkout, broken).run(verb)
 
     assert done.returncode == (1 if broken else 0)
-    assert done.stderr.count("  ok  ") == 8 - fails
-    assert broken is None or f"FAILED  {broken} " in done.stderr
+    assert done.stderr.count("  ok  ") == checks - fails
+    assert done.stderr.count("FAILED  ") == fails
+    assert broken in (None, "pytest") or f"FAILED  {broken} " in done.stderr
+
+
+def test_a_linter_that_fails_shows_its_output_and_others_do_not(checkout):
+    done = with_tools(checkout, "mypy").run("check")
+
+    assert "mypy \n" in done.stdout
+    assert "codespell" not in done.stdout
+
+
+def test_check_leaves_out_what_is_slow_and_takes_a_pattern(checkout):
+    calls = with_tools(checkout).run("check", "weights or keys").stdout.splitlines()
+
+    assert calls == ["pytest -q -n 2 --dist loadfile -m not slow and not live -k weights or keys"]
+
+
+def test_the_tests_of_ci_are_all_there(checkout):
+    calls = with_tools(checkout).run("test").stdout.splitlines()
+
+    expressions = [call.partition(" -m ")[2] for call in calls if " -m " in call]
+    assert expressions == ["not live --durations 20", "live --durations 20"]
+
+
+def test_test_long_lists_the_table_of_the_docs_and_runs_one_of_it(checkout):
+    (checkout.folder / "docs").mkdir()
+    (checkout.folder / "docs" / "tests.md").write_text(
+        "| name | minutes | command | last run |\n| --- | --- | --- | --- |\n"
+        "| `one` | 5 | `echo one $PATH` | - |\n| `one-more` | 90 | `exit 3` | - |\n"
+    )
+
+    listed = checkout.run("test-long")
+    one = checkout.run("test-long", "one")
+    refused = checkout.run("test-long", "on")
+
+    assert listed.stdout == "one (5 min): echo one $PATH\none-more (90 min): exit 3\n"
+    assert one.stdout.startswith(f"one {checkout.folder}/.venv/bin:")
+    assert checkout.run("test-long", "one-more").returncode == 3
+    assert refused.returncode == 1
+    assert "must be followed by a name that `./run test-long` lists, got on" in refused.stderr
+
+
+def test_every_row_of_the_docs_can_be_run_by_its_name(checkout):
+    (checkout.folder / "docs").mkdir()
+    page = Path(shutil.copy(ROOT / "docs" / "tests.md", checkout.folder / "docs")).read_text()
+    rows = page.partition("| name |")[2].splitlines()[2:]
+
+    listed = checkout.run("test-long").stdout.splitlines()
+
+    assert len(listed) == len([row for row in rows if row.startswith("| `")]) >= 5
 
 
 def test_what_tests_compare_with_is_installed_once_and_apart(checkout):
@@ -266,7 +326,7 @@ def test_what_tests_compare_with_is_installed_once_and_apart(checkout):
     assert peers.endswith("peers --no-deps -r requirements/peers.lock")
     assert "--target" in peers
     assert "--default-index https://main.invalid/simple" in peers
-    assert checkout.run("test").stderr.count("  ok  ") == 8
+    assert checkout.run("test").stderr.count("  ok  ") == 9
     assert checkout.calls() == []
 
 

@@ -23,7 +23,7 @@ SHORT = ("actor-kill", "broker-kill", "redis-rewind")
 WAIT_S = 5.0
 
 
-@pytest.mark.slow
+@pytest.mark.live
 @pytest.mark.timeout(600)
 def test_a_live_run_comes_back_from_faults_with_nothing_lost_or_repeated(tmp_path: Path) -> None:
     plan = Plan(tmp_path / "chaos", faults=chosen(SHORT), num_actors=2)

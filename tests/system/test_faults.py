@@ -12,7 +12,7 @@ import pytest
 
 from tests.system.support.live_run import TORCH, LiveRun, assert_nothing_lost_or_repeated, end
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
 # Random weights end an episode once in a hundred tokens, so kills find episodes half done.
 LONG = (

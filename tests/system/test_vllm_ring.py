@@ -16,7 +16,7 @@ pytest.importorskip(
 )
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.live,
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]

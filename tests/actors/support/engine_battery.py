@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import statistics
 import threading
-import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -213,19 +214,24 @@ async def halts_with_every_token(bench: Bench) -> None:
 
 
 async def keeps_the_loop_free(bench: Bench) -> None:
-    """While 64 requests run, the event loop is never held for long, and running ones report."""
+    """While 64 requests run, the event loop turns about as often as one that has no engine."""
     transcripts = bench.submit(*[bench.request(max_tokens=60) for _ in range(64)])
     reading = asyncio.create_task(bench.finish(transcripts))
-    late_s = []
-    while not reading.done():
-        begun = time.perf_counter()
-        await asyncio.sleep(0.005)
-        late_s.append(time.perf_counter() - begun - 0.005)
-    await reading
+    with ThreadPoolExecutor(1) as beside:
+        reference = beside.submit(asyncio.run, _turns(reading.done))
+        ours = await _turns(reading.done)
+        await reading
 
-    late_s.sort()
-    # The bound for a quiet machine is 50 ms at the worst; a shared one gets a quantile and slack.
-    assert late_s[int(0.95 * len(late_s))] < 0.05
+    assert ours > 2 / 3 * reference.result(), "the engine holds the loop"
+
+
+async def _turns(has_ended: Callable[[], bool]) -> int:
+    """Count the turns of the running loop; a busy machine slows all loops of a process alike."""
+    count = 0
+    while not has_ended():
+        await asyncio.sleep(0.005)
+        count += 1
+    return count
 
 
 def _hold(held: threading.Event, gate: threading.Event) -> None:

@@ -103,6 +103,7 @@ def test_weights_go_back_while_batches_go_on_and_every_task_is_accounted_for(
     assert stats.created == ended
 
 
+@pytest.mark.slow
 def test_a_life_that_ends_after_a_rollback_is_replayed_to_the_same_weights(
     redis_url: str, tmp_path: Path, ranks: Ranks, poisons: Poisons
 ) -> None:
