@@ -26,7 +26,7 @@ Advantage = Callable[[Outcomes, AlgorithmSettings], Float64]
 
 
 def estimate(outcomes: Outcomes, settings: AlgorithmSettings) -> Float64:
-    """Compute the advantages of a batch as the settings say. Shape [E]."""
+    """Compute the advantages of a batch under the settings. Shape [E]."""
     advantages_E = ADVANTAGES[settings.advantage](outcomes, settings)
     scope = settings.whiten or WHITENED_BY.get(settings.advantage, "none")
     return WHITENINGS[scope](advantages_E, outcomes)
@@ -69,7 +69,7 @@ def rloo(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
         (r - mean r) n / (n - 1)
 
     Use:
-        Groups are small, from 2 on, and the size of the gradient shall not depend on theirs.
+        Groups are small, from 2 on, and the size of the gradient should not depend on theirs.
 
     Source:
         Ahmadian et al. 2024, arXiv:2402.14740, section 2.3.
@@ -110,7 +110,7 @@ def reinforce_pp_baseline(outcomes: Outcomes, _settings: AlgorithmSettings) -> F
 
 
 def gpg(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Centre the rewards of a group and make up for groups that teach nothing.
+    """Centre the rewards of a group and compensate for groups of equal rewards.
 
     M of the batch's E episodes are in groups of equal rewards: their zeros would make the average
     gradient of the batch the smaller, the more there are.
@@ -196,7 +196,7 @@ def gae(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
 
 def vtrace(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
-    """Weigh what a token leads to by pi/mu, v being the V-trace targets of a critic.
+    """Weigh the temporal difference to the next V-trace target v by pi/mu.
 
     What is planned here is the plain reward; `token_advantages.py` makes advantages of it. Reads
     `critic.gamma`, `critic.rho_bar` and `critic.c_bar`.
@@ -206,7 +206,7 @@ def vtrace(outcomes: Outcomes, _settings: AlgorithmSettings) -> Float64:
 
     Use:
         As `gae`, and the data is older than a batch or two: it corrects the critic's targets too.
-        With `critic.kind: model`, as truncated ratios do not cancel what a head gets wrong.
+        With `critic.kind: model`, as truncated ratios do not cancel the errors of a head.
 
     Source:
         Espeholt et al. 2018, arXiv:1802.01561, section 4.2.

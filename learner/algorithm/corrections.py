@@ -74,7 +74,7 @@ def tis(log_rhos_N: Tensor, _segments: Segments, settings: AlgorithmSettings) ->
         token weight
 
     Use:
-        The default. Bounds what PPO leaves open, a negative advantage with a large ratio.
+        The default. Bounds the case that PPO leaves open: a negative advantage with a large ratio.
 
     Source:
         Ionides 2008; Espeholt et al. 2018 (V-trace), arXiv:1802.01561, section 4.1;
@@ -114,7 +114,7 @@ def geo_tis(log_rhos_N: Tensor, segments: Segments, settings: AlgorithmSettings)
 
     Use:
         Long answers, where the product of `seq_tis` is nearly always 0 or truncated. Biased: it
-        evens out what tokens of one episode differ in.
+        evens out the differences between tokens of one episode.
 
     Source:
         verl, rollout correction, `rollout_is_level: geometric`.

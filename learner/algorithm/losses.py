@@ -73,7 +73,7 @@ def policy_loss(
     Args:
         log_pi_N: Log-probs under the target policy, nats, with gradient. Shape [N].
         entropies_N: Entropy of pi at each token, nats. Shape [N].
-        prepared: The microbatch, and what was computed before the first optimizer step.
+        prepared: The microbatch, with the constants of the batch's optimizer steps.
         settings: Names and bounds.
     """
     microbatch = prepared.microbatch

@@ -167,7 +167,7 @@ METHODS = (
     ),
     _method(
         "GPG",
-        "The plain policy gradient, made up for groups that teach nothing.",
+        "The plain policy gradient, rescaled for the share of groups of equal rewards.",
         "Chu et al. 2025, arXiv:2504.02546",
         advantage="gpg",
         correction="none",

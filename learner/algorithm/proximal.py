@@ -54,14 +54,14 @@ def recomputed(_log_pi_N: Tensor, prepared: Prepared) -> Tensor:
 
 
 def interpolated(log_pi_N: Tensor, prepared: Prepared) -> Tensor:
-    """Guess the policy at the beginning of the batch from mu, pi and the token's policy lag.
+    """Estimate the policy at the beginning of the batch from mu, pi and the token's policy lag.
 
     Formula:
         log(prox) = a log(mu) + (1 - a) log(sg(pi)),  a = 1 / (lag + 1)
 
     Use:
-        As `recomputed` where the extra pass is too dear; one optimizer step per batch, as prox
-        would move with pi from step to step, and to hold it takes the pass that it saves.
+        As `recomputed` where the extra pass is too expensive; one optimizer step per batch, as prox
+        would move with pi from step to step, and to fix it takes the pass that it saves.
 
     Source:
         A-3PO 2025, arXiv:2512.06547; its staleness counts to the version being made: lag + 1.

@@ -60,7 +60,7 @@ def kl_penalty(
     deltas_N = log_pi_N.detach() - log_ref_N
     ratios_N = log_rhos_N.detach().exp().clamp(max=settings.rho_bar)
     values_N = ratios_N * ESTIMATORS[settings.kl_estimator](deltas_N)
-    # Written out, because what cancels in k3's gradient does so badly in float32 at large -delta.
+    # Written out, because the terms of k3's gradient cancel badly in float32 at large -delta.
     slopes_N = ratios_N * (deltas_N + 1 if settings.kl_estimator == "k1" else deltas_N)
     return values_N + slopes_N * (log_pi_N - log_pi_N.detach())
 

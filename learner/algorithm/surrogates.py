@@ -197,7 +197,7 @@ def topr(terms: Terms, _settings: AlgorithmSettings) -> Objective:
 
 
 def m2po(terms: Terms, _settings: AlgorithmSettings) -> Objective:
-    """Leave out a step's farthest tokens, until what remains has a small second moment.
+    """Leave out a step's farthest tokens, until the rest has a small second moment.
 
     Formula:
         S = r A, 0 where A > 0, log(r) > b or A < 0, log(r) < -b;  b: the largest with

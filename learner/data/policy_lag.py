@@ -1,4 +1,4 @@
-"""Policy lag: how many batches lie between the policy that sampled a token and its training.
+"""Policy lag: the number of batches between the policy that sampled a token and its training.
 
 A version (lineage, v) is v batches old at birth. Each lineage records the step it forked at. Batch
 k is trained by version k - 1, so a token of this history has lag (k - 1) - v. A token of an

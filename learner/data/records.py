@@ -1,4 +1,4 @@
-"""Records of a batch's tasks to episodes with shaped rewards: fetch, decode, shape.
+"""Episodes from the records of tasks: fetch, decode, shape the rewards.
 
 Separates readable records from unreadable ones; policy lag is judged in `claims.py`.
 """

@@ -145,7 +145,7 @@ class Reuse:
 
 
 def spread(rewards_G: np.ndarray) -> float:
-    """Mean distance of a group's rewards from their mean.
+    """Compute the mean distance of a group's rewards from their mean.
 
     It is the mean size of the group's advantages before any division by their deviation, which
     would make all groups nearly equal.

@@ -95,7 +95,7 @@ def load_causal_lm(path: str | Path) -> PreTrainedModel:
     """Load a causal language model in float32 on the CPU.
 
     Master weights stay in float32 on every device: steps of 1e-6 vanish in bfloat16. On a GPU,
-    FSDP2 casts to bfloat16 for the forward and backward passes where `run.dtype` says so.
+    FSDP2 casts to bfloat16 for the forward and backward passes if `run.dtype` is bfloat16.
 
     Raises:
         SettingsError: No such model, or its logits are not those of its output layer.

@@ -38,7 +38,7 @@ class BatchLog:
 
         Args:
             journal: Where lines are appended.
-            dropped: Counts of what was taken out of batches; read at each batch.
+            dropped: Counts of dropped groups; read at each batch.
             lineage: The learner's own.
             lineages: lineage -> step it forked at.
             totals: Of the run so far; copied.

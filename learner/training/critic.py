@@ -163,7 +163,7 @@ def value_loss(
     *,
     clip: float | None,
 ) -> Tensor:
-    """Half the squared distance to the targets, each token weighing as in the policy's loss.
+    """Compute half the squared distance to the targets, with the weights of the policy's loss.
 
     With V_c = V_old + clamp(V - V_old, -clip, clip) the larger of (V - y)^2 and (V_c - y)^2 counts:
     a value that has moved by more than `clip` towards its target has no gradient left.

@@ -31,8 +31,8 @@ class Divergence:
     ratio_percentiles: dict[str, float]
     """Percent -> rho, within 5 % of its log."""
     lag0_tokens: int
-    """Tokens at lag 0 before the batch's first optimizer step, where pi = mu: what differs there is
-    numerics alone."""
+    """Tokens at lag 0 before the batch's first optimizer step, where pi = mu: a difference there is
+    numerical alone."""
     lag0_ratio_mean: float
     """Mean rho at lag 0."""
     lag0_ratio_max: float

@@ -1,4 +1,4 @@
-"""AdamW with warm-up, decay, gradient clipping, and steps skipped where something is not finite.
+"""AdamW with warm-up, decay and gradient clipping; steps that are not finite are skipped.
 
 Owns one optimizer step. The schedule is a function of the batch number alone, so a resumed run
 needs no state of it; the guards' factor on the rate is part of their state.
