@@ -1,8 +1,8 @@
-"""The store's two clients: `Store` for threads, `AsyncStore` for an event loop.
+"""Clients of a run's store: `Store` for threads, `AsyncStore` for an event loop.
 
-Where Redis is stands in `address.py`, what is asked of it in `operations/`, what its refusals mean
-in `errors.py`. Neither ever sends a call twice: after a lost reply only the caller knows whether
-to.
+Both run the operations of `operations/`. `client/address.py` finds Redis, `client/errors.py`
+explains its refusals. Neither client ever sends a call twice: after a lost reply only the caller
+can decide whether to repeat it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Store:
             run: Name of the run.
             scripts: Where Lua comes from.
             admits: Decides whether to work with a server life that is new to this client; until
-                then operations raise StoreRestarted. None = with any: for who only looks.
+                then operations raise StoreRestarted. None = with any: for clients that only read.
         """
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
@@ -69,7 +69,7 @@ class Store:
         self._life.trusted = run_id
 
     def server_run_id(self) -> str:
-        """Ask which life of the server answers now, whether it is trusted or not."""
+        """Read which life of the server answers now, whether it is trusted or not."""
         client = connect(self._url)
         try:
             return str(client.info("server")["run_id"])
@@ -151,7 +151,7 @@ class AsyncStore:
         self._redis = connect_async(url, redis_connect_func=self._life.greet_async)
         self._connection = PipelinedConnection(self._redis)
         self._records_connection = PipelinedConnection(self._redis)
-        """Nobody else has to wait while megabytes of them go out."""
+        """Of its own, so that no other call waits while megabytes of records go out."""
 
     def watch(self, admits: Admits) -> None:
         """Compare the server's run_id on every connect from now on, as `Store` does by `admits`."""
@@ -189,7 +189,7 @@ class AsyncStore:
         *queued, replies = await self._records_connection.ask(
             ("MULTI",), ("MSET", *records), command, ("EXEC",)
         )
-        # An EXEC that is refused says less than what was refused before it.
+        # The error of EXEC names no cause; that of the refused command before it does.
         return _last([*queued, replies] if isinstance(replies, redis.RedisError) else replies)
 
     async def _ask(self, command: Sequence[Argument]) -> Reply:
@@ -215,7 +215,7 @@ def incoming(prefix: str, records: Sequence[bytes]) -> dict[str, bytes]:
 
 
 def _last(replies: list[Reply]) -> Reply:
-    """The last reply, after all that was asked before it was done."""
+    """Return the last reply; raise the first error among them."""
     for reply in replies:
         if isinstance(reply, redis.RedisError):
             raise reply

@@ -1,4 +1,4 @@
-"""Where a run's Redis is, from its URL to a client: one server, one behind TLS, or a watched pair.
+"""Redis clients from a URL: one server, one behind TLS, or a pair watched by sentinels.
 
     redis://[user:password@]host:port/db              one server
     rediss://...?ssl_ca_certs=FILE                    the same behind TLS, checked
@@ -38,7 +38,7 @@ REPLY_TIMEOUT_S = 20.0
 """A script call takes milliseconds; a server silent for this long is gone, saving, or swapping."""
 
 PROTOCOL = 2
-"""Version 3 adds push messages that nobody here would read."""
+"""Version 3 adds push messages, for which there is no reader here."""
 
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
@@ -87,7 +87,9 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
             | watched.of_sentinels,
         )
         client = manager.master_for(watched.service, **(options | watched.of_server))
-    client.connection_pool.connection_kwargs["protocol"] = PROTOCOL  # whatever the URL says
+    client.connection_pool.connection_kwargs["protocol"] = (
+        PROTOCOL  # also where the URL asks for another
+    )
     return client
 
 

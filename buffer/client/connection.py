@@ -90,17 +90,17 @@ class PipelinedConnection:
 
     @property
     def _primary(self) -> object:
-        """Who the sentinels last said it is, to whichever line asked them; None without any."""
+        """Address of the primary that the sentinels named last; None without sentinels."""
         return getattr(self._pool, "master_address", None)
 
     async def _dial(self) -> _Stream:
-        """Connect; all who come meanwhile share the outcome."""
+        """Connect; calls that come meanwhile share the outcome."""
         if self._is_closed:
             raise redis.ConnectionError(HUNG_UP)
         dialling = self._dialling
         if dialling is None:
             dialling = self._dialling = asyncio.create_task(self._connect())
-        await asyncio.wait([dialling])  # who gives up does not end it for the others
+        await asyncio.wait([dialling])  # a caller that gives up does not end it for the others
         if self._dialling is dialling:
             self._dialling = None
         if dialling.cancelled():
@@ -161,17 +161,17 @@ class _Stream(asyncio.Protocol):
 
     async def hang_up(self) -> None:
         self.close(HUNG_UP)
-        await self._opened.disconnect(nowait=True)  # else it would warn that nobody did
+        await self._opened.disconnect(nowait=True)  # else it would warn of an open connection
 
     def data_received(self, data: bytes) -> None:
         """Take what has arrived (`asyncio.Protocol`)."""
         self._replies.feed(data)
-        # What is no reply, or nobody's, raises here, and the event loop ends the connection.
+        # Bytes that are no reply, or a reply to no call, raise here and end the connection.
         while (reply := self._replies.gets()) is not False:
             self._take(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all who wait (`asyncio.Protocol`)."""
+        """Fail all pending calls (`asyncio.Protocol`)."""
         self.is_open = False
         self._writable.set()
         for pending in self._pending:
@@ -193,9 +193,11 @@ class _Stream(asyncio.Protocol):
         pending.missing -= 1
         if not pending.missing:
             self._pending.popleft()
-            if not pending.answered.done():  # else nobody waits any more
+            if not pending.answered.done():  # else its caller has given up
                 pending.answered.set_result(pending.replies)
-        if isinstance(reply, redis.ReadOnlyError):  # no longer the primary: ask who is
+        if isinstance(
+            reply, redis.ReadOnlyError
+        ):  # no longer the primary: the sentinels name the new one
             self.close("the server is no longer the primary")
 
 

@@ -1,6 +1,6 @@
-"""What Redis' refusals mean in words: which setting or server to look at, whether to ask again.
+"""Errors of Redis as errors of Nyala, naming the setting or server to look at.
 
-Turns an error of redis-py into one of ours. Owns the wording; knows no client.
+Owns the wording, and the distinction between errors that pass and errors that stay.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _PASSING_ERRORS = (
     exceptions.OutOfMemoryError,  # until the learner commits
 )
 _PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
-"""What redis-py does not know, or hides in the text of a script's or a transaction's error."""
+"""Codes without a class in redis-py, or inside the text of a script's or transaction's error."""
 
 
 def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
-    """Say what Redis' error means for the operation and what to do about it."""
+    """Turn an error of Redis into ours, with its meaning for the operation and a remedy."""
     text = str(error)
     code, _, detail = text.partition(" ")
     if code == "LOST":
@@ -66,7 +66,7 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
 
 
 def _is_away(error: redis.RedisError) -> bool:
-    """Whether the same call may succeed in a while, without anybody changing the call."""
+    """Whether the same call, unchanged, may succeed in a while."""
     if isinstance(error, exceptions.AuthenticationError):
         return False
     if isinstance(error, _PASSING_ERRORS):

@@ -5,8 +5,8 @@ The first line of a file may name libraries of `lua/lib`:
     --- @include keys, units
 
 Each comes once, after those that it includes itself. A script so put together is complete, and
-Redis keeps it by its hash. It holds little more than it needs: Redis makes all functions of a
-script anew at every call.
+Redis keeps it by its hash. It holds little more than it needs: Redis creates all functions of
+a script at every call.
 """
 
 from __future__ import annotations

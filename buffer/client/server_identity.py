@@ -1,9 +1,9 @@
-"""The first words on every connection: is this the server, with the memory, that we knew?
+"""Identity of a Redis server, checked on every connect, before the first operation.
 
-A Redis that was restarted, or replaced after a failover, may have lost its last seconds, and
-nothing in its answers would say so. Its `run_id` does: it is new in every life of a server. So a
-client compares it on each connect, before its first operation, and on a new one confirms: the store
-then closes leasing and claiming until the learner has re-asserted what it trained.
+A Redis that was restarted, or replaced after a failover, may have lost its last seconds, which its
+replies would not show. Its `run_id` is new in every life of a server, so a client compares it and
+confirms a new one: the store then closes leasing and claiming until the learner has re-asserted
+what it trained.
 
     connect --known run_id--> use it
             --new run_id, CONFIRM--> met --`admits` it--> use it
@@ -23,8 +23,7 @@ from buffer.operations.recovery import confirm
 from .scripts import LoadScript
 
 Admits = Callable[[str, str], bool]
-"""Told the run_id of a server life that is new to the client, and the run's state there; says
-whether the client may work with it."""
+"""(run_id, state of the run) of a server life new to the client -> whether to work with it."""
 
 Words = Generator[tuple[Argument, ...], Reply, None]
 
@@ -41,7 +40,7 @@ class ServerLife:
     """The life of the Redis server that one client works with."""
 
     def __init__(self, prefix: str, scripts: LoadScript, admits: Admits | None) -> None:
-        """Trust nobody yet.
+        """Start without a trusted life.
 
         Args:
             prefix: Of the run's keys.

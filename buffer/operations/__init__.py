@@ -1,6 +1,6 @@
-"""Every operation on the store, as a value that `Store` and `AsyncStore` can run.
+"""Operations on the store, as values that `Store` and `AsyncStore` can run.
 
-Who uses which (the table of keys is in `keys.py`):
+Users of each (the table of keys is in `keys.py`):
 
 | role    | operations |
 | ------- | ---------- |

@@ -1,6 +1,6 @@
-"""What a watcher asks of single tasks; nothing is changed.
+"""Inspection of single tasks and an audit of all; nothing is changed.
 
-`audit` reads every live task: it is for runs that are hurt on purpose, not for a busy one.
+`audit` reads every live task: it is for fault injection, not for a busy run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ MAX_NAMED = 20  # contradictions of one audit: enough to see the pattern
 
 
 def inspect(task_ids: Sequence[int] = ()) -> Operation[dict[int, TaskSeen]]:
-    """See these tasks, or all that are leased; those that have ended are left out.
+    """Read the state of these tasks, or of all leased ones; ended tasks are left out.
 
-    One that nobody has begun is ready: it has no fence yet.
+    A task of a unit that is not begun is ready: it has no fence yet.
     """
 
     def parse(reply: Reply) -> dict[int, TaskSeen]:

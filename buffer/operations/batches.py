@@ -1,4 +1,4 @@
-"""What the learner does with batches and versions; every write carries its lineage."""
+"""Batches and policy versions, for the learner; every write carries its lineage."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def begin_lineage(
     """Take the run over at the step of a checkpoint, if its lineage is still the expected one.
 
     Args:
-        expected_lineage: What the store says now.
+        expected_lineage: As the store has it now.
         fork_step: Step of the checkpoint.
-        owner: Name that no other take-over has. Sent again, the operation knows by it the lineage
-            that it began; `restore_lineage` asks for it.
-        at_least: The new lineage is no lower: a store that lost writes may not know the last one.
+        owner: Name that no other take-over has. Sent again, the operation finds by it the lineage
+            that it began; `restore_lineage` needs it too.
+        at_least: The new lineage is no lower: a store that lost writes may have an older one.
 
     Returns:
         The new lineage; None when another learner was faster.
@@ -46,14 +46,14 @@ def begin_lineage(
 
 
 def new_owner() -> str:
-    """Name one take-over, as none was named before."""
+    """Make a unique name of a take-over."""
     return secrets.token_hex(8)
 
 
 def restore_lineage(
     lineage: int, step: int, *, owner: str, lineages: Mapping[int, int]
 ) -> Operation[bool]:
-    """Have the lineage again that this learner began, whatever the store forgot of it.
+    """Restore the lineage that this learner began, whatever the store lost of it.
 
     Args:
         lineage: That `begin_lineage` returned.
@@ -72,7 +72,7 @@ def restore_lineage(
 def claim(
     lineage: int, k: int, units: int, *, start: bool = False, known: int = 0
 ) -> Operation[Claim]:
-    """Fill batch k up to `units` from the oldest complete units, and say what it holds.
+    """Fill batch k up to `units` from the oldest complete units; returns what it holds.
 
     What is in the batch stays in it until it is dropped or committed. Empty while the run is PAUSED
     or RECOVERING.
@@ -110,7 +110,7 @@ def drop(lineage: int, k: int, group_ids: Sequence[int], reason: str) -> Operati
 
 
 def abandon(lineage: int, k: int, reason: str, *, to_dead_letters: bool = False) -> Operation[int]:
-    """Give up all of batch k, even sealed, so that it is claimed anew; returns how many tasks.
+    """Give up all of batch k, even sealed, so that it is claimed again; returns how many tasks.
 
     Args:
         lineage: Of the learner.
@@ -135,12 +135,12 @@ def seal(lineage: int, k: int, ratings: Sequence[Rating] = ()) -> Operation[int]
 
 
 def advance(lineage: int, k: int) -> Operation[None]:
-    """Say that batch k is trained: its units no longer hold back new ones."""
+    """Mark batch k as trained: its units no longer hold back new ones."""
     return single("advance", (lineage, k), nothing)
 
 
 def commit(lineage: int, k: int) -> Operation[int]:
-    """Say that a durable checkpoint holds all batches up to k; returns the tasks committed."""
+    """Commit all batches up to k, which a durable checkpoint holds; returns how many tasks."""
     return repeated("commit", (lineage, k, SLICE))
 
 

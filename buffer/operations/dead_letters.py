@@ -1,10 +1,10 @@
 r"""Dead letters: tasks that failed too often, and batches that killed their learners.
 
-    failing --die--> dead letter --requeue_dead--> ready again, or its whole unit anew
-                         \--purge_dead--> one bit; it stays counted as dead
+    failing --too often--> dead letter --requeue_dead--> ready again, or its whole unit again
+                               \--purge_dead--> one bit; it stays counted as dead
 
 A dead letter keeps everything: why it died, its spec, the tokens that it had, and of a poisonous
-batch the finished record. Operators look at it and decide; nothing else touches it.
+batch the finished record. Only operators requeue or purge it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def requeue_dead(task_ids: Sequence[int]) -> Operation[list[str]]:
         One verdict each. READY: it is made again, from the tokens it had, for its waiting unit.
         ANEW: its unit had ended, so all members begin again. TRAINED: its unit is in a batch, which
         went on without it. ENDED: the run is over. GONE: it is no dead letter (any more).
-        FORGOTTEN: Redis lost what it asked, and no member of its unit has it.
+        FORGOTTEN: Redis lost its spec, and no member of its unit has one.
     """
     return sliced("requeue_dead", (), [(i,) for i in task_ids], parse_verdicts, size=IDS_PER_CALL)
 
@@ -47,7 +47,7 @@ def purge_dead(task_ids: Sequence[int]) -> Operation[list[str]]:
 
 
 def peek(units: int) -> Operation[list[WaitingUnit]]:
-    """See the oldest complete units that no batch has claimed, without taking them."""
+    """List the oldest complete units that no batch has claimed, without taking them."""
 
     def parse(reply: Reply) -> list[WaitingUnit]:
         return [

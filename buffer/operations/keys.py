@@ -1,4 +1,4 @@
-"""The keys of a run in Redis: names in one place, and who writes them.
+"""Keys of a run in Redis: names, types, contents and writers.
 
 The prefix is `nyala:{run}`; the braces make one hash tag of it, so they all live on one node, and
 runs can share a server. Scripts get the prefix and build the rest (`lua/lib/keys.lua`).
@@ -8,7 +8,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
                             gen, seen: run_ids, confirmed and newest          confirm, recovered
     lineages        hash    lineage -> step it forked at                    begin_lineage
     known           bitmap  every training task ever created                create
-    new             zset    unit that nobody has begun -> id    create, lease, requeue_dead
+    new             zset    unit that is not begun -> id        create, lease, requeue_dead
     open            set     unit with a leased member, not complete         lease, submit
     g:<unit>        set     its members that are neither done nor dead      lease, submit
     s:<unit>        list    its members' specs while it is new  create, lease, requeue_dead
@@ -34,7 +34,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     cancelled       bitmap  all that is left of a cancelled task            cancel
     dropped:<why>   bitmap  all that is left of a dropped task              drop
     reasons         set     each <why> that has a bitmap                    drop
-    again           hash    unit dropped as too old -> that which asks anew  recreate_dropped
+    again           hash    unit dropped as too old -> the one that repeats it  recreate_dropped
     rounds          zset    open evaluation round <lineage>:<step>          create, close_eval
     v:<round>       hash    evaluation task -> record                       submit
     v:<round>:r     zset    its ready tasks                                 create, lease
@@ -49,7 +49,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
 A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
 `dead` or a bitmap of ended tasks; created = the sum of them. The only counter numbers arrivals.
 There is no watermark below which all is committed: a bitmap of ten million tasks is 1.2 MB, exact,
-and needs nobody to move it.
+and needs no upkeep.
 """
 
 from __future__ import annotations

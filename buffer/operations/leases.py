@@ -1,4 +1,4 @@
-"""What a broker does on behalf of actors: leases, partial and finished episodes, failures.
+"""Leases, partial and finished episodes, and failures: a broker's calls on behalf of actors.
 
 Numbers of many tasks go as one argument: the client takes longer over each than over its digits.
 """
@@ -63,7 +63,7 @@ def beat(
 def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]]:
     """Store finished episodes, each (task_id, fence, record); one verdict each, in order.
 
-    Records go as they are: whoever calls has validated them and their size.
+    Records go as they are: the caller has validated them and their size.
     """
 
     def steps() -> Steps[list[str]]:
@@ -108,7 +108,7 @@ def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Oper
     Args:
         max_attempts: Attempts without progress that make a task a dead letter.
         batch: Most leases of this call.
-        every_ms: How often somebody reaps; much more than that is a gap.
+        every_ms: Usual pause between reaps; much more than that is a gap.
     """
     arguments = (max_attempts, batch, every_ms)
     return single("reap", arguments, lambda ids: [int(task) for task in ids])

@@ -1,7 +1,7 @@
-"""What an operation is: calls of Lua scripts, reads, and how their replies become a value.
+"""Operations as values: calls of Lua scripts and reads, and the value made of their replies.
 
-Knows no client. An operation is a generator of calls, so one definition serves the blocking and the
-asyncio store alike, and one that works in slices can look at a reply before it asks again.
+An operation is a generator of calls and needs no client, so one definition serves the blocking and
+the asyncio store alike, and one that works in slices can look at a reply before its next call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Reply: TypeAlias = Any
 """Nested lists of bytes, int and None, as Redis sends them; parsed at once, never passed on."""
 
 SLICE = 128
-"""Tasks that one script call moves at most, so that nobody waits long for Redis."""
+"""Tasks that one script call moves at most, so that other calls do not wait long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Call:
     script: str
     arguments: tuple[Argument, ...]
     records: tuple[bytes, ...] = ()
-    """Written before the script runs, with nobody in between: the i-th, from 1, is in `in:<i>`.
+    """Written before the script runs, no other call in between: the i-th, from 1, is in `in:<i>`.
 
     Lua would copy them several times, which takes Redis longer than all else that it does for an
     episode; so a script moves a record that it accepts, and unlinks the others.
@@ -101,7 +101,7 @@ def repeated(script: str, arguments: Iterable[Argument]) -> Operation[int]:
 
 
 def nothing(_reply: Reply) -> None:
-    """Parse a reply that says nothing."""
+    """Parse a reply without content."""
 
 
 def _batches(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

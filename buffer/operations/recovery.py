@@ -1,11 +1,11 @@
-"""What is done after Redis began again from its files, which lack its last seconds.
+"""Recovery of a store that lost its last seconds: Redis restarted, failed over, or was set back.
 
     RUNNING --confirm: another run_id--> RECOVERING --recovered--> RUNNING, nothing reaped for a ttl
 
 While RECOVERING, nothing is leased, claimed or reaped; actors may beat, submit, release and fail.
 The learner begins a lineage if the store forgot its own, reconciles each batch that it trained
-since its checkpoint, restores what the checkpoint holds, advances and commits, and says that it is
-done:
+since its checkpoint, restores what the checkpoint holds, advances, commits, and ends the
+recovery:
 
     for k, groups in trained_since_checkpoint:
         store.run(reconcile(lineage, k, groups))
@@ -32,7 +32,7 @@ def confirm(run_id: str) -> Operation[str]:
     """Compare the server's run_id with the one that the run's data was last confirmed under.
 
     Returns:
-        The run's state: RECOVERING where they differ, NONE where the store does not know the run.
+        The run's state: RECOVERING where they differ, NONE where the store has no such run.
     """
     return single("confirm", (run_id,), lambda reply: reply.decode())
 
@@ -40,7 +40,7 @@ def confirm(run_id: str) -> Operation[str]:
 def reconcile(
     lineage: int, k: int, group_ids: Sequence[int], *, sealed: bool = True
 ) -> Operation[int]:
-    """Say which units batch k was trained on, in order; returns how many had to be moved.
+    """Restore the units that batch k was trained on, in order; returns how many had to move.
 
     Wherever the store has these units and their tasks, they are again in the claim of batch k, and
     what else it has in that claim goes back to the buffer. Their records may be missing. Units that
@@ -59,9 +59,9 @@ def reconcile(
 
 
 def restore_committed(lineage: int, group_ids: Sequence[int]) -> Operation[int]:
-    """Say that units are inside a durable checkpoint; returns how many the store had forgotten.
+    """Mark units as inside a durable checkpoint; returns how many the store had forgotten.
 
-    Derived from states alone: it may be told everything, in any order, any number of times.
+    Works on states alone: any units may be named, in any order, any number of times.
     """
     rows = [(group,) for group in group_ids]
     return sliced("restore_committed", (lineage,), rows, sum, size=UNITS_PER_CALL)

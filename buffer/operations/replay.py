@@ -1,8 +1,8 @@
-"""Units that are trained again: kept at COMMIT, drawn for later batches, forgotten.
+"""Replay of trained units: kept at COMMIT, drawn for later batches, forgotten.
 
     seal(k, ratings) -> commit(k): kept -> reuse(k + n): in a batch -> commit(k + n): kept or gone
 
-A kept unit is committed: creation, admission and conservation know nothing of it. What batch k drew
+A kept unit is committed: creation, admission and conservation do not count it. What batch k drew
 stays in it until the batch is committed or abandoned, so a replay of the batch is the same. Each
 unit is in one batch at a time, at most `uses` times in all.
 """
@@ -24,7 +24,7 @@ UNITS_PER_CALL = 32
 def reuse(
     lineage: int, k: int, units: int, *, sampling: str, numbers: Sequence[float]
 ) -> Operation[list[ReusedUnit]]:
-    """Draw kept units for batch k until it has `units`; says what it has.
+    """Draw kept units for batch k until it has `units`; returns what it has.
 
     Each draw costs O(log n) of n kept units: it takes one rank of a sorted set.
 
@@ -78,7 +78,7 @@ def clear_replay(lineage: int) -> Operation[int]:
 def check_replay(
     lineage: int, checkpoint_step: int, reused: Mapping[int, Sequence[int]]
 ) -> Operation[int]:
-    """After the store lost writes: forget all kept units if it does not know every use of them.
+    """After the store lost writes: forget all kept units if it lacks a use of any.
 
     Else a unit could be trained more often than it may be.
 

@@ -1,4 +1,4 @@
-"""What anyone may ask of a run, and how it enters the store."""
+"""A run as a whole: its entry into the store, counts, memory, publication, actors and brokers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .replies import parse_actors, parse_publication, parse_stats, parse_texts
 from .values import ActorSeen, Memory, Publication, Stats
 
 LAYOUT = "2"
-"""Of the keys: a run goes on only under scripts that know the same."""
+"""Of the keys: a run goes on only under scripts of the same layout."""
 
 BROKER_MEMORY_S = 3600
 """Figures are forgotten when no broker has served for this long."""
@@ -61,7 +61,7 @@ def stats() -> Operation[Stats]:
 
 
 def memory() -> Operation[Memory]:
-    """Ask how full Redis is; cheap enough for every tick."""
+    """Read how full Redis is; cheap enough for every tick."""
     return single("memory", (), Memory._make)
 
 

@@ -1,4 +1,4 @@
-"""Which tasks exist: the learner creates them, reads evaluation rounds and ends the run."""
+"""Tasks: their creation, evaluation rounds, and the end of a run, for the learner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .values import EvalRound, NewTask
 
 
 def create(lineage: int, tasks: Sequence[NewTask]) -> Operation[int]:
-    """Create tasks that the store does not know; returns how many.
+    """Create the tasks that the store does not have; returns how many.
 
     Training tasks come in whole groups: group g has the ids g * group_size and those after it.
 

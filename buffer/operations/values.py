@@ -1,4 +1,4 @@
-"""What the store's operations take and answer, as values.
+"""Arguments and results of the store's operations.
 
 Producer: `operations/`. Consumers: the broker, the learner, the console.
 """
@@ -68,11 +68,11 @@ class Claim(NamedTuple):
 
     sealed: bool
     complete: bool
-    """It has as many units as were asked for, or is sealed."""
+    """It has as many units as the caller wanted, or is sealed."""
     starts: int
     """Lives of the learner that began with it since it was last trained."""
     units: list[ClaimedUnit]
-    """Oldest first; of an incomplete batch only those that the caller does not know."""
+    """Oldest first; of an incomplete batch only those that are new to the caller."""
 
 
 class Rating(NamedTuple):
@@ -126,7 +126,7 @@ class ActorSeen(NamedTuple):
 
 
 class TaskSeen(NamedTuple):
-    """A task as it is at this moment. Consumer: who watches a run from outside."""
+    """A task as it is at this moment. Consumer: `nyala chaos`."""
 
     task_id: int
     state: str

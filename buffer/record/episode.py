@@ -2,7 +2,7 @@
 
 Producer: `actors` (whole records, and chunks of unfinished ones). Consumer: `learner`.
 Owns the record's parts; `codec.py` makes bytes of them. Loads without redis
-and torch. Knows nothing of leases.
+and torch.
 
 Shapes: P prompt tokens, T completion tokens (all turns, environment tokens included).
 """

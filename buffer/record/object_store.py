@@ -1,4 +1,4 @@
-"""Large records outside of Redis: in a folder or a bucket, under a name that says what is in them.
+"""Large records outside of Redis, in a folder or a bucket, named after task and content.
 
     broker: put -> submit(reference) -> learner: get, trained, committed -> sweep
 
@@ -7,7 +7,7 @@ Its name holds the task and the SHA-256 of the record; the reference repeats dig
 a reader checks both. An object that the store does not refer to (a stale submission, a group that
 was dropped or committed) is garbage and swept once it is old enough not to be on its way.
 
-Knows neither Redis nor episodes. Any filesystem that fsspec knows will do: `file://`, `s3://`, ...
+Works with any filesystem of fsspec: `file://`, `s3://`, ...
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _NAME = re.compile(r"(\d+)-([0-9a-f]{64})")
 
 
 def is_reference(record: bytes) -> bool:
-    """Whether the store's record only says where the record is."""
+    """Whether the store has a reference in place of the record."""
     return record.startswith(MAGIC)
 
 
 def filesystem_at(url: str, *, setting: str) -> tuple[Any, str]:
-    """Return the filesystem of a URL, and the path in it; nothing is asked of it yet.
+    """Return the filesystem of a URL, and the path in it; nothing is read yet.
 
     Raises:
-        SettingsError: The URL is of no kind that is known.
+        SettingsError: fsspec has no filesystem for the URL.
     """
     try:
         files, path = filesystem_of(url)
@@ -68,7 +68,7 @@ class ObjectStore:
         """Find the filesystem; nothing is written yet.
 
         Raises:
-            SettingsError: The URL is of no kind that is known.
+            SettingsError: fsspec has no filesystem for the URL.
         """
         self._files, root = filesystem_at(url, setting="buffer.object_store")
         self._root = f"{root.rstrip('/')}/{run}"

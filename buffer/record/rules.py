@@ -69,7 +69,7 @@ def check_numbers(prompts: Sequence[memoryview], completions: Sequence[Completio
     """Refuse token ids, log-probabilities and masks that nothing can be trained on.
 
     Raises:
-        RecordError: for all of them together; it does not say which record is at fault.
+        RecordError: for all of them together, without the record that is at fault.
     """
     mask = b"".join([fields.mask for fields in completions])
     if not mask:

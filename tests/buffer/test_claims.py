@@ -1,4 +1,4 @@
-"""What the learner does: lineages, admission, claims, commits, the end of a run."""
+"""The learner's operations: lineages, admission, claims, commits, the end of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `nyala up --fresh` removes from a Redis that several runs share."""
+"""Removal of one run's keys, by `nyala up --fresh`, from a Redis that several runs share."""
 
 import pytest
 import redis

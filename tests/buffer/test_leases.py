@@ -1,4 +1,4 @@
-"""What actors do: lease, beat, submit, release, fail; and reap, which takes their leases back."""
+"""Leases: grant, beat, submit, release, fail; and reap, which takes them back."""
 
 from __future__ import annotations
 

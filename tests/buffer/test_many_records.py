@@ -1,4 +1,4 @@
-"""Looking at many records at once finds what decoding each of them finds, no more and no less."""
+"""Checks of many records at once: they find what decoding each one finds, no more and no less."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that lost its last seconds: closed until the learner has put right what it knows better.
+"""A store that lost its last seconds: closed until the learner has restored what it trained.
 
 A rewind is played by restoring the run's keys as they were before: that is all that a Redis which
 began again from its files can show its clients, besides another run_id.

@@ -1,4 +1,4 @@
-"""Whatever bytes a decoder is given, it reads them or refuses them by its own error."""
+"""Decoders on arbitrary bytes: each reads them or refuses them by its own error."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 --- @include keys, units
 -- ARGV: task id, ..., or none for every leased training task
--- -> {id, state, fence, incarnation, length, attempts}, ...   Ended tasks are left out; one that nobody has
--- begun is ready.
+-- -> {id, state, fence, incarnation, length, attempts}, ...   Ended tasks are left out; one of a unit
+-- that is not begun is ready.
 local ids = ARGV
 if #ids == 0 then ids = call('ZRANGE', LEASES, 0, -1) end
 local answer = {}

@@ -1,6 +1,6 @@
 --- @include keys, units, replay
 -- ARGV: lineage, k, reason, most tasks to move in one call, to dead letters (0|1).  -> {tasks, 1 if there are more}
--- Gives up a batch that cannot be trained, sealed or not; emptied, it may be claimed anew. Its units are
+-- Gives up a batch that cannot be trained, sealed or not; emptied, it may be claimed again. Its units are
 -- dropped, or its tasks become dead letters with their records. What it reused is kept for others,
 -- or forgotten.
 local refused = refuse_learner(ARGV[1])

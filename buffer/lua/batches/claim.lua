@@ -1,5 +1,5 @@
 --- @include keys
--- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller knows
+-- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller has read
 -- -> {'CLOSED'} | {'MORE'} | {'OK', sealed, starts, {group id, task id, ...}, ...}
 -- Sticky: what batch k has claimed stays in it; until it is sealed, the oldest complete units fill it up.
 -- While it is not full, and the caller knew all that it held, only what this call moved is listed: most

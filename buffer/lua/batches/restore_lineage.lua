@@ -1,7 +1,7 @@
 --- @include keys, rounds
 -- ARGV: lineage, its owner, step, then lineage, step it forked at, ...  -> 1 if the store had lost it
 -- The store forgot that this learner took the run over: it gets back the lineage that it has, which is
--- above all that the store remembers. Whoever took over meanwhile from an older one is LOST.
+-- above all that the store has. A learner that took over meanwhile from an older one is LOST.
 local meta = call('HMGET', META, 'lineage', 'committed', 'owner')
 if not meta[1] then return redis.error_reply('NORUN') end
 local stored, lineage, step = tonumber(meta[1]), tonumber(ARGV[1]), tonumber(ARGV[3])

@@ -1,8 +1,8 @@
 --- @include keys, withdrawal
 -- ARGV: id, ...  -> verdict, ...
--- READY: it is made again from where it was, for a unit that still waits. ANEW: its unit begins anew, all
+-- READY: it is made again from where it was, for a unit that still waits. ANEW: its unit begins again, all
 -- members with it. TRAINED: too late, its unit is in a batch. ENDED: so is the run. GONE: no dead letter.
--- FORGOTTEN: nobody knows what it asked.
+-- FORGOTTEN: the store has lost its spec.
 local size, state = group_size(), call('HGET', META, 'state')
 
 local function is_taken(ids)

@@ -31,7 +31,7 @@ local function policy_lag()
   return math.max(0, version - fork) + (actor_step - fork)
 end
 
--- Units that somebody began and no optimizer step has consumed.
+-- Units that are begun and not yet consumed by an optimizer step.
 local function units_in_flight()
   local units = call('SCARD', OPEN) + call('ZCARD', BUF)
   for _, k in ipairs(call('ZRANGEBYSCORE', CLAIMS, '(' .. version, '+inf')) do

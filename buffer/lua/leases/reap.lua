@@ -1,7 +1,7 @@
 --- @include keys, tasks
 -- ARGV: max attempts, batch, pause between reaps ms.  -> ids whose lease had expired
 -- None while the store recovers and for a lease's time after: heartbeats could not arrive before.
--- The same where nobody has reaped for long, or the clock jumped: the server was stopped, or cut off.
+-- The same where no reap has come for long, or the clock jumped: the server was stopped, or cut off.
 local now, reaped = now_ms(), {}
 local meta = call('HMGET', META, 'state', 'grace_until', 'reaped_at', 'ttl')
 if not meta[1] then return reaped end -- a wiped store: not even a time is written before the run is

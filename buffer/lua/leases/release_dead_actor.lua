@@ -1,7 +1,7 @@
 --- @include keys, tasks
 -- ARGV: incarnation, max attempts.  -> ids of the tasks that it held
--- Its process has ended, says who started it: its leases are over now, as if they had expired. Under a newer
--- fence, so that a message of its that is still on the way does not revive one for nobody.
+-- Its process has ended, so its leases are over now, as if they had expired; under a newer fence, so that a
+-- message of it that is still on the way revives none of them.
 local orphans = {}
 if call('HGET', META, 'state') ~= 'RUNNING' then return orphans end
 for _, leases in ipairs({ LEASES, EVAL_LEASES }) do

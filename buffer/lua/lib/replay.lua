@@ -2,9 +2,9 @@
 -- The life of a unit that is kept to be trained again:
 --   committed -> replay -> reused by batch k -> replay, with one use more -> ... -> gone
 -- Invariant: a kept unit is in exactly one of `replay` and `reused`, and its tasks are committed. So nothing
--- here takes part in what is created, admitted or conserved. x:<gid> says what a kept unit is made of.
+-- here takes part in what is created, admitted or conserved. x:<gid> has the parts of a kept unit.
 
--- How batch k wants a unit kept: `<uses> <born> <rank>`, as its seal said; nil = not at all.
+-- The rating that batch k's seal gave a unit to keep: `<uses> <born> <rank>`; nil = it is not kept.
 local function rating_of(k, gid) return call('HGET', claim_state_key(k), 'keep:' .. gid) or nil end
 
 local function list_kept(gid)

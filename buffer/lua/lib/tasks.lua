@@ -1,10 +1,10 @@
 --- @include keys, units
 -- The life of a task (field st), once its unit is begun:
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
--- Invariant: whoever acts on a task shows the fence it was last leased under.
+-- Invariant: an operation on a task counts only under the fence it was last leased under.
 
 -- Returns the verdict for the holder of a fence and, where it is OK, state, length, and when it last grew.
--- A lease that expired, even a reaped one, may be revived until somebody else gets it.
+-- A lease that expired, even a reaped one, may be revived until another actor gets it.
 local function judge(id, fence)
   local task = call('HMGET', task_key(id), 'st', 'fence', 'len', 'progress')
   if not task[1] then return is_new(id) and 'STALE' or 'GONE' end
@@ -20,7 +20,7 @@ local function ready_key(id)
   return round_key(call('HGET', task_key(id), 'round'), ':r')
 end
 
--- Back to the ready tasks, before those that nobody has begun.
+-- Back to the ready tasks, before those that are not begun.
 local function give_back(id)
   call('ZREM', lease_key(id), id)
   call('HSET', task_key(id), 'st', 'R')

@@ -4,7 +4,7 @@
 -- Any of the first four may end as dropped or cancelled instead. Invariant: a unit is in exactly one of
 -- these, and g:<gid> holds the members of an open unit that are neither done nor dead.
 
--- While a unit is new, its members are a list of their specs; a task comes to be when somebody begins them.
+-- While a unit is new, its members are a list of their specs; tasks are made when the unit is begun.
 local function take_specs(gid)
   local specs = call('LRANGE', specs_key(gid), 0, -1)
   call('UNLINK', specs_key(gid))
@@ -12,7 +12,7 @@ local function take_specs(gid)
   return specs
 end
 
--- Whether nobody has begun a training task's unit.
+-- Whether a training task's unit is not begun yet.
 local function is_new(id)
   local size = tonumber(id) < EVAL_BASE and group_size() -- none: the store was wiped
   return size and call('ZSCORE', NEW, whole(math.floor(id / size)))

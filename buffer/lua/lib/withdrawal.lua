@@ -1,6 +1,6 @@
 --- @include keys, units
--- Taking units and tasks out of wherever they are, for those who
--- know better than the sets: a learner after the store lost writes, an operator with a dead letter.
+-- Taking units and tasks out of wherever they are, for a
+-- learner after the store lost writes, and an operator with a dead letter.
 
 -- A unit is committed as a whole; dead members have no bit.
 local function is_committed(ids)
@@ -11,7 +11,7 @@ local function is_committed(ids)
 end
 
 -- A batch is trained without a unit's dead members, so they stay dead letters. A unit of dead members only
--- was never in a batch: then this store does not know that an operator revived it.
+-- was never in a batch: then this store has lost that an operator revived it.
 local function dead_but_not_all(ids)
   local dead, count = {}, 0
   for _, id in ipairs(ids) do

@@ -1,7 +1,7 @@
 --- @include keys, withdrawal
 -- ARGV: lineage, k, units of the batch, sealed (0|1), position of the first, then group ids.  -> units moved
--- The learner says which units batch k has; wherever this store has them, they move to that claim. Their
--- records may be gone. Scores below zero keep the learner's order and tell them from what else is there.
+-- The units that batch k has for the learner; wherever this store has them, they move to that claim. Their
+-- records may be gone. Scores below zero keep the learner's order and mark them apart from the rest.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local k, total, size, moved = ARGV[2], tonumber(ARGV[3]), group_size(), 0

@@ -1,5 +1,5 @@
 --- @include keys, units, withdrawal
--- ARGV: lineage, group id, ...  -> units that this store did not know as committed
+-- ARGV: lineage, group id, ...  -> units that were not committed in this store
 -- They are inside a durable checkpoint: wherever this store has them, one bit per task is left.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end

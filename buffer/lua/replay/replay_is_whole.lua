@@ -1,6 +1,6 @@
 --- @include keys
 -- ARGV: lineage, batches inside the checkpoint, then per batch since: k, units reused, group id, ...  -> 0|1
--- Whether this store knows every use that the learner knows of: a sealed batch has drawn all it will.
+-- 1 if this store has every use that the learner has: a sealed batch has drawn all it will.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 for k = call('HGET', META, 'committed') + 1, tonumber(ARGV[2]) do

@@ -1,6 +1,6 @@
 --- @include keys
--- ARGV: lineage, then dropped group, the group that asks its prompt again or '' while it waits for one, ...
--- Lives on beside the counts, because the learner that dropped a group may die before it has asked again.
+-- ARGV: lineage, then dropped group, the group that repeats its prompt or '' while there is none, ...
+-- Stored in the key `again`: the learner that dropped a group may die before it has created the other.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 draw_on_reserve()

@@ -1,3 +1,3 @@
 --- @include keys
--- -> dropped group, the group that asks its prompt again or '', ...
+-- -> dropped group, the group that repeats its prompt or '', ...   (key `again`)
 return call('HGETALL', AGAIN)

@@ -1,4 +1,4 @@
-"""What actors do in a random history: lease, generate, submit and give up, over a bad network."""
+"""Actors of a random history: lease, generate, submit and give up, over a bad network."""
 
 from __future__ import annotations
 

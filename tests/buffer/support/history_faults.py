@@ -1,4 +1,4 @@
-"""What goes wrong besides in a random history: crashes, late messages, Redis' own deaths."""
+"""Faults of a random history: crashes, late messages, restarts of Redis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the learner does in a random history: feed, claim, drop, seal, train, checkpoint, die."""
+"""The learner of a random history: feed, claim, drop, seal, train, checkpoint, die."""
 
 from __future__ import annotations
 

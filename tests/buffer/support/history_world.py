@@ -1,4 +1,4 @@
-"""What a random history knows besides the store: who takes part, and what was promised to whom.
+"""World of a random history: its participants, and the promises made to each.
 
 Everything but the clock comes from the seed, no choice depends on the clock or on the order of a
 set, and leases expire when the history says so: a seed that fails once fails again. What an actor

@@ -1,4 +1,4 @@
-"""What must hold of the store at every moment, read with plain commands from behind its back.
+"""Invariants of the store at every moment, read with plain commands past the scripts.
 
 I1 a task is in exactly one place and its state field agrees; I2 no task is lost; units likewise; a
 record exists exactly where it is needed, and a unit's list of specs while it is new. The numbers

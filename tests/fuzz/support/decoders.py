@@ -1,4 +1,4 @@
-"""Everything that reads bytes which somebody else wrote: peers, the store, a disk after a crash.
+"""Decoders of foreign bytes: from peers, the store, or a disk after a crash.
 
 Each decoder has valid examples, to begin mutations from, and the one kind of error by which it may
 refuse. Whatever else it raises would escape a loop that lives on.
