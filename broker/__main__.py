@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the broker; 0 after a clean stop, else as `exit_code` says."""
+    """Run the broker; 0 after a clean stop, else the `exit_code` of the error."""
     parser = argparse.ArgumentParser(prog="python -m broker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         settings = load(chosen.config, chosen.set)
         configure_logging("broker", run=settings.run.name)
-        gc.freeze()  # what was imported stays: no collection need look at it again
+        gc.freeze()  # imported modules stay: no collection has to visit them again
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings))
     except NyalaError as error:

@@ -1,7 +1,7 @@
-"""Messages as bytes: one msgpack map {v, run, inc, seq, message} in one frame.
+"""Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame.
 
 Owns the wire form and its limits (`fields.py`). Any input is a message of this wire version or
-raises `RecordError`, never anything else. What messages mean is not decided here.
+raises `RecordError`, never anything else. The meaning of messages lies elsewhere.
 
 Example:
     frame = encode(Bye(), run="demo", incarnation="actor-1", seq=7)
@@ -32,7 +32,7 @@ Frame = bytes | memoryview
 
 
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
-    """A message and its header. Producer: `decode`. Consumer: whoever owns the socket."""
+    """A message and its header. Producer: `decode`. Consumer: the owner of the socket."""
 
     v: Annotated[int, Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]
     run: Text
@@ -44,7 +44,7 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Version(Struct):
-    """What every wire version begins with; anything may stand there in a frame of a stranger."""
+    """The field of every wire version; in a frame of a stranger it may be anything."""
 
     v: Raw
 
@@ -82,9 +82,9 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
 
 
 def sequence_of(frame: Frame) -> int:
-    """Return the `seq` of a frame that is not decoded, so that its sender hears of it, or 0.
+    """Return the `seq` of a frame that is not decoded, so that its sender gets an answer, or 0.
 
-    Reads the header alone: what a peer sends that is refused anyway must cost next to nothing.
+    Reads the header alone: a message that is refused anyway must cost next to nothing.
     """
     reader = msgpack.Unpacker(raw=False, max_buffer_size=HEADER_BYTES, max_ext_len=0)
     reader.feed(frame[:HEADER_BYTES])
@@ -99,12 +99,12 @@ def sequence_of(frame: Frame) -> int:
 
 
 def encode_spec(spec: TaskSpec) -> bytes:
-    """Turn what to make into the bytes that the store keeps with its task."""
+    """Turn a task's spec into the bytes that the store keeps with it."""
     return _encode(spec)
 
 
 def decode_spec(stored: bytes) -> TaskSpec:
-    """Turn stored bytes back into what to make.
+    """Turn stored bytes back into a task's spec.
 
     Raises:
         RecordError: these bytes are not a task's.
@@ -126,7 +126,7 @@ def _encode(value: Struct) -> bytes:
 
 
 def _check_version(frame: Frame) -> None:
-    """Find out whether a frame that cannot be read is merely of another version."""
+    """Raise if a frame that cannot be read is of another version."""
     try:
         version = _NUMBERS.decode(_VERSIONS.decode(frame).v)
     except _MALFORMED:

@@ -1,10 +1,9 @@
-"""What messages are made of: structs that msgspec turns into msgpack and back, within limits.
+"""Building blocks of messages: structs that msgspec turns into msgpack and back, within limits.
 
-A `Message` travels as a map of its fields and says its `op`; a `Part` within it is an array of its
-fields in order, because heartbeats carry many of them. When they are read, these are refused: a
-value of another type (but whole numbers are floats too), a field that nobody knows or that has no
-default and is missing, a float that is not finite, a list longer than it may be. What is written is
-the type checker's to judge.
+A `Message` travels as a map of its fields with its `op`; a `Part` within it is an array of its
+fields in order, because heartbeats carry many of them. Reading refuses a value of another type (but
+whole numbers are floats too), an unknown field, a missing one without a default, a float that is
+not finite, a list or text beyond its limit. Writing checks none of this: the type checker does.
 """
 
 from __future__ import annotations

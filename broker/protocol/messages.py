@@ -1,7 +1,7 @@
-"""The messages between an actor and the broker, and between an actor and the weight publisher.
+"""Messages between the broker and its actors, observers and operators.
 
 A reply has the `seq` of its request. Every struct names its producer and consumer; `codec.py` turns
-them into bytes and back, and refuses what is not of these types.
+them into bytes and back, and refuses anything that is not of these types.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_LINES = 4096
 MAX_REASON = 2_000
 """Characters of a failure's reason: a traceback's end, kept for each dead letter."""
 RECORD_MARGIN = 64 * 1024
-"""Bytes of a message beside its records: the header, and what a submission says of each."""
+"""Bytes of a message beside its records: the header, and the ids and fences of a submission."""
 
 
 Id = Annotated[int, Meta(ge=0, le=2**53 - 1)]
@@ -30,7 +30,7 @@ Lines = Annotated[tuple[Item, ...], Meta(max_length=MAX_LINES)]
 
 
 class Verdict(StrEnum):
-    """What the store answered for one task."""
+    """The store's answer for one task."""
 
     OK = "OK"
     DUP = "DUP"
@@ -38,13 +38,13 @@ class Verdict(StrEnum):
     STALE = "STALE"
     """Another fence owns the task: abort the request at once."""
     GONE = "GONE"
-    """The store does not know the task."""
+    """The store has no such task."""
     GAP = "GAP"
     """A chunk went missing: send again from `length`."""
 
 
 class TaskSpec(Part, frozen=True):
-    """What to make; tens of bytes. Producer: the learner's curriculum. Consumer: actors."""
+    """Content of a task; tens of bytes. Producer: the learner's curriculum. Consumer: actors."""
 
     group_id: Whole
     index: Whole
@@ -100,7 +100,7 @@ class Welcome(Message, frozen=True, tag="welcome"):
     long_poll_s: Real = 2.0
     """Longest time a LEASE waits for work before its answer."""
     max_message_bytes: Whole = 32 * 2**20
-    """Largest message the broker takes; a longer one would cut the connection without a word."""
+    """Largest message the broker takes; a longer one would cut the connection without a reply."""
 
 
 class LeaseRequest(Message, frozen=True, tag="lease"):
@@ -130,7 +130,7 @@ class Beat(Part, frozen=True):
 
 
 class BeatRequest(Message, frozen=True, tag="beat"):
-    """Actor -> broker every `actors.heartbeat_s`; an empty one still says that the actor lives."""
+    """Actor -> broker every `actors.heartbeat_s`; an empty one is a sign of life."""
 
     beats: Lines[Beat]
     version: PolicyVersion
@@ -171,8 +171,8 @@ class ReleaseRequest(Message, frozen=True, tag="release"):
     """Actor -> broker: leases given back while draining; final chunks go in a BEAT before it."""
 
     tasks: Lines[tuple[Id, Id]]
-    """(task_id, fence). None at all: this actor is about to leave and is granted nothing more; the
-    answer comes after whatever it was granted before."""
+    """(task_id, fence). An empty list: this actor is about to leave and is granted nothing more;
+    the answer comes after whatever it was granted before."""
 
 
 FailureKind = Literal["data", "infrastructure"]
@@ -199,7 +199,7 @@ class Bye(Message, frozen=True, tag="bye"):
 
 
 class StatusRequest(Message, frozen=True, tag="status"):
-    """Observer or operator -> broker: how is the run?"""
+    """Observer or operator -> broker: request for the state of the run."""
 
 
 class StatusReply(Message, frozen=True, tag="state"):
@@ -213,7 +213,7 @@ class StatusReply(Message, frozen=True, tag="state"):
     actors: Many[Text]
     """Incarnations that this broker serves."""
     refusals: Named[Whole]
-    """What this broker has refused since it started, by code."""
+    """Refusals of this broker since it started, by code."""
 
 
 class RevokeRequest(Message, frozen=True, tag="revoke"):
@@ -223,13 +223,13 @@ class RevokeRequest(Message, frozen=True, tag="revoke"):
 
 
 class DrainRequest(Message, frozen=True, tag="drain"):
-    """Operator -> broker: this incarnation gets no more work, finishes what it has and leaves."""
+    """Operator -> broker: this incarnation gets no more work, finishes its leases and leaves."""
 
     incarnation: Text
 
 
 class Receipt(Message, frozen=True, tag="receipt"):
-    """Broker -> operator: it is done; `text` is for people."""
+    """Broker -> operator: the request was carried out; `text` is for people."""
 
     text: Text
 

@@ -97,7 +97,7 @@ class Dispatcher:
             task.add_done_callback(partial(self._finished, slot))
 
     async def drain(self) -> None:
-        """Finish what is at the store."""
+        """Finish the requests that are at the store."""
         log.info("stopping", requests=len(self._requests))
         self._leasing.close()
         if self._requests:
@@ -120,7 +120,7 @@ class Dispatcher:
                 refusal = Refusal("malformed", str(error))
                 self._refuse(route, sequence_of(frame), refusal, member.name)
                 return
-            del frame  # a LEASE that waits for work holds nothing of what came with it
+            del frame  # a LEASE that waits for work must not keep its frame alive
             reply = await self._answer(envelope, key, member)
             slot.release()  # a LEASE may now wait for work
             peer = self._peers.observe(envelope.inc, key)

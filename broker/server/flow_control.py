@@ -2,7 +2,7 @@
 
 Requests: a full broker stops reading; ZeroMQ's queues fill, then TCP holds the senders back. A peer
 over its own share is refused before that, so that it cannot fill the whole: it sends again later,
-and all others go on. A LEASE that waits for work does not count: it is a few hundred bytes, and
+while all others go on. A LEASE that waits for work does not count: it is a few hundred bytes, and
 each actor has one.
 
 Replies: ZeroMQ bounds the queue of a peer by messages, not by bytes, and a lease that continues an

@@ -1,8 +1,8 @@
 """Watch over the keys folder while the broker serves: revoked peers, and the broker's own new key.
 
-A key that is taken off the allow-list: the dispatcher refuses each message of it from then on. Here
-its incarnations are forgotten, so that a LEASE of theirs that waits gets nothing; no heartbeat
-prolongs what they hold, and it goes to others when `broker.lease_timeout_s` is over.
+A key that is taken off the allow-list: the dispatcher refuses each message of it from then on, and
+here its incarnations are removed, so that a LEASE of theirs that waits gets nothing. No heartbeat
+prolongs their leases, which go to others when `broker.lease_timeout_s` is over.
 
 A new `broker.key`: the listening end of the socket is closed and opened again, which cuts its
 connections. Actors come back within seconds, with the public key that was announced to them, and

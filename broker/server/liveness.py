@@ -4,7 +4,7 @@
                           ▲ └──BYE──▶ (unknown)        │
                           └──────any message───────────┘
 
-Invariant: a SUSPECT actor gets no lease; what it holds stays its own until the store reaps it.
+Invariant: a SUSPECT actor gets no lease; its leases stay its own until the store reaps it.
 Soft state: a restarted broker begins with an empty table and asks for HELLO; nothing else is lost.
 No I/O; the clock is injected.
 """

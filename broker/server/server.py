@@ -1,7 +1,7 @@
 """The broker's process: a ROUTER between actors and the store, and periodic chores beside it.
 
 Listens and runs the chores; `dispatch.py` answers what is read. Stateless: killed at any moment, it
-loses nothing that it has acknowledged. What messages mean is decided in `service.py`.
+loses nothing that it has acknowledged. `service.py` decides what messages mean.
 
 Consumes requests of peers (`Dispatcher.receive`). Each chore waits for its period. A stop request
 unblocks and ends all of them; then requests that are at the store are finished, within `DRAIN_S`.
@@ -69,7 +69,7 @@ class Broker:
     async def serve(
         self, stop: asyncio.Event, *, on_ready: Callable[[str], None] | None = None
     ) -> None:
-        """Serve until `stop` is set, then finish what is at the store.
+        """Serve until `stop` is set, then finish the requests that are at the store.
 
         Args:
             stop: Ends the service.

@@ -4,13 +4,13 @@ Nothing is acknowledged before the store has it. A message that is malformed, ou
 an unknown incarnation gets a Refusal and changes nothing; while the store cannot be reached, the
 Refusal asks the actor to send again. No state but the table of peers; no sockets.
 
-| code        | what the peer should do |
+| code        | remedy |
 | ----------- | ----------------------- |
-| `hello`     | say HELLO first: the broker has restarted, or forgot a silent peer |
+| `hello`     | send HELLO first: the broker has restarted, or forgot a silent peer |
 | `store`     | send the same again later: nothing was lost |
 | `mismatch`  | start with the run's own settings; the text names what differs |
 | `run`       | connect to this run's broker |
-| `full`      | come back when an actor has left |
+| `full`      | try again when an actor has left |
 | `busy`      | send the same again later: the peer has too much at the broker already |
 | `key`       | use the key that this incarnation began with |
 | `role`      | use a key of a role that may send this (`permissions.py`) |

@@ -4,7 +4,7 @@
       broker.key .pub       the broker's server key
       broker.next.pub       the one that follows it, while it is being exchanged (`key_rotation.py`)
       learner.key .pub      the weight publisher's server key
-      actor.key .pub        what actors show to both
+      actor.key .pub        the key of actors, for both servers
       allowed/              keys that may connect, and their roles (`allow_list.py`)
 
 A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone. An

@@ -1,4 +1,4 @@
-"""What a client does when things are slow, lost, too large or not there."""
+"""The client under slow, lost, oversized and missing replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in, and what a peer that got in cannot do."""
+"""Authentication of peers, and requests that an authenticated peer cannot abuse."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def test_a_request_that_cannot_be_judged_is_refused_and_the_door_goes_on(keys: P
     context.destroy(linger=0)
 
 
-def test_a_broker_whose_door_died_ends_with_its_error(
+def test_a_broker_whose_authenticator_died_ends_with_its_error(
     redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_self: ZapAuthenticator, _request: list[bytes]) -> list[bytes]:
-        raise RuntimeError("the door is broken")
+        raise RuntimeError("the authenticator is broken")
 
     async def story() -> None:
         store, listening = AsyncStore(redis_url, RUN), asyncio.Event()
@@ -137,7 +137,7 @@ def test_a_broker_whose_door_died_ends_with_its_error(
         here = Ring(store, broker._endpoint, keys)
         newcomer = asyncio.create_task(here.client().hello(hello("actor-1"), deadline_s=30))
 
-        with pytest.raises(RuntimeError, match="the door is broken"):
+        with pytest.raises(RuntimeError, match="the authenticator is broken"):
             await asyncio.wait_for(serving, 5)
 
         newcomer.cancel()

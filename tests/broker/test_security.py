@@ -1,4 +1,4 @@
-"""Who may do what: roles, revocation while a run goes on, and what is written down about it."""
+"""Roles, revocation while a run goes on, and the audit of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile peers that hold a valid key: neither memory nor the other actors' time is theirs."""
+"""Hostile peers with a valid key: they take neither the broker's memory nor other actors' time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys are exchanged while actors work, and nobody has to stop."""
+"""Keys are exchanged while actors work, and no process has to stop."""
 
 from __future__ import annotations
 

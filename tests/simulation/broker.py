@@ -1,4 +1,4 @@
-"""A simulated broker: the real server's inside, between a socket and a store in memory."""
+"""A simulated broker: the real server between a socket and a store in memory."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""An asyncio event loop whose clock is a number: when nobody can go on, it jumps to the next timer.
+"""An asyncio event loop in virtual time: when no task can run, its clock jumps to the next timer.
 
-An hour of waiting costs nothing, and nothing outside decides what runs next: same program, same
-seed, same order. Each simulated process runs in a context of its own, so the loop can stop it
-(its callbacks are parked until it continues) or end it.
+An hour of waiting costs nothing, and nothing outside decides the order of callbacks: same
+program, same seed, same order. Each simulated process runs in a context of its own, so the loop can
+stop it (its callbacks are parked until it continues) or end it.
 
 Invariants: no real sleep and no thread; time never stands still for `MAX_STEPS_AT_ONCE` callbacks;
-a moment at which everybody waits for ever is an error, not a hang.
+a moment at which every task waits for ever is an error, not a hang.
 """
 
 from __future__ import annotations

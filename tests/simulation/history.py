@@ -1,7 +1,7 @@
-"""What has happened, as the checker sees it, and what must hold of it.
+"""History of a simulated run, and the invariants that it must satisfy.
 
 Watches every script that the store runs and every batch that is trained. When the store is rewound,
-what it has forgotten is forgotten here too, except what must hold across rewinds: no fence is
+facts that it lost are removed here too, except those that must hold across rewinds: no fence is
 granted twice, and nothing is trained twice in the surviving history.
 """
 

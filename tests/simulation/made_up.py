@@ -1,8 +1,8 @@
-"""What simulated actors make: a known answer to every task, so that one wrong token shows.
+"""Completions of simulated actors: a known answer to every task, so that one wrong token shows.
 
 Token i of a task's completion is a pure function of (task, i), and its log-prob names the version
-that it was made by. So a record that mixes tasks, repeats or skips a token, or says that another
-version made it, is not the expected one.
+that it was made by. So a record that mixes tasks, repeats or skips a token, or names another
+version, is not the expected one.
 """
 
 from __future__ import annotations

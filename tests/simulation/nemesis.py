@@ -1,4 +1,4 @@
-"""Faults: what goes wrong, when, and for how long. All drawn from one generator.
+"""Faults and their times, all drawn from one generator.
 
 Rates are per simulated hour and actor (or process); a scenario scales them. Every fault ends by
 itself, so that when the nemesis rests the system has to find its way back.

@@ -1,4 +1,4 @@
-"""Sockets in memory between actors and brokers, and what goes wrong between them.
+"""Sockets in memory between actors and brokers, and the faults of the network between them.
 
 Stand-ins for the few methods of a ZeroMQ DEALER and ROUTER that the client and the server of the
 broker use. Worse than ZeroMQ over TCP: single messages get lost, arrive twice, late, or out of
@@ -135,15 +135,15 @@ class Dealer:
     def disable_monitor(self) -> None:
         self._network.close(self)
 
-    def tell(self, event: int) -> None:
-        """Let the client's monitor see what became of the connection."""
+    def notify(self, event: int) -> None:
+        """Report an event of the connection to the client's monitor."""
         self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         self.events.put([struct.pack("=hi", event, 0), self.endpoint.encode()])
 
 
 @dataclass
 class Monitor:
-    """Where the client reads of its connection."""
+    """The client's monitor of its connection."""
 
     events: Mailbox
 
@@ -179,7 +179,7 @@ class Network:
         return dealer
 
     def approach(self, dealer: Dealer) -> None:
-        """Connect a moment later, if there is somebody to connect to."""
+        """Connect a moment later, if a broker listens there."""
         self._later(RECONNECT_S, self._connect, dealer)
 
     def bind(self, endpoint: str, owner: Process) -> Router:
@@ -191,18 +191,18 @@ class Network:
         return router
 
     def unbind(self, endpoint: str) -> None:
-        """The broker's process is gone, and the kernel says so to its peers."""
+        """The broker's process is gone, and the kernel reports it to its peers."""
         del self.routers[endpoint]
         for dealer in list(self.dealers.values()):
             if dealer.endpoint == endpoint and dealer.is_connected:
                 dealer.is_connected = False
-                self._later(0.01, dealer.tell, zmq.EVENT_DISCONNECTED)
+                self._later(0.01, dealer.notify, zmq.EVENT_DISCONNECTED)
 
     def close(self, dealer: Dealer) -> None:
-        """The actor's process has ended, and the kernel says so to the broker."""
+        """The actor's process has ended, and the kernel reports it to the broker."""
         self.dealers.pop(dealer.route, None)
 
-    def bury(self, owner: Process, *, vanished: bool) -> None:
+    def close_all(self, owner: Process, *, vanished: bool) -> None:
         """An actor was killed: its sockets are closed, unless its whole machine vanished."""
         for dealer in [dealer for dealer in self.dealers.values() if dealer.owner is owner]:
             self._later(60.0 if vanished else 0.05, self.close, dealer)
@@ -249,7 +249,7 @@ class Network:
 
     def _connect(self, dealer: Dealer) -> None:
         if dealer.endpoint in self.routers and not dealer.is_connected:
-            dealer.tell(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            dealer.notify(zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def _later(self, delay_s: float, action: Callable[..., object], *arguments: object) -> None:
         self.loop.call_later(delay_s, action, *arguments, context=OUTSIDE)

@@ -165,7 +165,7 @@ class Simulation:
             return
         process, slot.process, slot.actor = slot.process, None, None
         self.history.died(process.name, self.server.database)
-        self.network.bury(process, vanished=vanished)
+        self.network.close_all(process, vanished=vanished)
         self.loop.kill(process)
         self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_actor, slot)
 

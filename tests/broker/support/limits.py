@@ -1,4 +1,4 @@
-"""Looks at limits of the broker."""
+"""Probes of the broker's limits."""
 
 from __future__ import annotations
 
