@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train(settings: Settings, arguments: list[str]) -> int:
-    """Be a rank, or start the ranks."""
+    """Run one rank, or launch all of them."""
     if settings.learner.ranks > 1 and "RANK" not in os.environ:
         from .launch import launch  # noqa: PLC0415 - torch
 

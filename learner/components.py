@@ -22,7 +22,7 @@ from .coordinator import Coordinator
 
 
 class Publisher(Protocol):
-    """Where new weights go; `weights/publish.py` has the real ones."""
+    """Publishes new weights to actors; the real ones are in `weights/publish.py`."""
 
     def publish(
         self, model: nn.Module, version: PolicyVersion, *, free: Callable[[], None]
@@ -36,7 +36,7 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What a learner consists of, on every rank."""
+    """The components of one rank."""
 
     run: RunSettings
     learner: LearnerSettings
@@ -52,4 +52,4 @@ class Components:
     reference: Policy | None = None
     """The frozen policy that a KL is taken to."""
     critic: Critic | None = None
-    """What values the policy's states, where `algorithm.advantage` asks for it."""
+    """Values the policy's states, where `algorithm.advantage` needs it."""

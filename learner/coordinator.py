@@ -26,7 +26,7 @@ YES, NO = b"yes", b"no"
 
 
 class Coordinator(Protocol):
-    """What a rank does around the training of batches."""
+    """The work of a rank around the training of batches."""
 
     def start(self, step: int) -> None:
         """Begin what runs beside training; `step` batches are trained."""

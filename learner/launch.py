@@ -1,7 +1,7 @@
 """Several learner ranks on one machine, by torchrun's machinery, listening on loopback alone.
 
 torchrun's usual rendezvous is a TCP store, which listens on every interface. Here launcher and
-ranks meet through files in a private folder, and gloo and NCCL are told to talk over loopback.
+ranks meet through files in a private folder, and gloo and NCCL use the loopback interface.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ log = structlog.get_logger()
 def launch(arguments: list[str], *, ranks: int) -> int:
     """Run `python -m learner <arguments>` as `ranks` processes; the first failure's exit code.
 
-    No rank is restarted alone: whoever supervises the launcher starts all anew from the checkpoint.
+    No rank is restarted alone: the supervisor of the launcher restarts all from the checkpoint.
     """
     folder = Path(tempfile.mkdtemp(prefix="nyala-ranks-"))
     os.environ.update(
         {
             RENDEZVOUS_FILE: str(folder / "ranks"),
-            # Otherwise the launcher offers the ranks a TCP store of its own, on all interfaces.
+            # Otherwise the launcher opens a TCP store for the ranks, on all interfaces.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "lo",

@@ -94,7 +94,13 @@ class RankZero:
         )
         cursor = start.state.cursor
         self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=cursor)
-        self._evaluations = Evaluations(store, settings, ledger=ledger, report=self._report)
+        self._evaluations = Evaluations(
+            store,
+            run,
+            ledger=ledger,
+            timeout_s=settings.learner.eval_timeout_s,
+            report=self._report,
+        )
         self._pressure = CommitPressure(store, settings.buffer)
         self._batch: ClaimedBatch | None = None
         """The newest that was broadcast."""

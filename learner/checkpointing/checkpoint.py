@@ -2,7 +2,7 @@
 
     checkpoints/.unfinished-step-000050/   -> written, hashed, synced
     checkpoints/step-000050/               -> renamed: it exists only if it is complete
-    checkpoints/refused-step-000050/       -> found damaged and passed over; a person may look at it
+    checkpoints/refused-step-000050/       -> found damaged and set aside, for a person to look at
 
     __<rank>_*.distcp, .metadata   model and optimizer, and a critic with its own, one file for each
                                    rank (torch's distributed format)
@@ -47,7 +47,7 @@ MANIFEST, STATE = "manifest.json", "state.json"
 UNFINISHED, REFUSED = ".unfinished-", "refused-"
 HASH_CHUNK_BYTES = 2**20
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""What JSON of another shape raises when it is taken apart."""
+"""Errors of taking JSON of another shape apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,7 @@ class Checkpoints:
         if self._ranks.is_first:
             (unfinished / STATE).write_text(state.encode(), encoding="utf-8")
             _seal(unfinished)
-            # A life that trained the same step before a crash left its own; ours is of this
-            # lineage.
+            # An earlier learner may have left one of the same step and another lineage.
             shutil.rmtree(final, ignore_errors=True)
             unfinished.rename(final)
             _sync(self._folder)
@@ -135,9 +134,9 @@ class Checkpoints:
     def newest(self, before: int | None = None) -> tuple[Path, LearnerState] | None:
         """Find the newest checkpoint that can be trusted; None if there is none at all.
 
-        With `before`, only checkpoints of earlier batches count. Rank 0 only. Damaged ones that are
-        newer are put aside, so that they count no longer; where all are damaged they stay, because
-        a folder without any would begin the run anew.
+        With `before`, only checkpoints of earlier batches count. Rank 0 only. Newer ones that are
+        damaged are set aside, so that they count no longer; where all are damaged they stay,
+        because a folder without any would restart the run from its beginning.
 
         Raises:
             CheckpointError: There are checkpoints, and none of them can be trusted.
@@ -154,7 +153,7 @@ class Checkpoints:
                 refused.append(path)
                 continue
             for damaged in refused:
-                _put_aside(damaged)
+                _set_aside(damaged)
             return path, state
         if found:
             raise CheckpointError(
@@ -220,7 +219,7 @@ class Checkpoints:
             )
 
     def _remove_old(self, saved: Path) -> None:
-        """Remove all but the newest; the one just saved counts as such, whatever its number."""
+        """Remove all but the newest; the one just saved counts as newest, whatever its number."""
         others = [path for path in self.all() if path != saved]
         for path in others[: max(0, len(others) + 1 - self._keep)]:
             shutil.rmtree(path)
@@ -230,7 +229,7 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))  # as text, step 1000000 is before step 999999
 
 
-def _put_aside(path: Path) -> None:
+def _set_aside(path: Path) -> None:
     aside = path.with_name(f"{REFUSED}{path.name}")
     shutil.rmtree(aside, ignore_errors=True)  # the same step was refused once before
     path.rename(aside)

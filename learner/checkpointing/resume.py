@@ -42,7 +42,7 @@ LINEAGES = "lineages.json"
 
 @dataclass(frozen=True, slots=True)
 class StartState:
-    """Where a learner starts. Producer: rank 0. Consumer: all ranks."""
+    """Start of a learner, agreed on. Producer: rank 0. Consumer: all ranks."""
 
     lineage: int
     lineages: dict[int, int]
@@ -50,7 +50,7 @@ class StartState:
     owner: str
     """Of the take-over that began this lineage."""
     state: LearnerState
-    """Where the run stands."""
+    """Of the checkpoint, or of a run that has not begun."""
     checkpoint: Path | None
     """To load; None = the initial weights."""
     reach: int

@@ -1,8 +1,8 @@
-"""Going back to the weights of a checkpoint while batch numbers go on.
+"""Rollback to the weights of a checkpoint, while batch numbers go on.
 
-The store hears nothing of it: the next version is published under its own number, with older
-weights inside. Batches since the checkpoint stay trained, in vain; a life that dies before its next
-checkpoint replays them from their sealed claims, and comes to the same rollback.
+The store takes no part: the next version is published under its own number, with older weights
+inside. Batches since the checkpoint stay trained, in vain; a learner that resumes before the next
+checkpoint replays them from their sealed claims, and rolls back at the same batch.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def roll_back(
     before: int | None,
     critic: Critic | None = None,
 ) -> int:
-    """Load the newest checkpoint into policy, critic and optimizers; every rank must call it.
+    """Load the newest checkpoint into policy, critic and optimizers; collective.
 
     Args:
         checkpoints: Of the run.
-        policy: Whose weights are replaced.
-        optimizer: Whose moments are replaced.
+        policy: Its weights are replaced.
+        optimizer: Its moments are replaced.
         ranks: Rank 0 chooses for all.
-        model_path: The model that the run began with: where to go without a checkpoint.
+        model_path: The initial model, loaded where there is no checkpoint.
         before: Only checkpoints of earlier batches than this; None = any.
-        critic: Of the run, if it has one; the checkpoints know it too.
+        critic: Of the run, if it has one, as in `checkpoints`.
 
     Returns:
         Batches that the weights contain now.
@@ -63,7 +63,7 @@ def roll_back(
 
 
 def _begin_anew(policy: Policy, optimizer: AdamWithSchedule, model_path: str) -> None:
-    """Take the initial weights, and forget all moments."""
+    """Load the initial weights, and clear all moments."""
     whole = load_causal_lm(model_path).state_dict()
     set_model_state_dict(policy.causal_lm, whole, options=StateDictOptions(full_state_dict=True))
     optimizer.adam.state.clear()

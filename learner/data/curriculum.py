@@ -1,8 +1,8 @@
-"""Which tasks exist: a pure function of (run seed, id), and the thread that creates them.
+"""Tasks as a pure function of (run seed, id), and the thread that creates them.
 
-The feeder keeps new units in the store so that actors never wait for the step loop, and counts what
-is alive so that it creates no more than the run still needs: a unit that was dropped or died is
-replaced by the next id. CREATE is idempotent by id, so a resumed feeder simply starts from its
+The feeder keeps new units in the store so that actors never wait for the step loop. It counts those
+still alive and creates no more than the run needs: the next id replaces a unit that was dropped or
+that failed. CREATE is idempotent by id, so a resumed feeder simply starts from its
 checkpointed cursor.
 
 Consumes: the store's counts. Waits for: nothing but its own short pause. Ends when `stop` is called
@@ -29,12 +29,12 @@ from configs.worker import Worker
 from .ledger import Ledger
 from .retrying_store import RetryingStore
 
-PAUSE_S = 0.1  # between two looks; a batch takes longer to make
+PAUSE_S = 0.1  # between two readings of the counts; a batch takes longer to make
 SEED_BITS = 31  # what every library takes as a seed
 
 
 def training_task(run: RunSettings, task_id: int) -> TaskSpec:
-    """Say what training task `task_id` is; the same for ever, on every machine.
+    """Make the spec of training task `task_id`; the same for ever, on every machine.
 
     All members of a group get the same seed: a group is the episodes of one prompt.
     """
@@ -51,12 +51,12 @@ def training_task(run: RunSettings, task_id: int) -> TaskSpec:
 def training_tasks(
     run: RunSettings, group_ids: Iterable[int], second_tries: Mapping[int, int]
 ) -> list[NewTask]:
-    """Write down all tasks of these groups, as CREATE takes them.
+    """Make all tasks of these groups, as CREATE takes them.
 
     Args:
-        run: Says what a task is.
-        group_ids: Which groups.
-        second_tries: Group -> the one that was dropped as too old, whose prompt it asks again.
+        run: Settings that specs depend on.
+        group_ids: Of the groups.
+        second_tries: Group -> the group, dropped as too old, whose prompt it asks again.
     """
     size = run.group_size
     tasks = []
@@ -69,7 +69,7 @@ def training_tasks(
 
 
 def eval_task(run: RunSettings, index: int, task_id: int) -> TaskSpec:
-    """Say what held-out item `index` is, as task `task_id`; every round asks the same questions."""
+    """Make the spec of held-out item `index`; every round asks the same questions."""
     return TaskSpec(
         group_id=task_id,
         index=index,
@@ -80,16 +80,16 @@ def eval_task(run: RunSettings, index: int, task_id: int) -> TaskSpec:
 
 
 def eval_task_id(run: RunSettings, lineage: int, step: int, index: int) -> int:
-    """Number an evaluation task: no two rounds of any two lineages share one."""
+    """Number an evaluation task; no number occurs in two rounds or two lineages."""
     round_number = lineage * (run.steps + 1) + step
     return EVAL_BASE + round_number * run.eval_episodes + index
 
 
 def units_to_create(stats: Stats, *, steps: int, units_per_batch: int, ahead: int) -> int:
-    """Decide how many units to create now.
+    """Compute how many units to create now.
 
     Args:
-        stats: Of the store.
+        stats: Counts of the store.
         steps: Batches of the whole run.
         units_per_batch: Units that one batch trains on.
         ahead: New units that should be waiting for actors.
@@ -127,7 +127,7 @@ class Feeder:
 
     @property
     def cursor(self) -> int:
-        """The next group to create; everything below it is in the store."""
+        """The next group to create; all below it are in the store."""
         return self._cursor
 
     def start(self) -> None:
@@ -155,7 +155,7 @@ class Feeder:
                 self._stopping.wait(PAUSE_S)
 
     def feed(self) -> int:
-        """Look once and create what is missing; returns how many groups were asked for."""
+        """Create what is missing; returns the number of groups."""
         run = self._run
         wanted = units_to_create(
             self._store.run(operations.stats()),
@@ -171,7 +171,7 @@ class Feeder:
             self._store.run(operations.recreate_dropped(ledger.lineage, assigned))
             tasks = training_tasks(run, groups, ledger.facts.second_tries)
             self._store.run(operations.create(ledger.lineage, tasks))
-            # Known ids count as created: they were, by the learner that this one resumes.
+            # Ids that the store had already count as created: by an earlier learner.
             self._cursor += wanted
         return wanted
 

@@ -1,7 +1,7 @@
-"""Evaluation rounds: held-out questions, answered greedily by one policy version, beside training.
+"""Evaluation rounds beside training: held-out questions, answered greedily by one policy version.
 
-A round is created, collected while training goes on, and closed when it is complete or its time is
-up. Consumes the store's evaluation results; waits only at the end of the run, up to
+A round is created, collected while training goes on, and closed when it is complete or at its
+deadline. Consumes the store's evaluation results; waits only at the end of the run, up to
 `learner.eval_timeout_s`.
 """
 
@@ -20,7 +20,7 @@ from buffer.operations.values import EvalRound, NewTask
 from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import RecordError
-from configs.settings import RunSettings, Settings
+from configs.settings import RunSettings
 
 from .curriculum import eval_task, eval_task_id
 from .ledger import Ledger
@@ -28,7 +28,7 @@ from .retrying_store import RetryingStore
 
 log = structlog.get_logger()
 
-LOOK_EVERY_S = 0.5  # a look reads all results so far
+COLLECT_EVERY_S = 0.5  # each time reads all results so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Evaluation:
     episodes: int
     """Answers that arrived in time."""
     expected: int
-    """Answers that were asked for."""
+    """Answers requested."""
     versions: list[list[int]]
     """(lineage, step) of every policy that wrote a token of them."""
     off_version: int
-    """Answers with a token of another policy than the one evaluated; a newer one may take over."""
+    """Answers with a token of another policy than the evaluated one, such as a newer one."""
     wall_s: float
     """From creation to close."""
 
@@ -60,7 +60,7 @@ def is_due(run: RunSettings, step: int) -> bool:
 
 
 def round_tasks(run: RunSettings, lineage: int, step: int) -> list[NewTask]:
-    """Write down the tasks of a round; only actors at version (lineage, step) or newer get them."""
+    """Make the tasks of a round; only actors at version (lineage, step) or newer lease them."""
     tasks = []
     for index in range(run.eval_episodes):
         task_id = eval_task_id(run, lineage, step, index)
@@ -81,21 +81,22 @@ class Evaluations:
     def __init__(
         self,
         store: RetryingStore,
-        settings: Settings,
+        run: RunSettings,
         *,
         ledger: Ledger,
+        timeout_s: float,
         report: Callable[[Evaluation], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._run = settings.run
-        self._timeout_s = settings.learner.eval_timeout_s
+        self._run = run
+        self._timeout_s = timeout_s
         self._lineage = ledger.lineage
         self._ledger = ledger
         self._report = report
         self._clock = clock
         self._open: list[_Open] = []
-        self._looked = -LOOK_EVERY_S
+        self._collected_at = -COLLECT_EVERY_S
 
     def begin(self, step: int) -> None:
         """Create the tasks of a round."""
@@ -107,9 +108,9 @@ class Evaluations:
     def collect(self) -> None:
         """Close the rounds that are complete or out of time; returns at once."""
         now = self._clock()
-        if not self._open or now - self._looked < LOOK_EVERY_S:
+        if not self._open or now - self._collected_at < COLLECT_EVERY_S:
             return
-        self._looked = now
+        self._collected_at = now
         for round_ in list(self._open):
             result = self._store.run(operations.eval_round(self._lineage, round_.step))
             if result.unfinished and now - round_.began < self._timeout_s:
@@ -120,7 +121,7 @@ class Evaluations:
             self._close(round_, result, now)
 
     def finish(self, *, until: Callable[[], bool]) -> None:
-        """Wait until every open round has closed, by its own deadline, or `until` says so."""
+        """Wait until every open round has closed, each by its own deadline, or `until` is true."""
         while self._open and not until():
             self.collect()
             time.sleep(0.05)
@@ -147,7 +148,7 @@ class Evaluations:
 
 
 def exactness(episode: Episode) -> float:
-    """Whether an answer was right, 0 to 1."""
+    """Grade an answer: 0 to 1 = right."""
     return episode.reward_parts.get("exact", episode.reward)
 
 

@@ -1,4 +1,4 @@
-"""Publishing weights: from the model on all ranks to sealed bytes that actors can have.
+"""Publishing weights: from the model on all ranks to sealed bytes that actors can fetch.
 
 After step k and before step k + 1 changes parameters, all ranks gather tensor by tensor in one
 fixed order: rank 0 writes the canonical wire bytes into a slot. All compute the probe, and then the
@@ -44,13 +44,13 @@ log = structlog.get_logger()
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing put into names that actors would not know."""
+"""Prefixes that torch.compile and activation checkpointing add to names; actors lack them."""
 
 ProbeFunction = Callable[[nn.Module, tuple[int, ...]], Sequence[float]]
 
 
 def published(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield what is published, in wire order. A tied output layer comes once, as the embedding."""
+    """Yield published tensors in wire order. A tied output layer comes once, as the embedding."""
     for name, parameter in model.named_parameters(remove_duplicate=True):
         for wrapper in WRAPPERS:
             name = name.replace(wrapper, "")  # noqa: PLW2901 - the name without its wrappers
@@ -58,7 +58,7 @@ def published(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def layout(model: nn.Module, dtype: str) -> tuple[TensorSpec, ...]:
-    """Return where each tensor lies in the wire bytes; the same on every rank."""
+    """Lay the tensors out in the wire bytes; the same on every rank."""
     specs: list[TensorSpec] = []
     offset = 0
     for name, parameter in published(model):
@@ -70,7 +70,7 @@ def layout(model: nn.Module, dtype: str) -> tuple[TensorSpec, ...]:
 
 @torch.no_grad()
 def gather(model: nn.Module, specs: Sequence[TensorSpec], memory: mmap.mmap | None) -> None:
-    """Write the parameters into `memory`. Collective: call on all ranks; only rank 0 has memory.
+    """Write the parameters into `memory`. Collective; only rank 0 has memory.
 
     One tensor at a time is whole, in the publish dtype, so the peak is that of the largest tensor.
     """
@@ -149,8 +149,8 @@ class WeightPublisher:
         """Gather, seal and announce these weights. Collective; other ranks call a follower's.
 
         Args:
-            model: Whose weights these are.
-            version: Their name.
+            model: The model to publish.
+            version: Of its weights.
             free: Called when the model may change again, before bytes are digested and announced.
 
         Raises:

@@ -48,7 +48,12 @@ def _evaluations(
 ) -> Evaluations:
     settings = tiny_settings(tmp_path, run={"eval_episodes": 4}, learner={"eval_timeout_s": 10})
     return Evaluations(
-        RetryingStore(store), settings, ledger=new_ledger(1), report=reported.append, clock=clock
+        RetryingStore(store),
+        settings.run,
+        ledger=new_ledger(1),
+        timeout_s=settings.learner.eval_timeout_s,
+        report=reported.append,
+        clock=clock,
     )
 
 
