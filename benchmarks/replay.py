@@ -1,4 +1,4 @@
-"""How long drawing kept groups for a batch takes, by how many are kept; prints JSON.
+"""The time to draw kept groups for a batch, by the number kept; prints JSON.
 
     python -m benchmarks.replay [--most 1000000]
 

@@ -1,4 +1,4 @@
-"""What delivery costs: `python -m benchmarks.delivery [--full] [--only ARM] [--soak MINUTES]`.
+"""The cost of delivery: `python -m benchmarks.delivery [--full] [--only ARM] [--soak MINUTES]`.
 
 Every arm carries the same records of 16 KiB from one process to another, in batches of 64:
 

@@ -1,4 +1,4 @@
-"""The receiving side of each arm of `__main__.py`, and what it costs all processes together."""
+"""The receiving side of each arm, and the CPU time of all its processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many simulated actors in one process: how long LEASE, BEAT and SUBMIT take.
+"""Many simulated actors in one process, and the latency of their LEASE, BEAT and SUBMIT.
 
     python -m benchmarks.delivery.fleet run/config.yaml --actors 1000 --seconds 60
 

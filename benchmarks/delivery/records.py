@@ -1,4 +1,4 @@
-"""What the arms of `__main__.py` carry: real episode records of exactly 16 KiB, one for each task.
+"""The load of every arm: real episode records of exactly 16 KiB, one for each task.
 
 A record is made once and then only its ids are changed, so that no arm pays for making it.
 """

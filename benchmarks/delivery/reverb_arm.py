@@ -1,4 +1,4 @@
-"""One arm of `__main__.py`: Reverb's trajectory writer, and its sampler, with the same records.
+"""The Reverb arm: its trajectory writer, and its sampler, with the same records.
 
 Runs in an interpreter of its own that has `dm-reverb`, which Nyala itself does not need, and prints
 one JSON object last. Server, writer and sampler share the process and talk over loopback.

@@ -1,4 +1,4 @@
-"""A run without engine and trainer: real Redis, real broker process, and a learner that only takes.
+"""A run without engine and trainer: real Redis, real broker process, a learner that only claims.
 
 The learner creates tasks ahead, claims, seals, reads, advances and commits as the real one does;
 what it would decode and train it yields as bytes.

@@ -1,4 +1,4 @@
-"""The sending side of each arm of `__main__.py`, a process of its own that runs until it is ended.
+"""The sending side of each arm: a process of its own that runs until it is ended.
 
     python -m benchmarks.delivery.sources raw_zeromq tcp://...
     python -m benchmarks.delivery.sources redis_pipelines redis.url

@@ -1,4 +1,4 @@
-"""How much the ring costs, and what it gains: `python -m benchmarks.ring [--full] [--only ARM]`.
+"""The cost of the ring, and its gain: `python -m benchmarks.ring [--full] [--only ARM]`.
 
 Arms, each with both sides in this one run:
 

@@ -1,4 +1,4 @@
-"""One arm of `__main__.py`: vLLM alone, as an actor starts it, fed with an actor's requests.
+"""vLLM alone: the actor's engine, fed with an actor's requests.
 
 A process of its own. Reads lines `WARM_UP_S WINDOW_S` on stdin, steps the engine for that long,
 answers each with a JSON line, and stands still in between. `ready` comes first.

@@ -1,4 +1,4 @@
-"""One arm of `__main__.py`: TRL's synchronous GRPO trainer on the same model, prompts and reward.
+"""The TRL arm: its synchronous GRPO trainer on the same model, prompts and reward.
 
 Runs in a process of its own and prints one JSON object last. Needs `trl`, which Nyala itself does
 not. With transformers' generation and float32: TRL's quickest form on a CPU.

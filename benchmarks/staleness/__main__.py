@@ -1,4 +1,4 @@
-"""What old data costs: `python -m benchmarks.staleness [--full] [--plot PNG]`.
+"""The cost of old data: `python -m benchmarks.staleness [--full] [--plot PNG]`.
 
 A small model learns the demo's task from episodes of the policy of `lag` batches ago: in one
 process and without a network, but with a run's own sampler, reward, packing and training step

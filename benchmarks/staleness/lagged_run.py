@@ -1,4 +1,4 @@
-"""An arm of `__main__.py`: training on episodes of the policy of `lag` batches ago.
+"""Training on episodes of the policy of `lag` batches ago.
 
 One process, no network. The parts are those of a run: the torch engine samples, `EpisodeMaker`
 makes and scores the episodes, the learner plans, packs and trains them. Only their order is forced:

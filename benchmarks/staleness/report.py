@@ -1,4 +1,4 @@
-"""What `__main__.py` says of its arms: means and spread, ratios, a table and a picture."""
+"""Summary of the arms: means and spread, ratios, a table and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine a benchmark runs on: what it is, who gets which core, and who has used it."""
+"""The machine of a benchmark: its description, its cores, and the CPU time of processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark says on stderr while it runs: stdout is for its JSON."""
+"""Progress of a benchmark on stderr: stdout is for its JSON."""
 
 from __future__ import annotations
 

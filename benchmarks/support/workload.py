@@ -1,4 +1,4 @@
-"""What the arms work on: presets with overrides, the model they share, and its prompts."""
+"""The workload of the arms: presets with overrides, the model they share, and its prompts."""
 
 from __future__ import annotations
 

@@ -10,9 +10,10 @@ import signal
 import time
 
 import pytest
+from msgspec import structs
 
+from benchmarks.support.uplink import Uplink
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S
-from tests.weights.support.slow_link import SlowLink
 
 pytestmark = pytest.mark.slow
 
@@ -129,8 +130,9 @@ def test_corrupt_buckets(plane, actors, victims):
 
 
 def test_an_actor_behind_a_slow_link_holds_nobody_up(plane, actors):
-    with SlowLink(plane.publication.endpoint, bytes_per_s=300_000) as link:
-        far = plane.actor("far", publication=link.lead(plane.publication), timeout_s=60.0)
+    with Uplink(plane.publication.endpoint, bytes_per_s=300_000) as link:
+        behind = structs.replace(plane.publication, endpoint=link.endpoint)
+        far = plane.actor("far", publication=behind, timeout_s=60.0)
         plane.slowest_publish_s = 0.0
 
         holds(plane, actors, "an actor pulls over a link of 300 KB/s")

@@ -19,7 +19,7 @@ from broker.transport.keys import load_pair, make_keys
 from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.weights.pull_tree import FAN_OUT
-from tests.weights.support.listening import addresses
+from tests.learner.support.listening import listening
 from tests.weights.support.plane import MAX_PUBLISH_S, Plane
 from tests.weights.support.scripted_publisher import manifest
 
@@ -73,9 +73,7 @@ def test_a_version_leaves_the_publisher_as_often_as_its_fan_out_says(plane):
         found.append(((after[0] - before[0]) / size, (after[1] - before[1]) / size))
 
     assert all(actor.counters()["digest_mismatches"] == 0 for actor in actors)
-    listening = addresses(actors[0].pid)
-    assert listening
-    assert {host for host, _ in listening} == {"127.0.0.1"}
+    assert listening(actors[0].pid) == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
