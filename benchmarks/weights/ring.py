@@ -27,7 +27,7 @@ from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource
-from console.chaos.network_namespace import enter
+from console.chaos.faults.network_namespace import enter
 from learner.weights.log import read_weight_log
 from learner.weights.server import Sent
 
@@ -85,7 +85,7 @@ class WeightRing:
         shares: Whether receivers pull from each other.
         pull_from: As in the settings. With `memory` no receiver is in a group.
         route: Gives the address at which receivers reach the publisher's.
-        network: Receivers are in this network (`console.chaos.network_namespace`); None = in ours.
+        network: Network of the receivers (`console.chaos.faults.network_namespace`); None = ours.
         probe: Computes the learner's side of the probe.
         settings: Of the learner.
     """

@@ -17,11 +17,10 @@ import configs
 from configs.errors import NyalaError
 from console.run.process_guard import ProcessGuard
 
-from . import clock_jumps as clock
-from . import network, partition, processes, stores
-from .disk import small_disk
 from .fault import Fault, FaultResult, as_json, markdown
 from .fault_case import FaultCase
+from .faults import clock_jumps, network, partition, processes, stores
+from .faults.disk import small_disk
 from .invariants import Batches, trained_batches, violations
 from .live_run import NEEDED, SMALL, LiveRun
 
@@ -30,7 +29,7 @@ FAULTS: tuple[Fault, ...] = (
     *stores.FAULTS,
     *network.FAULTS,
     *partition.FAULTS,
-    *clock.FAULTS,
+    *clock_jumps.FAULTS,
 )
 NUM_ACTORS = 3
 GUARD_S = 10.0

@@ -54,7 +54,9 @@ HERE = Path("keys")
 def make(
     folder: Annotated[Path, typer.Argument(help="Where to put them, such as keys/.")],
 ) -> None:
-    """Make the keys of broker, learner and actors; those that exist are kept.
+    """Make the keys of broker, learner and actors.
+
+    Those that exist are kept.
 
     Example: `nyala keys make keys/`
     """
@@ -79,7 +81,9 @@ def add(
     role: Annotated[str, typer.Option(help="actor, observer or operator.")] = "actor",
     folder: Folder = HERE,
 ) -> None:
-    """Make one more key and let its holder in; copy the printed file and broker.pub to them.
+    """Make one more key and let its holder in.
+
+    Copy the printed file and broker.pub to the machine of its holder.
 
     Example: `nyala keys add spot-7 --in runs/demo`
     """
@@ -93,7 +97,9 @@ def add(
 
 @app.command()
 def revoke(name: Name, folder: Folder = HERE) -> None:
-    """Take a key off the list: its holder is refused within a second.
+    """Take a key off the list.
+
+    Its holder is refused within a second.
 
     Example: `nyala keys revoke spot-7 --in runs/demo`
     """
@@ -103,7 +109,9 @@ def revoke(name: Name, folder: Folder = HERE) -> None:
 
 @app.command()
 def announce(folder: Folder = HERE) -> None:
-    """Make the broker's next key; copy the printed file to the actors before `rotate broker`.
+    """Make the broker's next key.
+
+    Copy the printed file to the actors before `nyala keys rotate broker`.
 
     Example: `nyala keys announce --in runs/demo`
     """
@@ -112,7 +120,9 @@ def announce(folder: Folder = HERE) -> None:
 
 @app.command()
 def rotate(name: Name, folder: Folder = HERE) -> None:
-    """Exchange the key of `broker`, or of an actor, observer or operator, without a stop.
+    """Exchange a key without a stop.
+
+    NAME is `broker`, or the name of a key of an actor, observer or operator.
 
     Example: `nyala keys rotate broker --in runs/demo`
     """

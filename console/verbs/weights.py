@@ -39,7 +39,9 @@ def show_log(
     n: Annotated[int, typer.Option("-n", min=1, help="How many at most, the newest.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List versions: digest, learner pause, deliveries, and share of changed weights.
+    """List versions with their digests and deliveries.
+
+    Also how long each held the learner, and the share of weights that had changed.
 
     Example: `nyala weights log runs/demo -n 5`
     """
@@ -54,7 +56,9 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that each version has one digest and that steps increase; with --file, its bytes too.
+    """Check digests and order of versions.
+
+    Each version has one digest, and steps increase; with --file, the bytes of a copy match too.
 
     Example: `nyala weights verify runs/demo --file policy.safetensors`
     """
@@ -68,7 +72,9 @@ def pull(
     timeout_s: Annotated[float, typer.Option("--timeout", min=1, help="Seconds.")] = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Copy the current weights out of a run that is under way, digest checked.
+    """Copy the current weights out of a live run.
+
+    Their digest is checked.
 
     Example: `nyala weights pull runs/demo --to policy.safetensors`
     """

@@ -59,7 +59,12 @@ def test_a_worker_that_was_never_started_can_be_joined():
 
 def test_a_worker_may_join_itself():
     seen: list[str] = []
-    worker = Worker(lambda: (worker.join(), seen.append("went on")), name="itself")
+
+    def join_itself() -> None:
+        worker.join()
+        seen.append("went on")
+
+    worker = Worker(join_itself, name="itself")
 
     worker.start().join(10.0)
 

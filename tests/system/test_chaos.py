@@ -14,9 +14,9 @@ from buffer.operations.values import TaskSeen
 from configs.errors import SettingsError
 from console.chaos.command import chosen
 from console.chaos.fault import FaultResult, markdown
+from console.chaos.faults.proxy import Proxy
 from console.chaos.invariants import history_violations, oldest_lag
 from console.chaos.matrix import FAULTS, Plan, run_matrix
-from console.chaos.proxy import Proxy
 from console.chaos.task_trace import Observer, TaskTrace
 
 SHORT = ("actor-kill", "broker-kill", "redis-rewind")

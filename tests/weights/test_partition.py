@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from console.chaos.network_namespace import SecondNetwork, obstacle
+from console.chaos.faults.network_namespace import SecondNetwork, obstacle
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S, Plane
 
 pytestmark = pytest.mark.slow

@@ -9,6 +9,7 @@ import os
 import sys
 
 from console.main import app
+from console.run.actor_watch import ActorWatch
 from console.run.process import Command
 from console.verbs import session
 
@@ -37,7 +38,7 @@ def die(*_):
 
 if __name__ == "__main__":
     if "actor-watch" in json.loads(sys.argv[1]):
-        session.ActorWatch._look = die  # type: ignore[method-assign]
+        ActorWatch._look = die  # type: ignore[method-assign]
     session.commands = stand_ins  # type: ignore[attr-defined]
     session.make_if_needed = lambda *_, **__: False  # type: ignore[attr-defined]
     app(["up", *sys.argv[2:]], prog_name="nyala")

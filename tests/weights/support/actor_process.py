@@ -23,7 +23,7 @@ from broker.transport.keys import load_pair
 from configs.errors import NyalaError
 from configs.logging import configure_logging
 from configs.settings import ActorSettings
-from console.chaos.network_namespace import enter
+from console.chaos.faults.network_namespace import enter
 from tests.weights.support.toy_model import ToyEngine
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from .actor_fleet import Actor
-from .fault import Fault
-from .fault_case import FaultCase
+from console.chaos.actor_fleet import Actor
+from console.chaos.fault import Fault
+from console.chaos.fault_case import FaultCase
+
 from .proxy import Proxy
 
 DELAY_S = 0.2

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from buffer import operations
 from buffer.admin import limit_memory
+from console.chaos.fault import Fault
+from console.chaos.fault_case import FaultCase
 
 from .disk import fill, is_own_disk
-from .fault import Fault
-from .fault_case import FaultCase
 
 STOPPED_S = 10.0
 FULL_S = 5.0

@@ -6,9 +6,9 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 
-from .actor_fleet import Actor
-from .fault import Fault
-from .fault_case import FaultCase
+from console.chaos.actor_fleet import Actor
+from console.chaos.fault import Fault
+from console.chaos.fault_case import FaultCase
 
 COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .fault import Fault
-from .fault_case import FaultCase
+from console.chaos.fault import Fault
+from console.chaos.fault_case import FaultCase
+
 from .network_namespace import SecondNetwork, obstacle
 
 NETWORK = SecondNetwork(0)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .fault import Fault
-from .fault_case import FaultCase
+from console.chaos.fault import Fault
+from console.chaos.fault_case import FaultCase
 
 JUMP_S = 3600
 COMPILE_S = 60.0

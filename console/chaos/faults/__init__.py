@@ -1,0 +1,1 @@
+"""Faults of the matrix, one module per kind, and the tools that make them."""
