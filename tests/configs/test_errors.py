@@ -1,4 +1,4 @@
-"""With which code a process ends; `nyala up` decides by it whether to start it again."""
+"""Exit codes of errors, by which `nyala up` decides about restarts."""
 
 import pytest
 

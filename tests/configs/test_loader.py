@@ -1,4 +1,4 @@
-"""Settings from files and overrides: what is read, what is refused, and with which words."""
+"""Settings from files and overrides: accepted, refused, and the words of a refusal."""
 
 import pytest
 

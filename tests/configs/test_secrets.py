@@ -1,4 +1,4 @@
-"""Where the password of Redis is found, and who may read it."""
+"""The URL of Redis: its sources, their order, and the secret file's permissions."""
 
 import stat
 from pathlib import Path

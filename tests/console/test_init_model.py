@@ -1,4 +1,4 @@
-"""How the two rooms are run one after the other; what they do is tested with them."""
+"""The initial model: commands of the two rooms, one after the other."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Which GPUs and threads each process gets."""
+"""GPUs and threads of each process."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""From lines of metrics to what is shown."""
+"""Progress and its display, from lines of metrics."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Which end of a process is followed by what."""
+"""The action that follows each end of a process."""
 
 import pytest
 

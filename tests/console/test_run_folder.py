@@ -1,4 +1,4 @@
-"""What a run folder says of its run."""
+"""The folder of a run: state, settings, lock, archive."""
 
 import subprocess
 import sys

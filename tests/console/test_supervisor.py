@@ -1,4 +1,4 @@
-"""The processes of a run together, with fake processes: start, restart, stop, in which order."""
+"""The supervisor with fake processes: start, restart and order of stopping."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What the wheel carries: our rooms, with the files that they read."""
+"""Contents of the wheel: our rooms, with the files that they read."""
 
 import subprocess
 import sys

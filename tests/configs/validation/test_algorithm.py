@@ -1,4 +1,4 @@
-"""Choices that do not go together are refused, with the reason and a way out."""
+"""Choices of the mathematics that do not go together are refused, with a way out."""
 
 import pytest
 from pydantic import ValidationError

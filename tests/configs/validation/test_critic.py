@@ -1,4 +1,4 @@
-"""Critic and algorithm: what makes no method together is refused with the reason."""
+"""Choices of critic and algorithm that make no method are refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which KL to a reference is refused, and why."""
+"""Refused uses of the KL to a reference policy."""
 
 from typing import Any
 

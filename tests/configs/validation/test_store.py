@@ -1,4 +1,4 @@
-"""Settings that ask Redis for more than it can hold, or for groups that nobody would see again."""
+"""Settings that need more than Redis can hold, or that make groups unreachable, are refused."""
 
 from __future__ import annotations
 
