@@ -1,21 +1,26 @@
-"""The engine seam: what an actor asks of whatever samples tokens.
+"""Interfaces of engines: `Engine` for the actor, `Stepper` for the model behind it.
 
-Implementations: `vllm_engine.py` and `torch_engine.py`. An engine steps in a thread or process of
-its own, never on the event loop, so that heartbeats do not wait for it. Tokens are collected where
-they are made and handed over in batches.
+An engine steps in a thread or process of its own, never on the event loop, so that heartbeats do
+not wait for it. Tokens are collected where they are made and handed over in batches.
+
+`threaded.py` makes an engine of a stepper; the steppers are in `vllm_engine.py` and
+`torch_engine.py`. A stepper has no thread, no event loop and no policy versions: its caller labels
+the tokens of each step. A swap of weights: `prepare` while steps go on, then `pause` -> `load` ->
+`resume` between two of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from broker.protocol.manifest import WeightManifest
 from buffer.record.episode import PolicyVersion, VersionSpan
 
 INITIAL_VERSION = PolicyVersion(0, 0)
-"""The weights of the model directory that an engine starts from, unless told otherwise."""
+"""Default version of the weights in the model directory that an engine starts from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,4 +109,66 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop the engine and free its memory; running requests end without a delta."""
+        ...
+
+
+class Sampled(NamedTuple):
+    """Tokens that one step made for one request, or the answer of a probe."""
+
+    key: int
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str | None
+
+
+class Stepper(Protocol):
+    """A model and its running requests, used from one thread only, but for `prepare`."""
+
+    def start(self) -> None:
+        """Load the model and run one forward pass."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would make tokens."""
+        ...
+
+    def admit(self, key: int, request: Request, max_tokens: int) -> None:
+        """Add a request; its tokens, at most `max_tokens`, come out of the steps to come."""
+        ...
+
+    def cancel(self, keys: list[int]) -> None:
+        """Drop requests; unknown keys are ignored."""
+        ...
+
+    def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
+        """Score a sequence; a step to come returns its log-probs with a finish reason."""
+        ...
+
+    def step(self) -> Iterable[Sampled]:
+        """Make at least one token for some requests."""
+        ...
+
+    def pause(self) -> Iterable[Sampled]:
+        """Make no more tokens; return those made under these weights and not yet returned."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    def prepare(self, staged: StagedWeights) -> None:
+        """Do all of a swap that steps need not wait for, in another thread. `load` follows, or not.
+
+        Raises:
+            WeightsError: the file is not a version of this model; nothing changed.
+        """
+        ...
+
+    def load(self, staged: StagedWeights) -> None:
+        """Swap to the prepared weights while paused; running requests keep their KV cache."""
+        ...
+
+    def close(self) -> None:
+        """Free the model."""
         ...

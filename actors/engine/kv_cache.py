@@ -1,8 +1,7 @@
-"""The KV cache of the torch engine: rows of one static tensor per layer, the first ones in use.
+"""KV cache of the torch engine: rows of one static tensor per layer, the first ones in use.
 
 A row that ends is overwritten by the last one, so that decoding reads a plain slice and copies
-nothing. transformers' layers call `update`; what it means (prefill or decode) is set before each
-forward pass.
+nothing. transformers' layers call `update`; prefill or decode is chosen before each forward pass.
 
 Shapes: R rows in use, N rows in all, H key-value heads, S slots of a row, T new tokens, K head
 width.

@@ -1,8 +1,8 @@
-"""The books of running requests, shared by all engines; pure, no thread, no clock of its own.
+"""Tables of running requests, shared by all engines; no thread, no clock of their own.
 
-`RequestTable` belongs to the thread that makes tokens: it collects them and decides what is due.
-`DeltaInbox` belongs to the event loop: it drops what was aborted and joins what came in several
-hand-overs, so that however slow its reader is, it never holds more than one delta for each
+`RequestTable` belongs to the thread that makes tokens: it collects them and decides which are due.
+`DeltaInbox` belongs to the event loop: it drops deltas of aborted requests and joins those of
+several hand-overs, so that however slow its reader is, it never holds more than one delta for each
 request.
 
 A request is known by its `key`, a number that is never used twice: an id may be submitted again
@@ -55,11 +55,11 @@ class RequestTable:
         return key in self._pending
 
     def begin(self, key: int, request_id: str) -> None:
-        """Open the books of a request."""
+        """Begin to collect the tokens of a request."""
         self._pending[key] = _Pending(request_id)
 
     def forget(self, key: int) -> None:
-        """Close them without a delta."""
+        """Drop a request without a delta."""
         self._pending.pop(key, None)
 
     def record(
@@ -84,7 +84,7 @@ class RequestTable:
             del self._pending[key]
 
     def take(self, now: float) -> list[tuple[int, Delta]]:
-        """Return what is due at `now` (monotonic seconds)."""
+        """Return the deltas that are due at `now` (monotonic seconds)."""
         due, self._finished = self._finished, []
         if now - self._handed_over_at >= self._interval_s:
             self._handed_over_at = now
@@ -96,7 +96,7 @@ class RequestTable:
         return list(self._pending)
 
     def close(self) -> list[tuple[int, Delta]]:
-        """Close all books; returns whatever was not handed over."""
+        """Drop all requests; return the tokens that were not handed over."""
         rest = self._finished + [
             (k, p.flush(None)) for k, p in self._pending.items() if p.token_ids
         ]
@@ -106,7 +106,7 @@ class RequestTable:
 
 
 class DeltaInbox:
-    """Deltas that wait for the reader, and which requests it still wants."""
+    """Deltas that wait for the reader, and the requests that it still wants."""
 
     def __init__(self) -> None:
         self._keys: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""An engine made of a stepper and a thread that owns it; the event loop never waits for a step.
+"""Engine made of a stepper and a thread that owns it; the event loop never waits for a step.
 
-`ThreadedEngine` is the whole `Engine` protocol over a `Stepper`, which knows nothing of threads.
-Commands reach the thread through one queue and are obeyed between two steps, in order; with
-nothing to do the thread sleeps on that queue. Tokens come back by one `call_soon_threadsafe` per
+`ThreadedEngine` is the whole `Engine` protocol over a `Stepper`, which has no threads of its own.
+Commands reach the thread through one queue and are executed between two steps, in order; without
+work the thread sleeps on that queue. Tokens come back by one `call_soon_threadsafe` per
 hand-over.
 
 Waits: `deltas` for tokens (until cancelled), `apply` and `probe` for their turn (with a deadline).
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -24,10 +23,10 @@ import structlog
 
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, EngineError, SettingsError
+from configs.worker import Worker
 
-from .engine import INITIAL_VERSION, Delta, Request, StagedWeights
+from .engine import INITIAL_VERSION, Delta, Request, Sampled, StagedWeights, Stepper
 from .request_table import DeltaInbox, RequestTable
-from .stepper import Sampled, Stepper
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ class ThreadedEngine:
         Args:
             stepper: Used from the engine's thread only.
             max_model_len: Longest prompt and completion together, tokens.
-            version: What the weights that the stepper starts with are called.
+            version: Of the weights that the stepper starts with.
             start_timeout_s: Deadline of `start`; a first start may compile kernels.
             command_timeout_s: Deadline of `apply`, `probe` and `close`.
         """
@@ -79,7 +78,7 @@ class ThreadedEngine:
         self._table = RequestTable()
         self._probes: dict[int, Future[tuple[float, ...]]] = {}
         self._closing = False
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
 
     @property
     def version(self) -> PolicyVersion:
@@ -96,11 +95,7 @@ class ThreadedEngine:
         assert self._thread is None, "an engine starts once"
         started: Future[None] = Future()
         loop = asyncio.get_running_loop()
-        # A daemon: a step that hangs must not keep a dying process alive.
-        self._thread = threading.Thread(
-            target=self._run, args=(loop, started), name="engine", daemon=True
-        )
-        self._thread.start()
+        self._thread = Worker(partial(self._run, loop, started), name="engine").start()
         await self._within(started, self._start_timeout_s, "start")
 
     def submit(self, requests: list[Request]) -> None:
@@ -193,11 +188,11 @@ class ThreadedEngine:
 
     async def close(self) -> None:
         """Stop the thread and free the model."""
-        if self._thread is None or not self._thread.is_alive():
+        if self._thread is None or not self._thread.is_alive:
             return
         self._commands.put(self._close)
         await asyncio.to_thread(self._thread.join, self._command_timeout_s)
-        if self._thread.is_alive():
+        if self._thread.is_alive:
             raise DeadlineError(
                 f"the engine must stop within {self._command_timeout_s} s, got no end of its step; "
                 "kill the process"
@@ -242,7 +237,7 @@ class ThreadedEngine:
             self._stepper.start()
             started.set_result(None)
             self._serve(loop)
-        except BaseException as error:  # noqa: BLE001 - the loop side must learn of any death
+        except BaseException as error:  # noqa: BLE001 - `_die` raises it where the loop waits
             structlog.get_logger().exception("engine died")
             death = EngineError(f"the engine died: {error!r}; restart the actor")
             death.__cause__ = error
@@ -255,7 +250,7 @@ class ThreadedEngine:
 
     def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._closing:
-            self._obey()
+            self._execute_commands()
             if self._stepper.has_work and not self._closing:
                 self._record(self._stepper.step())
             due = self._table.take(time.monotonic())
@@ -269,7 +264,7 @@ class ThreadedEngine:
             else:
                 self._table.record(*sampled, self._version)
 
-    def _obey(self) -> None:
+    def _execute_commands(self) -> None:
         if not self._stepper.has_work:
             self._commands.get()()
         while not self._closing:

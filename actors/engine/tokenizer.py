@@ -1,4 +1,4 @@
-"""Text to tokens and back: the tokenizer of the run's model.
+"""Tokenizer of the run's model: text to tokens and back.
 
 A chat model gets the prompt as its template's first user turn, and observations as further ones; a
 character model gets the bare text. Loads transformers only when a tokenizer is made.
@@ -14,7 +14,7 @@ from configs.errors import SettingsError
 
 
 class Tokenizer(Protocol):
-    """What the episode loop asks of a tokenizer."""
+    """Interface of a tokenizer, as the episode loop uses it."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -64,7 +64,7 @@ class ModelTokenizer:
                 f"got {model_path!r}; without one no turn ever ends"
             )
         self._tokenizer = tokenizer
-        # Kept, since every turn asks for it, and the tokenizer looks its own name up each time.
+        # Kept: every turn needs it, and the tokenizer searches for it each time.
         self._stop_token_ids = (int(tokenizer.eos_token_id),)
         self._chat = tokenizer.chat_template is not None
 
@@ -81,7 +81,7 @@ class ModelTokenizer:
         """Tokens of an observation, as the template's next user turn where there is one."""
         if not self._chat:
             return self._encode(text)
-        # The template is asked what stands between a turn's end token and the next turn.
+        # The template shows which tokens stand between a turn's end token and the next turn.
         turns = [_user("q"), {"role": "assistant", "content": "a"}, _user(text)]
         head, end, _ = self._render(turns[:2], go_on=False).rpartition(self._tokenizer.eos_token)
         return self._encode(self._render(turns)[len(head + end) :])

@@ -1,4 +1,4 @@
-"""The small engine: transformers' forward with a KV cache, for macOS and quick tests. No paging.
+"""Small engine: transformers' forward with a KV cache, for macOS and quick tests. No paging.
 
 Requests join at any step: those of one prompt length are prefilled together into free rows of the
 cache, then all rows decode together, each at its own length. Positions and mask are given for each
@@ -22,16 +22,15 @@ from transformers.utils.logging import disable_progress_bar
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
-from .engine import INITIAL_VERSION, Request, StagedWeights
+from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .kv_cache import RowCache
-from .stepper import Sampled
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
 
 
 @dataclass(frozen=True, slots=True)
 class TorchOptions:
-    """What the torch engine is started with; see `actors` in the settings."""
+    """Options of the torch engine; see `actors` in the settings."""
 
     model: str
     """Hugging Face model directory or hub name."""
@@ -46,7 +45,7 @@ class TorchOptions:
 def torch_engine(
     options: TorchOptions, *, version: PolicyVersion = INITIAL_VERSION
 ) -> ThreadedEngine:
-    """Make a torch engine whose first weights are called `version`; `start` loads it."""
+    """Make a torch engine whose first weights are `version`; `start` loads it."""
     return ThreadedEngine(
         TorchStepper(options), max_model_len=options.max_model_len, version=version
     )

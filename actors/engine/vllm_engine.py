@@ -1,10 +1,10 @@
-"""The vLLM engine: `LLMEngine` stepped by a thread, its core in this process or its own.
+"""vLLM engine: `LLMEngine` stepped by a thread, its core in this process or its own.
 
 On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no
 device whose idling a second process would hide. On a GPU it runs in a process of its own and
 `step` only collects what it made. Either way one thread sees tokens and weight swaps in one order,
-so the version of every token is exact; AsyncLLM hands each request a queue of its own, and what it
-says of versions comes at the end.
+so the version of every token is exact; AsyncLLM gives each request a queue of its own, and reports
+versions at its end only.
 
 KV and versions: running requests keep their KV cache over a swap. Prefixes cached under an older
 version must not serve later requests, so the cache is salted with the count of swaps; a request
@@ -24,9 +24,9 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError
 
 from .device import engine_device
-from .engine import INITIAL_VERSION, Request, StagedWeights
-from .stepper import Sampled
+from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
+from .vllm_private import has_outputs, shut_down, take_unsent
 from .wire_tensors import named_tensors
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ over costs Python as much time as several of them cost a small model."""
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """What vLLM is started with; see `actors` in the settings."""
+    """Options of vLLM; see `actors` in the settings."""
 
     model: str
     """Hugging Face model directory or hub name."""
@@ -63,7 +63,7 @@ class VllmOptions:
 def vllm_engine(
     options: VllmOptions, *, version: PolicyVersion = INITIAL_VERSION
 ) -> ThreadedEngine:
-    """Make a vLLM engine whose first weights are called `version`; `start` loads it."""
+    """Make a vLLM engine whose first weights are `version`; `start` loads it."""
     return ThreadedEngine(
         VllmStepper(options), max_model_len=options.max_model_len, version=version
     )
@@ -146,9 +146,10 @@ class VllmStepper:
         self._engine.sleep(level=0, mode="keep")
         if not self._options.in_process:
             # The answer to the call above came behind all outputs, and through the same socket.
-            while not self._engine.engine_core.outputs_queue.empty():
+            while has_outputs(self._engine):
                 yield from self.step()
-        yield from self._held_back()
+        for key, token_ids, logprobs in take_unsent(self._engine):
+            yield Sampled(key, token_ids, logprobs, None)
 
     def prepare(self, staged: StagedWeights) -> None:
         """Fill the shadow copy; where there is none, refuse a bad file while all is whole."""
@@ -177,7 +178,7 @@ class VllmStepper:
     def close(self) -> None:
         """Stop vLLM's core."""
         if hasattr(self, "_engine"):
-            self._engine.engine_core.shutdown()
+            shut_down(self._engine)
             del self._engine
 
     def _load_in_place(self, staged: StagedWeights) -> None:
@@ -186,15 +187,6 @@ class VllmStepper:
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update_payload(staged))
         self._rpc("finish_weight_update")
-
-    def _held_back(self) -> Iterable[Sampled]:
-        """Take what vLLM has made under these weights and would return with later tokens."""
-        for state in self._engine.output_processor.request_states.values():
-            made = state.detokenizer.output_token_ids[state.sent_tokens_offset :]
-            if made:
-                state.sent_tokens_offset += len(made)
-                logprobs = state.logprobs_processor.logprobs[-len(made) :].logprobs
-                yield Sampled(int(state.external_req_id), made, logprobs, None)
 
     def _begin_waiting_again(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -230,9 +222,8 @@ def _prepare_environment(options: VllmOptions) -> None:
         os.environ.setdefault(name, value)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
     if options.in_process:
-        torch.set_num_threads(
-            options.threads
-        )  # of this thread, and too late through the environment
+        # Those of this thread: for it the environment comes too late.
+        torch.set_num_threads(options.threads)
 
 
 def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:

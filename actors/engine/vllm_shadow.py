@@ -1,9 +1,9 @@
-"""A second copy of vLLM's model on a CPU: filled beside the running steps, exchanged between two.
+"""Second copy of vLLM's model on a CPU: filled beside the running steps, exchanged between two.
 
 vLLM's reload of a model repacks each weight for the CPU's kernels, layer by layer: for the smallest
 model it takes as long as several steps. Here it works on the copy, in another thread, and the pause
-is for the exchange of references alone. The models are as large as each other, and so is what a
-swap costs in memory. Only where all that loading changes is known: unquantised weights.
+is for the exchange of references alone. The copy takes as much memory as the model. Used for
+unquantised weights only: there it is certain what loading changes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 from configs.errors import WeightsError
 
 from .engine import StagedWeights
+from .vllm_private import PACKED
 from .vllm_weights import begin_loading, end_loading, missing_in
 from .wire_tensors import named_tensors
 
 KNOWN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
-"""Their parameters and `PACKED` are all that they compute with."""
-PACKED = "cpu_linear"
-"""Attribute of a layer: its multiplication, which holds a packed copy of its weight."""
+"""Methods that compute with their parameters and `PACKED` alone."""
 
 
 class ShadowModel:

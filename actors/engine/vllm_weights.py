@@ -1,9 +1,9 @@
 """Staged weights into vLLM's workers, through vLLM's own weight-transfer interface.
 
 The engine is registered as `nyala` (entry point `vllm.general_plugins`, so that workers in
-processes of their own know it too). An update carries only the path of a staged file and its
+processes of their own have it too). An update carries only the path of a staged file and its
 layout, as plain JSON values; every worker maps the file and takes its shard. Transport, digest and
-version are not its business.
+version are settled before.
 
 A swap: `start_weight_update` -> one `update_weights` -> `finish_weight_update`, between two steps.
 On a CPU the same steps fill a copy of the model instead (`vllm_shadow.py`).
@@ -38,18 +38,19 @@ from broker.protocol.manifest import TensorSpec
 from configs.errors import EngineError
 
 from .engine import StagedWeights
+from .vllm_private import RELOAD_LOGGER
 from .wire_tensors import named_tensors
 
 BACKEND = "nyala"
 
-# It warns of every layer that takes nothing from the file: rotary tables, a tied output layer. What
-# must not be missing is checked below.
-logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+# It warns of every layer that takes nothing from the file: rotary tables, a tied output layer.
+# Parameters that must not be missing are checked below.
+logging.getLogger(RELOAD_LOGGER).setLevel(logging.ERROR)
 
 
 @functools.cache  # vLLM refuses a second registration; plugin and direct call may both come
 def register() -> None:
-    """Tell vLLM of this process about the `nyala` engine."""
+    """Register the `nyala` engine with vLLM in this process."""
     WeightTransferEngineFactory.register_engine(BACKEND, NyalaWeightTransferEngine)
 
 
@@ -69,7 +70,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """Where a whole policy version lies, see `update_payload`."""
+    """Place of a whole policy version, see `update_payload`."""
 
     path: str
     num_bytes: int
@@ -110,7 +111,7 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             raise EngineError(missing)
 
     def finish_weight_update(self) -> None:
-        """Process what is left and make derived copies follow."""
+        """Process the remaining layers and update derived copies."""
         end_loading(self.model, self.model_config, self.device)
 
     def shutdown(self) -> None:
@@ -125,7 +126,7 @@ def begin_loading(model: nn.Module) -> set[str]:
 
 
 def end_loading(model: nn.Module, model_config: ModelConfig, device: torch.device) -> None:
-    """Process what is left and make derived copies follow."""
+    """Process the remaining layers and update derived copies."""
     finalize_layerwise_reload(model, model_config)
     if device.type == "cpu":
         refresh_output_layers(model)
@@ -144,7 +145,7 @@ def refresh_output_layers(model: nn.Module) -> None:
 
 
 def missing_in(expected: set[str], loaded: Iterable[str]) -> str:
-    """Return what is wrong if not every parameter was loaded, else nothing."""
+    """Return an error text if not every parameter was loaded, else an empty one."""
     missing = sorted(expected - set(loaded))
     if not missing:
         return ""

@@ -1,8 +1,8 @@
-"""Reading staged weights: one flat file of canonical wire bytes seen as named tensors.
+"""Staged weights as named tensors: views into one flat file of canonical wire bytes.
 
 Nothing is copied: the tensors are views into a private mapping of the file, which lives as long as
-they do. The digest is the receiver's business; here only what would read outside the file is
-refused.
+they do. The receiver has checked the digest; a layout that reaches outside the file is refused
+here.
 """
 
 from __future__ import annotations
