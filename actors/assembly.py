@@ -1,6 +1,6 @@
-"""Build an actor from settings: engine, tokenizer, environment, reward, connections.
+"""Assembly of an actor from settings: engine, tokenizer, environment, reward, connections.
 
-The only place that knows which class stands behind each seam.
+The only module that names the class behind each interface.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ log = structlog.get_logger()
 
 
 def new_incarnation(name: str) -> str:
-    """Name one life of an actor; no two are the same, on whatever machine."""
+    """Name one incarnation of an actor; no two are the same, on any machine."""
     return f"{name}-{secrets.token_hex(4)}"
 
 
 async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -> None:
-    """Be an actor of this run until it ends or `stop` is set.
+    """Run an actor until its run ends or `stop` is set.
 
     Raises:
-        NyalaError: What a person has to look at.
+        NyalaError: A failure that a person has to look at.
     """
     from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
 
@@ -80,7 +80,7 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
         gate=gate,
         prepare=lambda: prepare(settings, incarnation),
     )
-    stopping = asyncio.create_task(_pass_on(stop, loop))
+    stopping = asyncio.create_task(_stop_with(stop, loop))
     try:
         await loop.run()
     finally:
@@ -89,7 +89,7 @@ async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -
 
 
 def greeting(settings: Settings, incarnation: str) -> Hello:
-    """Say who this incarnation is and what it believes the run to be."""
+    """Make the first message to the broker: identity, and hashes of the run's settings."""
     return Hello(
         incarnation=incarnation,
         host=socket.gethostname(),
@@ -105,14 +105,14 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
     Raises:
         SettingsError: One of them cannot be made as the settings say.
         RewardError: The reward fails on the sample.
-        DeadlineError: The environment takes for ever to make an item.
+        DeadlineError: The environment does not make an item in time.
     """
     run = settings.run
     environment, tokenizer = await asyncio.to_thread(_load, run)
     if not run.reward_functions:
         log.info("reward", function=f"the score of {run.environment}")
         return EpisodeTools(EpisodeMaker(environment, tokenizer, run, incarnation), None)
-    rewards = RewardPool(settings)
+    rewards = RewardPool(run, settings.actors)
     sample = environment.begin(0, run.seed, held_out=False)
     try:
         description = await rewards.try_out(sample.prompt, sample.answer or "", sample.answer)
@@ -124,7 +124,7 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
 
 
 def make_engine(settings: Settings) -> tuple[Engine, str]:
-    """Make the engine of an actor, not started, and name the device it runs on."""
+    """Return the engine of an actor, not started, and the device it runs on."""
     from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
     run, actors = settings.run, settings.actors
@@ -184,6 +184,6 @@ def _load(run: RunSettings) -> tuple[Environment, ModelTokenizer]:
     return environment, ModelTokenizer(run.model_path)
 
 
-async def _pass_on(stop: asyncio.Event, loop: ActorLoop) -> None:
+async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:
     await stop.wait()
     loop.stop()

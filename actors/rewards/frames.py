@@ -3,20 +3,53 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
-import msgpack
+import msgspec
+
+from .functions import Convention, RewardSample
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 * 2**20  # 64 completions of the largest episode would not fit: those are split
 
+Outcome = tuple[float | None, str | None]
+"""A reward, or the reason why there is none."""
 
-def pack_frame(message: Any) -> bytes:
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """First reply of a worker: how the function is called."""
+
+    convention: Convention
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """First reply of a worker whose function cannot be used."""
+
+    reason: str
+
+
+class Outcomes(msgspec.Struct, frozen=True, tag=True):
+    """Later replies: the outcomes of the next samples, in order."""
+
+    outcomes: list[Outcome]
+
+
+Reply = Loaded | Refused | Outcomes
+
+_SAMPLES = msgspec.msgpack.Decoder(list[RewardSample])
+_REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def pack_frame(message: Reply | list[RewardSample]) -> bytes:
     """Return a message as bytes with their length before them."""
-    body = bytes(msgpack.packb(message) or b"")  # None only in its type
+    body = msgspec.msgpack.encode(message)
     return LENGTH.pack(len(body)) + body
 
 
-def unpack_body(body: bytes) -> Any:
-    """Return the message of a frame's body."""
-    return msgpack.unpackb(body)
+def unpack_samples(body: bytes) -> list[RewardSample]:
+    """Return the samples of a request's body."""
+    return _SAMPLES.decode(body)
+
+
+def unpack_reply(body: bytes) -> Reply:
+    """Return the reply of a frame's body."""
+    return _REPLY.decode(body)

@@ -10,7 +10,7 @@ A function gets by name what its parameters ask for, all of it with `**kwargs`: 
 `completions`, `completion_ids`, `answer`, `index`, `purpose`, `environment_reward`; one sample at a
 time the first three are called `prompt`, `completion` (or `output`) and `completion_ids`.
 
-Runs inside the reward worker. Knows nothing of processes and time limits.
+Runs inside the reward worker; processes and time limits are in `process.py`.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ RewardFunction = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class RewardSample:
-    """One finished episode, as a reward function sees it."""
+    """The arguments of a reward function for one finished episode."""
 
     prompt: str
     completion: str
     """All turns and observations, without the last end token."""
-    completion_ids: tuple[int, ...]
+    completion_ids: Sequence[int]
     answer: str | None
     index: int
     purpose: str
     environment_reward: float
-    """What the environment itself would give."""
+    """The environment's own score."""
 
 
 class Convention(StrEnum):
-    """How a reward function wants to be called."""
+    """Call of a reward function: with all samples of a batch, or with one."""
 
     BATCH = "batch"
     SAMPLE = "sample"
@@ -79,7 +79,7 @@ def load_reward(reward: str) -> RewardFunction:
 
 
 def recognise(function: RewardFunction, reward: str) -> Convention:
-    """Tell from its parameters how a function wants to be called.
+    """Return how a function is to be called, by its parameters.
 
     Raises:
         SettingsError: The parameters are none of the known forms.
@@ -101,7 +101,7 @@ def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> lis
     """Call a batched function; the values are not checked yet.
 
     Raises:
-        RewardError: It returned something else than a list of one value for each sample.
+        RewardError: It did not return a list of one value for each sample.
     """
     values = _finish(function(**_accepted(function, _columns(samples))))
     if hasattr(values, "tolist"):  # an array or a tensor
@@ -125,7 +125,7 @@ def checked(value: object) -> float:
     """Return a reward as a finite float.
 
     Raises:
-        RewardError: It is none.
+        RewardError: It is not a finite number.
     """
     as_python = getattr(value, "item", None)  # a number of numpy or torch
     if callable(as_python):

@@ -1,4 +1,4 @@
-"""The reward functions of a run, each in processes of its own, and what they say added up.
+"""Reward functions of a run, each in processes of its own, and the sum of their rewards.
 
     free slot --samples--> every function of the slot, side by side --a sum for each sample--> free
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from actors.environments.deadline import call_within
 from actors.environments.registry import check_environment
 from configs.errors import RewardError
-from configs.settings import Settings
+from configs.settings import ActorSettings, RunSettings
 
 from .functions import RewardSample
 from .process import Result, RewardProcess
@@ -22,29 +22,28 @@ from .process import Result, RewardProcess
 ENVIRONMENT_TIMEOUT_S = 60.0
 
 Parts = dict[str, float]
-"""Name of each reward function -> what it gave."""
+"""Reward of each function, by name."""
 
 
 class RewardPool:
     """Scores samples with all reward functions of a run.
 
     Example:
-        rewards = RewardPool(settings)
+        rewards = RewardPool(settings.run, settings.actors)
         description = await rewards.try_out("1+1=", "2", "2")
         results = await rewards.score(samples)
         await rewards.close()
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Take `run.reward` and what `actors` says of its processes; nothing starts yet."""
-        actors = settings.actors
+    def __init__(self, run: RunSettings, actors: ActorSettings) -> None:
+        """Make the slots; no process starts yet."""
         self.num_workers = actors.reward_workers
-        self._functions = settings.run.reward_functions
+        self._functions = run.reward_functions
         self._slots = [
             [
                 RewardProcess(
                     function,
-                    timeout_s=settings.run.reward_timeout_s,
+                    timeout_s=run.reward_timeout_s,
                     memory_mb=actors.reward_memory_mb,
                     retries=actors.reward_retries,
                 )
@@ -57,7 +56,7 @@ class RewardPool:
             self._free.put_nowait(slot)
 
     async def score(self, samples: Sequence[RewardSample]) -> list[Parts | RewardError]:
-        """Return for each sample what every function gave, or why one gave nothing.
+        """Return for each sample the reward of every function, or why one gave none.
 
         Waits for a free slot; a slot is busy for a bounded time.
         """
@@ -101,24 +100,23 @@ class RewardPool:
         return parts
 
 
-def check_reward(settings: Settings) -> str:
-    """Try the reward of a run on one sample and describe it; for a look before anything starts.
+def check_reward(run: RunSettings, actors: ActorSettings) -> str:
+    """Try the reward of a run on one sample and describe it, before anything starts.
 
     Raises:
         SettingsError: The environment or a reward function cannot be loaded.
         RewardError: A function fails on the sample.
     """
-    return asyncio.run(_check(settings))
+    return asyncio.run(_check(run, actors))
 
 
-async def _check(settings: Settings) -> str:
-    run = settings.run
+async def _check(run: RunSettings, actors: ActorSettings) -> str:
     sample = await asyncio.to_thread(
         call_within, ENVIRONMENT_TIMEOUT_S, lambda: check_environment(run), what="run.environment"
     )
     if not run.reward_functions:
         return f"the score of {run.environment}"
-    rewards = RewardPool(settings)
+    rewards = RewardPool(run, actors)
     try:
         return await rewards.try_out(sample.prompt, sample.answer or "", sample.answer)
     finally:

@@ -1,9 +1,9 @@
-"""The actor's side of one reward worker: time limits, restarts, and who was at fault.
+"""The actor's side of one reward worker: time limits, restarts and retries.
 
 The worker may hang, crash or run out of its memory. It is then killed and started again, and costs
-the sample it was called with, no other: of a batch nobody can say which one it was, so the samples
-are tried again one by one. What failed is tried again after a pause, on the new worker; only then
-the sample has no reward.
+the sample it was called with, no other: the samples of a batch are tried again one by one, to find
+the one at fault. A sample that failed is tried again after a pause, on the new worker; only then it
+has no reward.
 """
 
 from __future__ import annotations
@@ -16,21 +16,29 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
 from configs.errors import DeadlineError, RewardError, SettingsError
 
-from .frames import LENGTH, MAX_FRAME_BYTES, pack_frame, unpack_body
+from .frames import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    Loaded,
+    Outcomes,
+    Refused,
+    Reply,
+    pack_frame,
+    unpack_reply,
+)
 from .functions import Convention, RewardSample
 from .worker import OUT_OF_MEMORY
 
 log = structlog.get_logger()
 
 LOAD_TIMEOUT_S = 60.0  # a reward file may import torch
-RETRY_PAUSE_S = 0.5  # for whatever a reward asks over the network; jittered
+RETRY_PAUSE_S = 0.5  # for services that a reward calls over the network; jittered
 PATIENCE = 4  # samples of one batch that may hang before the rest of it is given up
 
 Result = float | RewardError
@@ -85,17 +93,17 @@ class RewardProcess:
             start_new_session=True,  # Ctrl-C is for the actor, which then ends this one
             limit=MAX_FRAME_BYTES,
         )
-        greeting = await self._receive(LOAD_TIMEOUT_S)
-        if greeting is None:
+        reply = await self._receive(LOAD_TIMEOUT_S)
+        if isinstance(reply, Refused):
+            await self._kill()
+            raise SettingsError(reply.reason)
+        if not isinstance(reply, Loaded):
             await self._kill()
             raise RewardError(
                 f"run.reward must be loadable within {LOAD_TIMEOUT_S:g} s, got a crash or no end "
                 f"from {self._reward!r}; import the file with python to see why"
             )
-        if "refusal" in greeting:
-            await self._kill()
-            raise SettingsError(str(greeting["refusal"]))
-        self._convention = Convention(greeting["convention"])
+        self._convention = reply.convention
         self._has_started = True
         return self._convention
 
@@ -137,7 +145,7 @@ class RewardProcess:
         return results
 
     async def _call(self, samples: Sequence[RewardSample]) -> tuple[list[Result], Death | None]:
-        """Return the outcomes that came, and what became of the worker if some did not."""
+        """Return the outcomes that came, and the end of the worker if some did not."""
         if self._process is None:
             try:
                 await self._restart()
@@ -145,16 +153,15 @@ class RewardProcess:
                 return [], Death(str(error), hung=True)
         answers: list[Result] = []
         try:
-            await self._send([asdict(sample) for sample in samples])
+            await self._send(list(samples))
         except (BrokenPipeError, ConnectionResetError, DeadlineError):
-            return answers, await self._bury()
+            return answers, await self._end()
         while len(answers) < len(samples):
             reply = await self._receive(self._timeout_s)
-            if reply is None:
-                return answers, await self._bury()
+            if not isinstance(reply, Outcomes):
+                return answers, await self._end()
             answers += [
-                RewardError(reason) if value is None else float(value)
-                for value, reason in reply["outcomes"]
+                RewardError(reason) if value is None else value for value, reason in reply.outcomes
             ]
         return answers, None
 
@@ -162,16 +169,16 @@ class RewardProcess:
         self.num_restarts += self._has_started
         await self.start()
 
-    async def _send(self, rows: list[dict[str, object]]) -> None:
+    async def _send(self, samples: list[RewardSample]) -> None:
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(pack_frame(rows))
+        self._process.stdin.write(pack_frame(samples))
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._process.stdin.drain()
         except TimeoutError as error:
             raise DeadlineError("the reward worker does not read") from error
 
-    async def _receive(self, timeout_s: float) -> Any:
+    async def _receive(self, timeout_s: float) -> Reply | None:
         """Return the next reply, or None if there is none within the time limit or ever."""
         assert self._process is not None and self._process.stdout is not None
         try:
@@ -180,10 +187,10 @@ class RewardProcess:
                 body = await self._process.stdout.readexactly(LENGTH.unpack(header)[0])
         except (TimeoutError, asyncio.IncompleteReadError):
             return None
-        return unpack_body(body)
+        return unpack_reply(body)
 
-    async def _bury(self) -> Death:
-        """Kill the worker and say what it died of."""
+    async def _end(self) -> Death:
+        """Kill the worker and return what it died of."""
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             # A crash closes the pipe a moment before the exit status is known.

@@ -1,9 +1,9 @@
-"""The process of a user's reward function: `python -m actors.rewards.worker path.py:function MiB`.
+"""Process of a user's reward function: `python -m actors.rewards.worker path.py:function MiB`.
 
     READY --samples--> CALLING --an outcome for each sample, in order--> READY
     end of input -> exit
 
-Outcomes are `[reward, null]` or `[null, reason]`. A batched function that raises is called again
+A batched function that raises is called again
 with one sample at a time, so that only the sample at fault fails. One that runs out of memory ends
 the process: what it keeps alive would fail every later call. What the function prints goes to
 stderr. Dies with its parent.
@@ -21,7 +21,16 @@ from typing import BinaryIO
 
 from configs.errors import RewardError, SettingsError
 
-from .frames import LENGTH, pack_frame, unpack_body
+from .frames import (
+    LENGTH,
+    Loaded,
+    Outcome,
+    Outcomes,
+    Refused,
+    Reply,
+    pack_frame,
+    unpack_samples,
+)
 from .functions import (
     Convention,
     RewardFunction,
@@ -36,23 +45,21 @@ from .functions import (
 PR_SET_PDEATHSIG = 1
 OUT_OF_MEMORY = 77
 """Exit status of a worker whose function needed more memory than it may have."""
-Outcome = tuple[float | None, str | None]
 
 
 def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Load the function, say how it will be called, then answer until the input ends."""
+    """Load the function, report how it is called, then score samples until the input ends."""
     try:
         function = load_reward(reward)
         convention = recognise(function, reward)
     except SettingsError as error:
-        _send(replies, {"refusal": str(error)})
+        _send(replies, Refused(str(error)))
         return
-    _send(replies, {"convention": convention.value})
+    _send(replies, Loaded(convention))
     while header := requests.read(LENGTH.size):
-        rows = unpack_body(requests.read(LENGTH.unpack(header)[0]))
-        samples = [RewardSample(**row) for row in rows]
+        samples = unpack_samples(requests.read(LENGTH.unpack(header)[0]))
         for outcomes in judge(function, convention, samples):
-            _send(replies, {"outcomes": outcomes})
+            _send(replies, Outcomes(outcomes))
 
 
 def judge(
@@ -69,7 +76,7 @@ def judge(
             return
         except MemoryError:
             raise
-        except Exception:  # noqa: BLE001, S110 - foreign code; asked again below, one by one
+        except Exception:  # noqa: BLE001, S110 - foreign code; called again below, one by one
             pass
     for sample in samples:
         yield [_judge_one(function, convention, sample)]
@@ -95,7 +102,7 @@ def _outcome(value: object) -> Outcome:
         return None, str(error)
 
 
-def _send(replies: BinaryIO, message: object) -> None:
+def _send(replies: BinaryIO, message: Reply) -> None:
     replies.write(pack_frame(message))
     replies.flush()
 

@@ -132,7 +132,7 @@ def check_model(run: RunSettings) -> None:
 
 def check_reward(settings: Settings) -> None:
     """Environment and reward load, and score one sample."""
-    try_reward(settings)
+    try_reward(settings.run, settings.actors)
 
 
 def _check_model_folder(path: Path) -> None:

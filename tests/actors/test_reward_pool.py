@@ -41,7 +41,7 @@ def _settings(rewards: list[str], *, timeout_s: float = 20.0, **actors: object) 
 
 def _with_pool(settings: Settings, story: Callable[[RewardPool], Awaitable[T]]) -> T:
     async def tell() -> T:
-        pool = RewardPool(settings)
+        pool = RewardPool(settings.run, settings.actors)
         try:
             return await story(pool)
         finally:
@@ -78,7 +78,8 @@ def test_check_describes_every_function(tmp_path: Path) -> None:
         two="def two(completions): return [1.0 for _ in completions]",
     )
 
-    described = check_reward(_settings([one, two]))
+    settings = _settings([one, two])
+    described = check_reward(settings.run, settings.actors)
 
     assert described == f"{one}, called with a sample; {two}, called with a batch"
 

@@ -163,7 +163,7 @@ def test_a_function_that_cannot_be_used_is_refused_with_the_fix(tmp_path, source
 
 def test_a_reward_without_function_name_is_refused():
     with pytest.raises(SettingsError, match=r"must be path/to/file.py:function or module:function"):
-        check_reward(make_settings("rewards.py"))
+        check(make_settings("rewards.py"))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_check_names_what_a_function_returns_wrongly(write, body, words):
     settings = make_settings(f"{path}:f")
 
     with pytest.raises(RewardError, match=f"(?s)run.reward must score the sample .*{words}"):
-        check_reward(settings)
+        check(settings)
 
 
 def make_settings(reward: str | None) -> Settings:
@@ -190,8 +190,12 @@ def make_settings(reward: str | None) -> Settings:
     )
 
 
+def check(settings: Settings) -> str:
+    return check_reward(settings.run, settings.actors)
+
+
 def test_check_describes_what_will_judge(write):
     path = write(GOOD["completion_answer"])
 
-    assert check_reward(make_settings(f"{path}:f")) == f"{path}:f, called with a sample"
-    assert check_reward(make_settings(None)) == "the score of calculator"
+    assert check(make_settings(f"{path}:f")) == f"{path}:f, called with a sample"
+    assert check(make_settings(None)) == "the score of calculator"

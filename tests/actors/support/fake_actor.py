@@ -105,7 +105,8 @@ class Actor:
 
     async def _prepare(self) -> EpisodeTools:
         maker = EpisodeMaker(Calculator(), CharacterTokenizer(), self.settings.run, self.name)
-        return EpisodeTools(maker, RewardPool(self.settings) if self.settings.run.reward else None)
+        run, actors = self.settings.run, self.settings.actors
+        return EpisodeTools(maker, RewardPool(run, actors) if run.reward else None)
 
     async def end(self, timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):
