@@ -1,5 +1,6 @@
-"""`python -m actors --config runs/x/config.yaml`: sample for one run until it ends, or SIGTERM.
+"""Commands of an actor's process.
 
+`python -m actors --config runs/x/config.yaml` samples for one run until it ends, or SIGTERM;
 `python -m actors export --config ... --out FILE --count N` writes demonstrations for a supervised
 start.
 """
@@ -23,18 +24,20 @@ from configs.settings import Settings
 
 from .assembly import new_incarnation, run_actor
 from .export import export
-from .preemption import heeded, source_of
+from .preemption import source_of, stop_at_notice
 
 log = structlog.get_logger()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run an actor or an export; 0 after a clean end, else as `exit_code` says."""
+    """Run an actor or an export; return 0 after a clean end, else `exit_code` of the error."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["export"]:
         return _export(arguments[1:])
     parser = _parser("python -m actors")
-    parser.add_argument("--name", default="actor", help="what its log lines and records call it")
+    parser.add_argument(
+        "--name", default="actor", help="name of the actor in log lines and records"
+    )
     chosen = parser.parse_args(arguments)
     configure_logging("actor")
     try:
@@ -49,16 +52,16 @@ def _act(settings: Settings, name: str) -> int:
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_until_told(settings, incarnation))
+        runner.run(_until_stopped(settings, incarnation))
     log.info("stopped")
     return 0
 
 
-async def _until_told(settings: Settings, incarnation: str) -> None:
+async def _until_stopped(settings: Settings, incarnation: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with heeded(source_of(settings.actors.preemption), stop):
+    async with stop_at_notice(source_of(settings.actors.preemption), stop):
         await run_actor(settings, incarnation, stop)
 
 

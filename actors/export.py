@@ -1,8 +1,8 @@
-"""Write training items with their right answers, for a supervised start.
+"""Export of training items with their right answers, for a supervised start.
 
 One JSON object a line: `{"prompt": str, "answer": str | null, "segments": [[text, trained], ...]}`.
 Segments follow the prompt in order: the policy's turns (`trained`, each to be followed by the
-end-of-turn token) and what the environment says between them. Held-out items are never written.
+end-of-turn token) and the observations between them. Held-out items are never written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from actors.environments.registry import make_environment
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 
-TIMEOUT_S = (
-    600.0  # a hundred thousand items take seconds; a generator may be slow, but not for ever
-)
+TIMEOUT_S = 600.0  # a hundred thousand items take seconds; a generator may be slow, not endless
 
 
 def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
@@ -33,7 +31,7 @@ def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
 
     Raises:
         SettingsError: The environment cannot be made, or has no demonstrations.
-        DeadlineError: It takes for ever.
+        DeadlineError: It takes too long.
     """
 
     def write() -> int:

@@ -1,4 +1,4 @@
-"""The episode loop of one actor.
+"""Episode loop of one actor.
 
     JOIN --hello--> SYNC --weights are current--> SERVING --DONE, or stop--> DRAINING --> BYE
 
@@ -155,10 +155,10 @@ class ActorLoop:
         self._stop.set()
 
     async def run(self) -> None:
-        """Live from JOIN to BYE.
+        """Run from JOIN to BYE.
 
         Raises:
-            NyalaError: The first failure of any task; leases are given back where that is possible.
+            NyalaError: The first failure of any task; leases are released where that is possible.
         """
         tools: EpisodeTools | None = None
         try:

@@ -1,8 +1,8 @@
-"""Notices that the machine is about to be taken away, from the clouds' metadata services.
+"""Preemption notices of the clouds: a drain before the machine is taken away.
 
-A spot machine gets from 30 seconds (Azure, Google) to two minutes (AWS) of warning. The watch asks
-the metadata service every few seconds and, at the first notice, stops the actor as SIGTERM does: it
-gives its leases back with every token kept, and no attempt is charged.
+A spot machine gets from 30 seconds (Azure, Google) to two minutes (AWS) of warning. The metadata
+service is polled every few seconds; the first notice stops the actor as SIGTERM does: it releases
+its leases with every token kept, and no attempt is charged.
 
 Sources: AWS "Spot Instance interruption notices" (IMDSv2), Google Cloud "Preemptible VM instances",
 Azure "Scheduled Events".
@@ -29,14 +29,14 @@ POLL_S = 2.0  # the shortest warning is 30 s, a drain takes 10
 ANSWER_S = 1.0  # the service is on the machine itself
 TOKEN_TTL_S = 60
 LINK_LOCAL = "http://169.254.169.254"
-SILENT_LOOKS = 30  # a minute without any answer is said once: the setting may be wrong
+SILENT_LOOKS = 30  # a minute without any answer is logged once: the setting may be wrong
 
 
 class Notices(Protocol):
     """A source of preemption notices."""
 
     def look(self) -> str | None:
-        """Ask once, blocking for at most about a second; the notice, or None.
+        """Poll once, blocking for at most about a second; the notice, or None.
 
         Raises:
             OSError: The service did not answer, or not as it should.
@@ -51,13 +51,13 @@ class AwsNotices:
         self._endpoint = endpoint
 
     def look(self) -> str | None:
-        """Ask for an action; see `Notices.look`."""
-        token = _ask(
+        """Look for an action; see `Notices.look`."""
+        token = _fetch(
             f"{self._endpoint}/latest/api/token",
             {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)},
             method="PUT",
         )
-        return _ask(
+        return _fetch(
             f"{self._endpoint}/latest/meta-data/spot/instance-action",
             {"X-aws-ec2-metadata-token": token or ""},
         )
@@ -70,9 +70,9 @@ class GcpNotices:
         self._endpoint = endpoint
 
     def look(self) -> str | None:
-        """Ask whether the machine is preempted; see `Notices.look`."""
+        """Look whether the machine is preempted; see `Notices.look`."""
         url = f"{self._endpoint}/computeMetadata/v1/instance/preempted"
-        answer = _ask(url, {"Metadata-Flavor": "Google"})
+        answer = _fetch(url, {"Metadata-Flavor": "Google"})
         return "preempted" if answer is not None and answer.strip() == "TRUE" else None
 
 
@@ -83,9 +83,9 @@ class AzureNotices:
         self._endpoint = endpoint
 
     def look(self) -> str | None:
-        """Ask for scheduled events; see `Notices.look`."""
+        """Look for scheduled events; see `Notices.look`."""
         url = f"{self._endpoint}/metadata/scheduledevents?api-version=2020-07-01"
-        answer = _ask(url, {"Metadata": "true"})
+        answer = _fetch(url, {"Metadata": "true"})
         try:
             events = json.loads(answer or "{}").get("Events", [])
             taken = [event for event in events if event.get("EventType") == "Preempt"]
@@ -106,25 +106,25 @@ def source_of(cloud: Cloud) -> Notices | None:
 
 
 @asynccontextmanager
-async def heeded(source: Notices | None, stop: asyncio.Event) -> AsyncIterator[None]:
+async def stop_at_notice(source: Notices | None, stop: asyncio.Event) -> AsyncIterator[None]:
     """Set `stop` at the first notice of a source, for as long as the block runs."""
     if source is None:
         yield
         return
-    watch = asyncio.create_task(_stop_at_notice(source, stop))
+    watch = asyncio.create_task(_stop_once_noticed(source, stop))
     try:
         yield
     finally:
         watch.cancel()
 
 
-async def _stop_at_notice(source: Notices, stop: asyncio.Event) -> None:
+async def _stop_once_noticed(source: Notices, stop: asyncio.Event) -> None:
     await until_noticed(source)
     stop.set()
 
 
 async def until_noticed(source: Notices, *, poll_s: float = POLL_S) -> str:
-    """Wait for a notice and return it; a service that does not answer is asked again.
+    """Wait for a notice and return it; a service that does not answer is polled further.
 
     Each look runs in a thread: a metadata service that hangs must not stop the heartbeats.
     """
@@ -148,10 +148,10 @@ async def until_noticed(source: Notices, *, poll_s: float = POLL_S) -> str:
         await asyncio.sleep(poll_s)
 
 
-def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | None:
+def _fetch(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str | None:
     """Return the text at a URL of the metadata service; None where there is nothing (404)."""
     request = urllib.request.Request(url, headers=dict(headers), method=method)  # noqa: S310 - http
-    # The service is on this machine: a proxy of the environment must not be asked for it.
+    # The service is on this machine: a proxy of the environment must not be used for it.
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(request, timeout=ANSWER_S) as answer:

@@ -1,4 +1,4 @@
-"""Evaluate `+`, `-`, `*` and parentheses over integers: a calculator that cannot do more.
+"""Calculator of `+`, `-`, `*` and parentheses over integers, bounded in time and size.
 
 Grammar:
     sum     = product (("+" | "-") product)*
@@ -20,7 +20,7 @@ def evaluate(text: str) -> int:
     """Return the value of an expression.
 
     Raises:
-        ArithmeticSyntaxError: The text is no expression, or too long.
+        ArithmeticSyntaxError: The text is not an expression, or too long.
 
     Example:
         >>> evaluate("7+8*3")

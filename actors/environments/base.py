@@ -1,4 +1,4 @@
-"""The environment seam, made for one turn and for several.
+"""Interface of environments, for one turn and for several.
 
 An environment turns (index, seed) into a conversation. It is deterministic: the same (index, seed)
 and the same sampled texts give the same observations, which is how an episode continues on another
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the environment says to a sampled text."""
+    """Answer of an environment to a sampled text."""
 
     observation: str = ""
     """Text appended to the context, masked out of the loss; empty when done."""
@@ -58,7 +58,7 @@ class Conversation(Protocol):
     def step(self, text: str) -> Step:
         """Take the text of one sampled turn (without the end token) and answer.
 
-        A turn that the token limit cut off is given too; what is said to it goes unheard.
+        A turn that the token limit cut off is passed too; the answer to it is ignored.
         """
         ...
 
@@ -68,9 +68,9 @@ class Conversation(Protocol):
 
 
 class Environment(Protocol):
-    """Where conversations come from.
+    """Source of conversations.
 
-    One whose answers depend on more than (index, seed, texts), such as a live web page, says
+    One whose answers depend on more than (index, seed, texts), such as a live web page, sets
     `can_replay = False` in its class: an episode of it that loses its actor starts from scratch.
     """
 

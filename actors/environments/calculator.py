@@ -1,8 +1,8 @@
-"""Two turns with a tool: the policy may ask a calculator before it answers.
+"""Environment of two turns with a tool: the policy may use a calculator before it answers.
 
     prompt        7+8*3=
     turn 1        [8*3]          the call; a turn without brackets is already the answer
-    observation   24;            masked out of the loss; `?;` to what is no expression
+    observation   24;            masked out of the loss; `?;` after a malformed expression
     turn 2        31             the answer
 
 Settings: `max_operand`, `dense` (credit for a useful call and by position), `seed`.
@@ -37,14 +37,14 @@ class CalculatorSettings(BaseModel):
 
 
 class Question(NamedTuple):
-    """What is asked, and the part of it that is hard without the tool."""
+    """A question, and the part of it that is hard without the tool."""
 
     text: str
     product: str
 
 
 class CalculatorConversation:
-    """One question: a call, what the calculator says, an answer."""
+    """One question: a call, the result of the calculator, an answer."""
 
     def __init__(self, question: Question, *, dense: bool) -> None:
         self._question = question

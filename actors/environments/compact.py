@@ -1,8 +1,8 @@
 """Compact prompts: an item of a reasoning-gym dataset in a handful of characters.
 
-English questions of some hundred characters are what a character model pays most for. A compact
-style keeps the payload, drops the prose, and maps the short answer back to what the dataset's own
-scorer expects.
+A character model spends most of its time on English questions of some hundred characters. A compact
+style keeps the payload, drops the prose, and maps the short answer back to the form that the scorer
+of the dataset expects.
 
 | dataset | prompt | answer |
 | --- | --- | --- |
@@ -30,11 +30,11 @@ Item = dict[str, Any]
 """An item as reasoning-gym makes it: `question`, `answer`, `metadata`."""
 
 
-PROBED_ITEMS = 8  # enough to see whether a payload says which item it is
+PROBED_ITEMS = 8  # enough to see whether payloads differ from item to item
 
 
 def check_payload(dataset: str, items: list[Item]) -> None:
-    """Refuse a dataset whose questions do not end in their payload: the policy could not know them.
+    """Refuse a dataset whose questions do not end in their payload: they would all look the same.
 
     Raises:
         SettingsError: Different questions would look the same.
@@ -53,12 +53,12 @@ def _same(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CompactStyle:
-    """How one dataset is asked and answered in short."""
+    """Short prompts and answers of one dataset."""
 
     prompt: Callable[[Item], str]
     answer: Callable[[Item], str]
     expand: Callable[[str], str] = _same
-    """From a short answer to what the dataset's scorer reads."""
+    """From a short answer to the form that the dataset's scorer reads."""
 
 
 def compact_style(dataset: str) -> CompactStyle:
@@ -77,7 +77,7 @@ def _plain_answer(item: Item) -> str:
 
 
 def _number(text: str) -> str:
-    """Drop decimals that say nothing: `7.0` is `7`."""
+    """Drop decimals without information: `7.0` is `7`."""
     return text.removesuffix(".0")
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def is_held_out(question: str) -> bool:
-    """Tell whether a question belongs to evaluation; the same answer in every process."""
+    """Return whether a question belongs to evaluation; the same answer in every process."""
     digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % BUCKETS == 0
 

@@ -1,4 +1,4 @@
-"""Dense rewards: credit for a part of the answer, so that one who is never right can learn."""
+"""Dense rewards: credit for a part of the answer, so that a policy that is never right learns."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Any dataset of reasoning-gym as a single-turn environment.
+"""Datasets of reasoning-gym as single-turn environments.
 
 Settings: `dataset` (its name), `prompt_style` (`compact` or `full`), `dense` (credit by position),
 `size` (training items before they repeat), `seed`; every further key goes to the dataset. Training
 and held-out items come from separate seeds and, by `held_out.py`, never share a question.
 
 Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
-settings make a generator that never returns: whoever begins an item does it under a deadline
+settings make a generator that never returns: items are begun under a deadline
 (`actors/episodes/environment_thread.py`).
 """
 
@@ -44,7 +44,7 @@ class ReasoningGymSettings(BaseModel):
 
 
 class _Dataset(Protocol):
-    """What is used of a reasoning-gym dataset."""
+    """Interface of a reasoning-gym dataset, as far as it is used."""
 
     def __getitem__(self, idx: int) -> Item: ...
 
@@ -144,7 +144,7 @@ class ReasoningGym:
         )
 
     def _question(self, item: Item) -> str:
-        # What the policy reads, without case: `Son>` in training would give `son>` away.
+        # The prompt that the policy reads, without case: `Son>` in training gives `son>` away.
         text = self._style.prompt(item) if self._style else str(item["question"])
         return text.casefold()
 
@@ -152,8 +152,8 @@ class ReasoningGym:
         with warnings.catch_warnings():
             # Dependencies of the package warn of their own syntax when they are first compiled.
             warnings.simplefilter("ignore")
-            import reasoning_gym  # noqa: PLC0415 - reasoning_gym
-            from reasoning_gym.factory import DATASETS  # noqa: PLC0415 - reasoning_gym
+            import reasoning_gym  # noqa: PLC0415 - takes seconds to import
+            from reasoning_gym.factory import DATASETS  # noqa: PLC0415 - takes seconds to import
         name = self._settings.dataset
         if name not in DATASETS:
             raise SettingsError(
@@ -173,7 +173,7 @@ class ReasoningGym:
 
 
 def _final_answer(text: str) -> str:
-    """Take what stands in the last `<answer>` tags where a model writes them, else all."""
+    """Return the text in the last `<answer>` tags where a model writes them, else all."""
     _, tag, rest = text.rpartition("<answer>")
     return (rest.partition("</answer>")[0] if tag else rest).strip()
 

@@ -25,7 +25,7 @@ OURS = {
 def make_environment(run: RunSettings) -> Environment:
     """Make the environment of a run.
 
-    Slow at times (reasoning-gym imports for seconds) and, with odd settings, endless: call it under
+    Slow at times (reasoning-gym imports for seconds) and endless with some settings: call it under
     a deadline.
 
     Raises:

@@ -1,6 +1,6 @@
-"""From a lease to a rollout, and from a finished rollout to a record.
+"""From a lease to a rollout, and from a finished rollout to an episode.
 
-Runs in the workbench's thread: it calls the environment and the tokenizer, and does no I/O.
+Runs in the environment's thread: it calls the environment and the tokenizer, and does no I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .rollout import Maker, ReplayMismatch, Rollout
 log = structlog.get_logger()
 
 CACHED_PROMPTS = 4096  # more than the groups in flight: members of a group share a prompt
-MAX_METADATA_CHARACTERS = 400  # for people: enough to see what was asked and said
+MAX_METADATA_CHARACTERS = 400  # for people who look at a record
 
 
 class EpisodeError(NyalaError):
@@ -43,7 +43,7 @@ class EpisodeMaker:
         self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
 
     def begin(self, lease: Lease) -> Rollout:
-        """Begin the episode of a lease, or continue what earlier leases have made of it.
+        """Begin the episode of a lease, or continue the tokens of earlier leases.
 
         Raises:
             EpisodeError: The prompt is too long.
@@ -59,7 +59,7 @@ class EpisodeMaker:
         return rollout
 
     def sample(self, rollout: Rollout) -> RewardSample:
-        """Show a finished episode to a reward function."""
+        """Make the arguments of a reward function from a finished episode."""
         assert rollout.score is not None
         spec = rollout.lease.spec
         token_ids = tuple(rollout.completion().token_ids.tolist())

@@ -1,6 +1,6 @@
 """One episode in the making: a state machine without I/O.
 
-    SAMPLING --take: turn ends--> JUDGING --settle: more to say--> SAMPLING
+    SAMPLING --take: turn ends--> JUDGING --settle: another turn--> SAMPLING
                                      |
                                      +-----settle: done, or no room--> FINISHED
 
@@ -9,9 +9,9 @@ else runs on the event loop. Invariant: the transcript is a prefix of the finish
 time, so a kill at any token, inside a turn, an observation or between them, costs the tokens that
 were not yet in the store and nothing else.
 
-A lease that brings tokens is continued: finished turns are found by their stop tokens and said to
-the environment again; what it answers must be the tokens that are there. If it does not, the
-episode starts from scratch and is counted (`restarted`).
+A lease that brings tokens is continued: finished turns are found by their stop tokens and passed to
+the environment again; its answers must equal the stored tokens. Otherwise the episode starts from
+scratch and is counted (`restarted`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .transcript import Transcript
 
 
 class State(StrEnum):
-    """What an episode waits for."""
+    """States of an episode."""
 
     SAMPLING = "sampling"
-    """The engine."""
+    """Waits for the engine."""
     JUDGING = "judging"
-    """The environment."""
+    """Waits for the environment."""
     FINISHED = "finished"
 
 
@@ -46,18 +46,18 @@ class ReplayMismatch(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What the environment said to a turn."""
+    """Answer of the environment to a turn."""
 
     observation_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
-    """None = the policy is to go on."""
+    """None = the policy goes on with another turn."""
     score: Score | None = None
     """Set iff the episode is finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """What all episodes of one actor share."""
+    """Values that all episodes of one actor share."""
 
     tokenizer: Tokenizer
     incarnation: str
@@ -112,7 +112,7 @@ class Rollout:
         return np.array(self.prompt_ids, dtype=np.int32)
 
     def request(self) -> Request:
-        """What the engine is to sample next."""
+        """The request for the turn at hand."""
         assert self.state is State.SAMPLING
         spec = self.lease.spec
         return Request(
@@ -133,7 +133,7 @@ class Rollout:
             self._end_turn(self.length)
 
     def judge(self) -> Judgement:
-        """Say the turn to the environment; score if that was the last. Changes nothing here."""
+        """Pass the turn to the environment; score if it was the last. Changes nothing here."""
         tokenizer = self._maker.tokenizer
         stop = self._turn_end if self._cut else self._turn_end - 1
         turn = tokenizer.decode(self._transcript.tokens(self._turn_start, stop))
@@ -149,7 +149,7 @@ class Rollout:
         return Judgement(observation_ids)
 
     def settle(self, judgement: Judgement) -> None:
-        """Take what `judge` returned: go on with the next turn, or finish."""
+        """Apply what `judge` returned: go on with the next turn, or finish."""
         assert self.state is State.JUDGING
         self.num_turns += 1
         if judgement.finish_reason is not None:
@@ -190,7 +190,7 @@ class Rollout:
         self._expect(self._turn_start, self.length, sampled=True)
 
     def _next_turn_end(self) -> int | None:
-        """Where the turn at hand ends in the stored tokens; None if it does not yet."""
+        """End of the turn at hand in the stored tokens; None if it has none yet."""
         turn = self._transcript.tokens(self._turn_start)
         ends = [turn.index(stop) for stop in self._maker.tokenizer.stop_token_ids if stop in turn]
         if ends:

@@ -1,4 +1,4 @@
-"""The tokens of one completion as they come, with what is known about each.
+"""Tokens of one completion as they come, with log-probs, loss mask, versions and fences.
 
 Owns the growing arrays; `rollout.py` decides what is appended. Grows by whole deltas, never token
 by token, and cuts chunks for snapshots.
@@ -31,7 +31,7 @@ class Transcript:
 
     @classmethod
     def of(cls, completion: Completion) -> Transcript:
-        """Continue from what an earlier lease made."""
+        """Continue the tokens of an earlier lease."""
         transcript = cls()
         transcript._token_ids = array("i", completion.token_ids.tolist())
         transcript._logprobs = array("f", completion.behaviour_logprobs.tolist())

@@ -14,8 +14,8 @@ from actors.preemption import (
     AzureNotices,
     GcpNotices,
     Notices,
-    heeded,
     source_of,
+    stop_at_notice,
     until_noticed,
 )
 
@@ -124,7 +124,7 @@ def test_a_silent_service_is_asked_again() -> None:
 def test_a_notice_stops_an_actor_as_sigterm_does(metadata: Metadata) -> None:
     async def until_told() -> None:
         stop = asyncio.Event()
-        async with heeded(GcpNotices(metadata.url), stop):
+        async with stop_at_notice(GcpNotices(metadata.url), stop):
             assert not stop.is_set()
             metadata.pages[PREEMPTED] = TAKEN[PREEMPTED]
             await asyncio.wait_for(stop.wait(), 10)
