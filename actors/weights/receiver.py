@@ -126,7 +126,7 @@ class WeightReceiver:
         self.version = NOTHING
         """Version that the engine serves, probed."""
         self.is_dirty = False
-        """The engine's weights are not known to be those of a version: give it no new work."""
+        """The engine's weights may be a mixture of versions: give it no new work."""
 
     @property
     def counters(self) -> WeightCounters:

@@ -1,4 +1,4 @@
-"""How fast new weights travel, and how long generation stands still for them.
+"""Speed of weight transfer, and pauses of generation for it.
 
 `python -m benchmarks.weights [--full] [--only ARM]`. Arms, each with all sides in this one run:
 
@@ -6,7 +6,7 @@
                many bytes over gloo, and `memcpy`: as actors of the learner's machine have it
                (its memory), and as those of other machines (a group over gloo, where both ends
                share this machine's cores, and over a link of 10 Gbit/s, which needs root)
-    pause      generation stands still: ours beside a blocking broadcast of one parameter after
+    pause      pauses of generation: ours beside a blocking broadcast of one parameter after
                the other, with the torch engine (it exchanges a shadow copy) and vLLM (in place)
     sparse     a real run at lr 1e-6 in bfloat16: bytes of sparse updates beside all bytes
     fan_out    the same path to 1..16 receivers, without engines, by memory, group and pull
@@ -179,7 +179,7 @@ def _take_turns(
 
 
 def pause(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
-    """Seconds for which generation of one actor stands still for a version, by engine and model."""
+    """Seconds for which generation of one actor pauses for a version, by engine and model."""
     found: dict[str, Any] = {}
     for engine in size.engines:
         for width, layers in size.models:

@@ -1,4 +1,4 @@
-"""How long generation stands still for new weights: ours, and a blocking broadcast.
+"""Pauses of generation for new weights: ours, and a blocking broadcast.
 
 Blocking is what a trainer does that sends parameter after parameter into a stopped engine: for each
 one a message with its name, a broadcast of it, and a load. The message goes through a pipe and not

@@ -46,7 +46,7 @@ def parameters_of(num_bytes: int) -> nn.Module:
 
 
 class NoEngine:
-    """Takes every version and agrees with every probe."""
+    """Accepts every version and agrees with every probe."""
 
     async def generate(self) -> None:
         """Nothing runs."""
@@ -64,7 +64,7 @@ async def no_engine() -> NoEngine:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Who a receiver is, and where."""
+    """Name and surroundings of a receiver."""
 
     name: str
     folder: Path
@@ -173,7 +173,7 @@ class WeightRing:
         return time.perf_counter() - self._pointed
 
     def pause(self) -> float:
-        """Publish; returns how long generation of the first actor stood still, seconds."""
+        """Publish; returns for how long generation of the first actor paused, seconds."""
         self.publish()
         _, pipe = self._receivers[0]
         while True:

@@ -1,4 +1,4 @@
-"""How many bytes a sparse update needs in a real run: the density of changes by version."""
+"""Bytes of sparse updates in a real run, and the density of changes by version."""
 
 from __future__ import annotations
 

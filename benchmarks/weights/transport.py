@@ -1,4 +1,4 @@
-"""What a transfer costs at least: `memcpy`, and one `torch.distributed.broadcast` of all bytes."""
+"""Lower bounds of a transfer: `memcpy`, and one `torch.distributed.broadcast` of all bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weight manifest: which bytes are a policy version.
+"""The weight manifest: layout and digests of the bytes of a policy version.
 
 Producer: the learner. Consumer: the publisher and the actors' receivers. The canonical wire form of
 a version is the concatenation of its tensors (Hugging Face names, publish dtype, order of the
@@ -29,8 +29,8 @@ def digest_of(
 ) -> str:
     """Return the digest of wire bytes that come in parts, in order.
 
-    BLAKE3: cryptographic, because a process group authenticates nobody, and on one core several
-    times as fast as SHA-256, which would take longer than the transfer that it checks.
+    BLAKE3: cryptographic, because a process group does not authenticate its members, and on one
+    core several times as fast as SHA-256, which would take longer than the transfer it checks.
     """
     running = blake3(max_threads=threads)
     for part in parts:
@@ -41,8 +41,8 @@ def digest_of(
 def checksum_of(memory: mmap.mmap | bytes | bytearray) -> str:
     """Return the checksum of wire bytes.
 
-    XXH3, 128 bits: takes half the time of BLAKE3, and is enough where nobody could have put other
-    bytes there.
+    XXH3, 128 bits: takes half the time of BLAKE3, and is enough where no other user could have
+    written there.
     """
     return xxh3_128(memory).hexdigest()
 

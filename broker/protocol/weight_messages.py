@@ -1,22 +1,23 @@
-"""The messages of the weight plane: between an actor's receiver and the weight publisher.
+"""Messages of the weight plane, between an actor's receiver and the weight publisher.
 
-Each actor keeps one connection to the publisher. It says JOIN every `JOIN_EVERY_S`; what comes back
-is news of a version (ANNOUNCE), an invitation to receive it by a process group (EPOCH, SEND,
-ABORT), or the bytes themselves (CHUNK). `codec.py` turns these structs into bytes, one frame each.
+Each actor keeps one connection to the publisher. It sends JOIN every `JOIN_EVERY_S`; the publisher
+sends the announcement of a version (ANNOUNCE), an invitation to receive it by a process group
+(EPOCH, SEND, ABORT), or the bytes themselves (CHUNK). `codec.py` turns these structs into bytes,
+one frame each.
 
     actor                         publisher
-    Join          ──────────────▶             every 2 s: who is silent for 6 s is no member
+    Join          ──────────────▶             every 2 s: silent for 6 s = no member
                   ◀────────────── Announce    a version is there: epoch 0 = pull it, else wait
                   ◀────────────── Epoch       membership is frozen: rank, size, the store's address
-    Ready         ──────────────▶             able; nobody blocks before all have said so
+    Ready         ──────────────▶             able; no member blocks before all are
                   ◀────────────── Send        enter the group and receive
     Ack | Fault   ──────────────▶             bytes staged, digest equal | not received
                   ◀────────────── Abort       leave the group, pull instead
     Pull          ──────────────▶             at most `PULL_CREDIT` outstanding
                   ◀────────────── Chunk       or Moved: this version is gone, take a newer one
 
-An actor that shares its weights listens too. It is asked for slices by PULL as the publisher is; it
-answers with CHUNK, with LATER if it does not have that slice yet and sends it when it has, or GONE.
+An actor that shares its weights listens too. It gets PULL as the publisher does; it answers with
+CHUNK, with LATER if it does not have that slice yet (it sends it when it has), or with GONE.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .manifest import SparseLink, WeightManifest
 JOIN_EVERY_S = 2.0
 """Pause between two JOINs."""
 SILENT_AFTER_S = 6.0
-"""Three JOINs missed: an actor that is merely slow says the next one in time."""
+"""Three JOINs missed: an actor that is merely slow sends the next one in time."""
 CHUNK_BYTES = 4 * 2**20
 """Largest chunk of a pull: beyond 1 MiB CURVE's cost for each message no longer shows."""
 PULL_CREDIT = 4
@@ -43,7 +44,7 @@ MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
 
 
 class Peer(Part, frozen=True):
-    """Where an actor shares its weights. Producer: that actor. Consumer: others that pull."""
+    """Port at which an actor shares its weights. Producer: that actor. Consumer: its peers."""
 
     endpoint: Text
     public_key: Text
@@ -51,13 +52,13 @@ class Peer(Part, frozen=True):
 
 
 class Sources(Part, frozen=True):
-    """Who besides the publisher has a version. Producer: publisher. Consumer: who pulls it."""
+    """Sources of a version besides the publisher. Producer: publisher. Consumer: actors."""
 
     peers: Many[Peer]
     """Nearest first: each but the last pulls from the next one."""
     digests: bytes
-    """Of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`): what others
-    send is checked slice by slice before it is kept or passed on."""
+    """Of the version's slices of `CHUNK_BYTES`, in order (`manifest.chunk_digests`): each slice of
+    another source is checked before it is kept or passed on."""
     store: Text = ""
     """URL of the version in the object store; empty = it is not there."""
 
@@ -71,13 +72,13 @@ class Join(Message, frozen=True, tag="weights.join"):
     device: Text
     """`cpu` or `cuda`: a group uses NCCL only if all of it can."""
     paused_s: Real = 0.0
-    """For which generation has stood still for swaps, in this incarnation."""
+    """Time for which generation has paused for swaps, in this incarnation."""
     served_s: Real = 0.0
-    """Since its first version was served."""
+    """Time since its first version was served."""
     share: Peer | None = None
-    """Where it shares its weights; None = it does not."""
+    """Port at which it shares its weights; None = it does not."""
     reads_memory: bool = False
-    """It needs the news alone: it reads the bytes from the publisher's memory."""
+    """It needs the announcement alone: it reads the bytes from the publisher's memory."""
 
 
 class Announce(Message, frozen=True, tag="weights.announce"):
@@ -89,7 +90,7 @@ class Announce(Message, frozen=True, tag="weights.announce"):
     links: Many[SparseLink] = ()
     """Updates that lead to them from older versions, in order."""
     sources: Sources | None = None
-    """None: ask the publisher."""
+    """None = the publisher alone."""
     memory: Text = ""
     """File in shared memory with the version's bytes, for actors of the publisher's machine."""
 
@@ -106,7 +107,7 @@ class Epoch(Message, frozen=True, tag="weights.epoch"):
     """`gloo` or `nccl`."""
     host: Text
     port: Whole
-    """Where the store of a fresh group listens."""
+    """Address of the store of a fresh group."""
     rank: Whole
     size: Whole
     bucket_bytes: Whole
@@ -138,7 +139,7 @@ class Ack(Message, frozen=True, tag="weights.ack"):
 
 
 class Fault(Message, frozen=True, tag="weights.fault"):
-    """Member -> publisher: the group failed here; it is of no use to anybody any more."""
+    """Member -> publisher: the group failed here; it must not be used again."""
 
     epoch: Whole
     version: PolicyVersion
@@ -160,23 +161,23 @@ class Pull(Message, frozen=True, tag="weights.pull"):
     offset: Whole
     num_bytes: Whole
     base: PolicyVersion | None = None
-    """Where the sparse update begins; None = all bytes of the version. Peers have no updates."""
+    """Base of the sparse update; None = all bytes of the version. Peers have no updates."""
 
     def within(self, num_bytes: int) -> slice | None:
-        """Return the place of the slice in so many bytes; None if it is outside of them."""
+        """Return the slice of a version of this length; None if it lies outside."""
         if not 0 <= self.offset < num_bytes or self.num_bytes < 1:
             return None
         return slice(self.offset, min(self.offset + min(self.num_bytes, CHUNK_BYTES), num_bytes))
 
 
 class Chunk(Message, frozen=True, tag="weights.chunk"):
-    """Publisher or peer -> actor: the slice that was asked for."""
+    """Publisher or peer -> actor: the slice of a pull."""
 
     version: PolicyVersion
     offset: Whole
     payload: bytes
     base: PolicyVersion | None = None
-    """As in the pull."""
+    """Base of the sparse update, from the pull."""
 
 
 class Moved(Message, frozen=True, tag="weights.moved"):
@@ -184,13 +185,13 @@ class Moved(Message, frozen=True, tag="weights.moved"):
 
     manifest: WeightManifest
     offset: Whole
-    """Of the pull that it answers."""
+    """Offset of the pull that it answers."""
     links: Many[SparseLink] = ()
-    """As of an announcement."""
+    """Updates that lead to it from older versions, in order."""
     sources: Sources | None = None
-    """Likewise."""
+    """None = the publisher alone."""
     memory: Text = ""
-    """Likewise."""
+    """File in shared memory with its bytes, for actors of the publisher's machine."""
 
 
 class Later(Message, frozen=True, tag="weights.later"):

@@ -1,25 +1,26 @@
-"""A thread that owns one process group: all that blocks about it happens there, and nowhere else.
+"""A thread that owns one process group, and makes all its blocking calls.
 
 A collective with a dead or stopped peer returns only at its own timeout, and so may the destruction
-of its group. So nobody joins this thread: it is left, and ends by itself when what it waits for
-times out. Knows nothing of torch; shared by sender and receiver.
+of its group. So this thread is never joined: it is left, and ends when the call under way times
+out. Free of torch; shared by sender and receiver.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol, TypeVar
+
+from configs.worker import Worker
 
 
 class Group(Protocol):
     """A process group that is open."""
 
     def close(self) -> None:
-        """Leave it; peers that wait for us get an error."""
+        """Leave it; peers that wait for this one get an error."""
         ...
 
 
@@ -31,9 +32,9 @@ class GroupThread(Generic[G]):
     """Builds a group at the first call, runs calls in order, and closes the group after `leave`.
 
     Args:
-        build: Joins the group; runs in the thread.
+        build: Joins the group, in the thread.
         name: Name of the thread.
-        unused: Frees what `build` would have used, if it was never needed.
+        unused: Frees the resources of `build`, if it was never called.
     """
 
     def __init__(
@@ -48,17 +49,17 @@ class GroupThread(Generic[G]):
         self._calls: queue.SimpleQueue[tuple[Callable[[G], Any], Future[Any]] | None] = (
             queue.SimpleQueue()
         )
-        # A daemon, so that a stuck collective cannot keep a process from ending.
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._worker = Worker(self._run, name=name).start()
 
     def call(self, function: Callable[[G], T]) -> asyncio.Future[T]:
-        """Run a function of the group in the thread. Whoever awaits it brings the deadline."""
+        """Run a function of the group in the thread. The caller sets the deadline."""
+        self._worker.check()
         future: Future[T] = Future()
         self._calls.put((function, future))
         return asyncio.wrap_future(future)
 
     def leave(self) -> None:
-        """End the thread after what it is doing now; there must be no further call."""
+        """End the thread after the call under way; there must be no further call."""
         self._calls.put(None)
 
     def _run(self) -> None:

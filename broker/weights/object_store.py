@@ -1,7 +1,7 @@
 """Versions of weights as objects in a folder or a bucket, for actors that are far from the learner.
 
-One object each, of the version's wire bytes, under a name with its digest: never written over, and
-named to actors when it is whole. What is read is checked by whoever reads it.
+One object each, of the version's wire bytes, under a name with its digest: never overwritten, and
+announced to actors when it is whole. Readers check the bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from buffer.record.episode import PolicyVersion
 from buffer.record.object_store import filesystem_at
 
 KEPT = 3
-"""Versions that stay: whoever reads the last but one has time to finish."""
+"""Versions that stay: a reader of the last but one has time to finish."""
 _NAME = re.compile(r"(\d+)-(\d+)-[0-9a-f]{64}")
 
 
@@ -26,7 +26,7 @@ class WeightStore:
         run: Name of the run.
 
     Raises:
-        SettingsError: the URL is of no kind that is known.
+        SettingsError: The URL is of no known kind.
     """
 
     def __init__(self, url: str, run: str) -> None:
@@ -34,16 +34,16 @@ class WeightStore:
         self._root = f"{root.rstrip('/')}/{run}/weights"
 
     def url_of(self, manifest: WeightManifest) -> str:
-        """Return where a version is, or will be."""
+        """Return the URL of a version, stored or not."""
         return str(self._files.unstrip_protocol(self._path(manifest)))
 
     def has(self, manifest: WeightManifest) -> bool:
-        """Whether the version is there as a whole."""
+        """Return whether the version is there as a whole."""
         path = self._path(manifest)
         return bool(self._files.exists(path) and self._files.size(path) == manifest.num_bytes)
 
     def create(self, manifest: WeightManifest) -> IO[bytes]:
-        """Open a new object; blocks, as all that is done with it."""
+        """Open a new object; blocks, as every call of it does."""
         self._files.makedirs(self._root, exist_ok=True)
         opened: IO[bytes] = self._files.open(self._path(manifest), "wb")
         return opened
@@ -66,10 +66,10 @@ class WeightStore:
 
 
 class StoredWeights:
-    """One version in the store. Consumer: an actor, which the publisher told its URL.
+    """One version in the store. Consumer: an actor, which has its URL from the publisher.
 
     Raises:
-        SettingsError: the URL is of no kind that is known here.
+        SettingsError: The URL is of no kind known here.
     """
 
     def __init__(self, url: str) -> None:
@@ -79,6 +79,6 @@ class StoredWeights:
         """Read a slice.
 
         Raises:
-            OSError: it is not there, or the store does not answer.
+            OSError: It is not there, or the store does not answer.
         """
         return bytes(self._files.cat_file(self._path, start=start, end=stop))

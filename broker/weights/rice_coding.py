@@ -1,9 +1,9 @@
-"""Whole numbers in few bits each, where small ones are frequent: adaptive Rice codes.
+"""Adaptive Rice codes: whole numbers in few bits each, where small ones are frequent.
 
-A number is split at bit k: what is above comes as so many zeros and a one, the k bits below as
-they are. With the right k that is within a few per cent of the entropy of a geometric distribution,
-which the gaps between independent events have. Each block of numbers has its own k, so that a
-change of scale on the way costs little.
+A number is split at bit k: the part above is written as so many zeros and a one, the k bits below
+unchanged. With the right k that is within a few per cent of the entropy of a geometric
+distribution, which the gaps between independent events have. Each block of numbers has its own k,
+so that a change of scale within them costs little.
 
     numbers = k of each block, one byte; length of the upper parts; upper parts; lower parts
 
@@ -44,21 +44,21 @@ def encode_numbers(numbers_C: Numbers) -> bytes:
 
 
 def decode_numbers(code: memoryview, count: int) -> tuple[NDArray[np.uint32], memoryview]:
-    """Decode `count` numbers; returns them [C], and what comes behind them.
+    """Decode `count` numbers; returns them [C], and the bytes after them.
 
     Raises:
-        WeightsError: these are not so many numbers. What is read is bounded by the code's length.
+        WeightsError: The code holds fewer or more. Work is bounded by the length of the code.
     """
-    splits_B, code = _take(code, -(-count // BLOCK))
+    splits_B, code = _split(code, -(-count // BLOCK))
     splits_C = np.repeat(splits_B.astype(np.uint32), BLOCK)[:count]
-    length, code = _take(code, _LENGTH.size)
-    packed, code = _take(code, int(length.view("<u4")[0]))
+    length, code = _split(code, _LENGTH.size)
+    packed, code = _split(code, int(length.view("<u4")[0]))
     ends_C = np.flatnonzero(np.unpackbits(packed))
     if len(ends_C) != count or (count and splits_B.max() > MAX_SPLIT):
         raise WeightsError(f"a sparse update must hold {count} numbers here, got {len(ends_C)}")
     is_lower_CK = _is_lower(splits_C)
     num_bits = int(splits_C.sum())
-    packed, code = _take(code, -(-num_bits // 8))
+    packed, code = _split(code, -(-num_bits // 8))
     bits_CK = np.zeros((count, 32), np.uint8)
     bits_CK[is_lower_CK] = np.unpackbits(packed)[:num_bits]
     lower_C = np.packbits(bits_CK, axis=1).view(">u4")[:, 0].astype(np.uint32)
@@ -84,7 +84,7 @@ def _is_lower(splits_C: Numbers) -> NDArray[np.bool_]:
     return is_lower_CK
 
 
-def _take(code: memoryview, length: int) -> tuple[NDArray[np.uint8], memoryview]:
+def _split(code: memoryview, length: int) -> tuple[NDArray[np.uint8], memoryview]:
     if length > len(code):
         raise WeightsError(f"a sparse update must hold {length} more bytes, got {len(code)}")
     return np.frombuffer(code[:length], np.uint8), code[length:]

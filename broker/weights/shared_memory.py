@@ -1,9 +1,8 @@
 """A private folder in shared memory for files of weights; gone when its owner is.
 
-Two processes of one machine hand weights over as files here: learner and publisher (slots), actor
-and engine (staging). Names cannot be guessed and only the owner may enter. A killed owner cannot
-clean up, so it holds a file lock, which the kernel lets go; the next owner removes what nobody
-holds.
+Two processes of one machine pass weights as files here: learner and publisher (slots), actor and
+engine (staging). Names cannot be guessed and only the owner may enter. A killed owner cannot clean
+up, so it holds a file lock, which the kernel releases; the next owner removes unlocked folders.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class SharedFolder:
         """Make a file of this length whose memory is reserved, so that writing to it cannot fail.
 
         Raises:
-            WeightsError: there is no room.
+            WeightsError: There is no room.
         """
         path = self.path / name
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -91,7 +90,7 @@ def _hold(folder: Path) -> int:
 
 
 def _sweep(base: Path) -> None:
-    """Remove folders of ours whose owner is dead."""
+    """Remove folders of this user whose owner is dead."""
     for folder in base.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)

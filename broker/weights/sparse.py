@@ -1,15 +1,15 @@
-"""What has changed between two versions of weights, bit for bit, in a fraction of their bytes.
+"""Sparse updates: the changed bits between two versions of weights, in a fraction of their bytes.
 
 A step at a learning rate of 1e-6 moves most bfloat16 weights by less than half of their last bit,
 so they stay as they are; the smaller a weight, the smaller its last bit, and the sooner it changes.
-Both sides know the old weights. So an update goes through them in the order of their exponents:
+Both sides have the old weights. So an update goes through them in the order of their exponents:
 frequent changes lie close together there, and rare ones far apart, so that the gaps between them
 need few bits. How far a weight moves is counted in its last bit: most often it is by one.
 
     update  = segment of 1 Mi elements, segment, ...
     segment = number of changes, length of the rest; gaps; moves (0, 1, 2, 3: by -1, 1, -2, 2 ...)
 
-Knows nothing of tensors, versions or digests: whoever applies an update checks the digest after it.
+Free of tensors, versions and digests: the caller checks the digest after applying an update.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def elements(memory: Any, dtype: str) -> Elements:
     """See wire bytes as unsigned integers, one for each weight.
 
     Args:
-        memory: A buffer; what is written to the result is written to it.
+        memory: A buffer; writing to the result writes to it.
         dtype: `float32` or `bfloat16`.
     """
     return np.frombuffer(memory, dtype={"float32": "<u4", "bfloat16": "<u2"}[dtype])
@@ -70,16 +70,16 @@ def apply_changes(update: bytes | bytearray, target: Elements) -> None:
     """Turn the old version in `target` [N] into the new one, in place.
 
     Raises:
-        WeightsError: this is no update for so many elements; `target` is now a mixture.
+        WeightsError: This is no update for so many elements; `target` is now a mixture.
     """
     left, parts = memoryview(update), []
     for segment_S in _segments(target):
-        count, length = _HEAD.unpack(_take(left, _HEAD.size))
+        count, length = _HEAD.unpack(_prefix(left, _HEAD.size))
         if count > len(segment_S):
             raise WeightsError(
                 f"a sparse update must count to <= {len(segment_S)} here, got {count}"
             )
-        parts.append((segment_S, count, _take(left[_HEAD.size :], length)))
+        parts.append((segment_S, count, _prefix(left[_HEAD.size :], length)))
         left = left[_HEAD.size + length :]
     if left:
         raise WeightsError(f"a sparse update must end here, got {len(left)} more bytes")
@@ -138,7 +138,7 @@ def _distances(moves_C: NDArray[np.uint32]) -> NDArray[np.int64]:
     return np.where(moves_C & 1, sizes_C, -sizes_C)
 
 
-def _take(left: memoryview, length: int) -> memoryview:
+def _prefix(left: memoryview, length: int) -> memoryview:
     if length > len(left):
         raise WeightsError(f"a sparse update must hold {length} more bytes, got {len(left)}")
     return left[:length]

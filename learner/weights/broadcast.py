@@ -1,15 +1,14 @@
-"""One version to the members of a weight group, with a deadline for everything.
+"""Broadcast of one version to the members of a weight group, with a deadline for everything.
 
-Consumes READY, ACK and FAULT; waits for members until the deadlines of `epochs.py`; what unblocks
-it is the last answer, a failure of the group, or the deadline. Who has not got the version then
-pulls it.
+Consumes READY, ACK and FAULT; waits for members until the deadlines of `epochs.py`; the last
+answer, a failure of the group, or the deadline unblocks it. Actors that lack the version then pull
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ import structlog
 from broker.protocol.weight_messages import Abort, Ack, Epoch, Fault, Ready, Send
 from broker.weights.group_thread import GroupThread
 from buffer.record.episode import PolicyVersion
+from configs.worker import Worker
 
 from .epochs import Membership, Phase, WeightEpochs
 from .slots import Slot
@@ -43,7 +43,7 @@ Post = Callable[[str, object], None]
 
 @dataclass(frozen=True, slots=True)
 class BroadcastSettings:
-    """What the publisher needs of `learner`."""
+    """Address and deadlines of groups, from the `learner` table."""
 
     host: str
     """Address on which the stores of groups listen."""
@@ -57,9 +57,9 @@ class Broadcast:
 
     Args:
         settings: Deadlines and address.
-        epochs: Who is a member, and the state of the current epoch.
+        epochs: Membership, and the state of the current epoch.
         post: Sends a message to an actor; never blocks, may lose.
-        device_of: `cpu` or `cuda`, as the actor said in its JOIN.
+        device_of: `cpu` or `cuda`, from the JOIN of an actor.
     """
 
     def __init__(
@@ -78,19 +78,25 @@ class Broadcast:
         self._group: GroupThread[SendingGroup] | None = None
         self._digest = ""
         self._use_nccl = settings.use_cuda
-        self._is_warm = self._is_warming = False
+        self._warming: Worker | None = None
+        self._is_warm = False
 
     def begin(self, version: PolicyVersion) -> Membership | None:
-        """Freeze the members for a version; None = everybody pulls it."""
+        """Freeze the members for a version; None = every actor pulls it.
+
+        Raises:
+            ImportError: torch cannot be imported.
+        """
         if self._is_warm:
             return self._epochs.begin(version)
-        if not self._is_warming and self._epochs.candidates():  # else it is never needed
-            self._is_warming = True
-            threading.Thread(target=self._warm, name="import-torch", daemon=True).start()
+        if self._warming is not None:
+            self._warming.check()
+        elif self._epochs.candidates():  # else it is never needed
+            self._warming = Worker(self._warm, name="import-torch").start()
         return None
 
     async def run(self, slot: Slot, membership: Membership) -> bool:
-        """Carry the slot to these members. False: not all of them have it, and those pull."""
+        """Send the slot to these members. False: not all of them have it, and those pull."""
         self._digest = slot.manifest.digest
         if await self._form(membership, bucket_bytes_of(slot)):
             return await self._send(slot, membership)
@@ -102,8 +108,8 @@ class Broadcast:
             return False
         return not left_out
 
-    def heard(self, actor: str, answer: Ready | Ack | Fault) -> None:
-        """Take a member's answer."""
+    def on_answer(self, actor: str, answer: Ready | Ack | Fault) -> None:
+        """Process a member's answer."""
         membership = self._epochs.membership
         if membership is None or answer.version != membership.version:
             return
@@ -215,7 +221,7 @@ class Broadcast:
         return "nccl" if on_gpu else "gloo"
 
     def _warm(self) -> None:
-        """Import torch beside the first pulls: it takes seconds that nobody should wait for."""
+        """Import torch beside the first pulls: it takes seconds."""
         from . import group as weight_group  # noqa: PLC0415 - torch
 
         self._use_nccl = self._use_nccl and weight_group.can_nccl()

@@ -1,7 +1,6 @@
-"""Weight epochs: who receives a version by a process group, and when to give up on whom.
+"""Weight epochs: membership of process groups, and the deadlines of each phase.
 
-Pure: no socket, no torch, the clock is injected. The publisher asks what to do and says what
-happened.
+Pure: no socket, no torch, the clock is injected. The publisher feeds it events and reads the phase.
 
     IDLE ──begin──▶ FORMING ──all ready──▶ SENDING ──all acks──▶ DONE ──begin──▶ FORMING ...
                      │    ▲                   │
@@ -9,11 +8,11 @@ happened.
                      │        once more       ▼
                      └─────────────────▶   BROKEN ──begin──▶ FORMING (always a new group)
 
-FORMING costs one round trip and blocks nobody: a member that died or stopped since its last JOIN is
+FORMING costs one round trip and blocks no member: one that died or stopped since its last JOIN is
 found here, in milliseconds, and not inside the collective, where it would hold up all the others.
 
 Invariants: numbers never decrease; a number is reused only while its membership is unchanged and
-its last version was DONE; a member with an open epoch ends it by an ack, or is told to abort and
+its last version was DONE; a member's open epoch ends by its ack, or by an ABORT, after which it
 pulls.
 """
 
@@ -29,9 +28,9 @@ from buffer.record.episode import PolicyVersion
 READY_SHARE = 0.2
 """Share of `broadcast_join_s` for READY: actors answer in milliseconds, a rendezvous does not."""
 MAX_TRIES = 2
-"""Formations for one version; then those who lack it pull."""
+"""Formations for one version; then the actors that lack it pull."""
 MAX_STRIKES = 3
-"""Broken sends in a row after which an actor only pulls and no longer spoils the others' epochs."""
+"""Broken sends in a row after which an actor only pulls, to spare the others' epochs."""
 
 
 class Phase(StrEnum):
@@ -51,13 +50,13 @@ class Membership:
     number: int
     version: PolicyVersion
     fresh: bool
-    """Whether a new group is to be built."""
+    """True if a new group is to be built."""
     members: tuple[str, ...]
 
 
 @dataclass(slots=True)
 class _Actor:
-    heard: float
+    last_join: float
     can_group: bool
     strikes: int = 0
 
@@ -84,34 +83,34 @@ class WeightEpochs:
         self.deadline = 0.0
         self.membership: Membership | None = None
 
-    def heard(self, actor: str, *, can_group: bool) -> None:
+    def on_join(self, actor: str, *, can_group: bool) -> None:
         """Note a JOIN."""
         known = self._actors.get(actor)
         if known is None:
             self._actors[actor] = _Actor(self._clock(), can_group)
         else:
-            known.heard, known.can_group = self._clock(), can_group
+            known.last_join, known.can_group = self._clock(), can_group
 
     def live(self) -> tuple[str, ...]:
-        """Return who has been heard lately, in a fixed order."""
+        """Return the actors with a recent JOIN, in a fixed order."""
         oldest = self._clock() - SILENT_AFTER_S
-        return tuple(sorted(name for name, a in self._actors.items() if a.heard >= oldest))
+        return tuple(sorted(name for name, a in self._actors.items() if a.last_join >= oldest))
 
     def open_epoch_of(self, actor: str) -> int:
         """Return the epoch that still has to bring its version to this actor; 0 = none."""
         if self.membership is None:
             return 0
-        # A member that said READY is not waited for while the others do, but its epoch is open.
+        # A member that sent READY is not waited for while the others do, but its epoch is open.
         forming = self.phase is Phase.FORMING and actor in self.membership.members
         return self._number if forming or actor in self._waiting else 0
 
     def forget_silent(self) -> None:
-        """Between epochs: drop who is silent; a list of the dead would grow for ever."""
+        """Drop silent actors, between epochs: a list of the dead would grow for ever."""
         live = set(self.live())
         self._actors = {name: actor for name, actor in self._actors.items() if name in live}
 
     def begin(self, version: PolicyVersion) -> Membership | None:
-        """IDLE, DONE, BROKEN -> FORMING. None (and no change) if nobody can be in a group."""
+        """IDLE, DONE, BROKEN -> FORMING. None (and no change) if no actor can be in a group."""
         assert self.phase not in (Phase.FORMING, Phase.SENDING), self.phase
         self._tries = 0
         return self._form(version)
@@ -134,7 +133,7 @@ class WeightEpochs:
             self.phase = Phase.DONE
 
     def broke(self, number: int) -> tuple[str, ...]:
-        """Note that the group failed; -> BROKEN. Returns who was still waited for."""
+        """Note that the group failed; -> BROKEN. Returns the members still waited for."""
         if not (self._is_open(number, Phase.FORMING) or self._is_open(number, Phase.SENDING)):
             return ()
         behind = tuple(sorted(self._waiting))
@@ -154,7 +153,7 @@ class WeightEpochs:
             return ()
         sending, silent = self.phase is Phase.SENDING, tuple(sorted(self._waiting))
         for name in silent:
-            self._actors[name].heard = float("-inf")
+            self._actors[name].last_join = float("-inf")
             self._actors[name].strikes += sending
         self._break()
         return silent
@@ -165,7 +164,7 @@ class WeightEpochs:
         return self._form(self.membership.version) if self._tries < MAX_TRIES else None
 
     def candidates(self) -> tuple[str, ...]:
-        """Return who of the living could be in a group, in a fixed order."""
+        """Return the live actors that could be in a group, in a fixed order."""
         return tuple(name for name in self.live() if self._may_group(self._actors[name]))
 
     def _form(self, version: PolicyVersion) -> Membership | None:

@@ -1,8 +1,8 @@
 """The sending end of a weight group: a torch process group of its own, rank 0.
 
-Not torch's default group: that one belongs to FSDP2, and no actor may ever be able to hang it. The
+Not torch's default group: that one belongs to FSDP2, and no actor may be able to hang it. The
 store listens on one address only, and so does gloo; neither authenticates, so groups are for a
-trusted network (`learner.broadcast: false` elsewhere). Every function blocks and belongs into a
+trusted network (`learner.broadcast: false` elsewhere). Every function blocks and belongs in a
 `GroupThread`.
 
 Not thread-safe, and of no use after an exception: gloo kills the process of a receiver whose stream
@@ -32,7 +32,7 @@ BACKLOG = 128
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """How to build the group of one weight epoch."""
+    """Parameters of the group of one weight epoch."""
 
     backend: str
     """`gloo` or `nccl`."""
@@ -42,7 +42,7 @@ class GroupPlan:
 
 
 def can_nccl() -> bool:
-    """Say whether this process could be rank 0 of an NCCL group."""
+    """Return whether this process could be rank 0 of an NCCL group."""
     return torch.cuda.is_available() and distributed.is_nccl_available()
 
 
@@ -76,7 +76,7 @@ class SendingGroup:
         """Broadcast these bytes in buckets. A return does not mean that they have arrived.
 
         Raises:
-            RuntimeError: a member died, or `send_s` passed.
+            RuntimeError: A member died, or `send_s` passed.
         """
         deadline = time.monotonic() + send_s
         flat = torch.frombuffer(memory, dtype=torch.uint8)
@@ -106,7 +106,7 @@ def _left(deadline: float) -> timedelta:
 
 
 def _open(store: Store, plan: GroupPlan, timeout: timedelta) -> Any:
-    """Make the group object itself: torch's stubs know neither its options nor its methods."""
+    """Make the group object itself: torch's stubs have neither its options nor its methods."""
     if plan.backend == "nccl":
         # By default a timeout of NCCL would end this whole process.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")

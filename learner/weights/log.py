@@ -1,8 +1,8 @@
-"""`weights.jsonl` in the folder of a run: each version that was sealed, and what became of it.
+"""`weights.jsonl` in the folder of a run: each version that was sealed, and its delivery.
 
 A `sealed` line comes from the training thread, a `delivered` line from the one that watches the
 publisher. Lines are only ever added, also over restarts of the learner: a version is never
-overwritten, so the file says for each (lineage, step) what its bytes were.
+overwritten, so the file has one digest for each (lineage, step).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WeightLog:
         self._path = folder / FILE_NAME
 
     def sealed(self, manifest: WeightManifest, *, held_s: float) -> None:
-        """Write down a version; to gather and probe it held up the learner for `held_s`."""
+        """Record a version; to gather and probe it held up the learner for `held_s`."""
         self._append(
             "sealed",
             manifest.version,
@@ -42,7 +42,7 @@ class WeightLog:
         )
 
     def delivered(self, sent: Sent) -> None:
-        """Write down what became of a version."""
+        """Record the delivery of a version."""
         figures = asdict(sent)
         del figures["version"]
         self._append("delivered", sent.version, figures)
@@ -68,7 +68,7 @@ def read_weight_log(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def paused_fraction(folder: Path) -> float | None:
-    """Return the share of time for which generation stood still for swaps, over all actors.
+    """Return the share of time for which generation paused for swaps, over all actors.
 
     None if no actor has reported yet. Of the newest life of the publisher.
     """

@@ -1,8 +1,8 @@
-"""Writes versions to the object store, one after the other, beside everything else.
+"""Copies of versions in the object store, written one after the other beside everything else.
 
-Consumes the shelf's current version; waits for the store. Whatever is published meanwhile is left
-out but for the newest: actors far away skip versions rather than fall behind. A store that fails
-costs them a version, and nobody else anything.
+Consumes the current version on offer; waits for the store. Of the versions published meanwhile only
+the newest is written: actors far away skip versions rather than fall behind. A store that fails
+costs them a version, and other actors nothing.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from broker.weights.object_store import WeightStore
 from buffer.record.episode import PolicyVersion
 
-from .versions_on_offer import Shelf
+from .versions_on_offer import VersionsOnOffer
 
 log = structlog.get_logger()
 
 READER = "the object store"
-"""As which slices are read, so that the shelf keeps the version; no incarnation has spaces."""
+"""Reader's name, so that the version stays on offer; no incarnation has spaces."""
 
 
-class Keyframes:
-    """What of this run's weights is in the object store.
+class ObjectStoreWriter:
+    """Writes the newest version to the object store.
 
     Args:
-        store: Where they go.
-        shelf: Where they come from.
+        store: Destination.
+        versions: Versions on offer.
     """
 
-    def __init__(self, store: WeightStore, shelf: Shelf) -> None:
+    def __init__(self, store: WeightStore, versions: VersionsOnOffer) -> None:
         self._store = store
-        self._shelf = shelf
+        self._versions = versions
         self._stored: PolicyVersion | None = None
         self._url = ""
         self._woken = asyncio.Event()
 
     def url_of(self, version: PolicyVersion) -> str:
-        """Return where a version is as a whole; empty = nowhere."""
+        """Return the URL of a version that is stored as a whole; empty = it is not."""
         return self._url if self._stored == version else ""
 
     def wake(self) -> None:
-        """Say that there may be a newer version."""
+        """Notify it that there may be a newer version."""
         self._woken.set()
 
     async def run(self) -> None:
@@ -53,7 +53,7 @@ class Keyframes:
         while True:
             await self._woken.wait()
             self._woken.clear()
-            slot = self._shelf.current
+            slot = self._versions.current
             if slot is None or slot.manifest.version == self._stored:
                 continue
             try:
@@ -74,7 +74,7 @@ class Keyframes:
         file = await asyncio.to_thread(self._store.create, manifest)
         try:
             is_whole = await self._copy(manifest, file)
-        finally:  # what is unfinished is named to nobody, and forgotten as it grows old
+        finally:  # an unfinished object is never announced, and removed as it grows old
             await asyncio.to_thread(file.close)
         if is_whole:
             await asyncio.to_thread(self._store.forget_old)
@@ -82,7 +82,7 @@ class Keyframes:
 
     async def _copy(self, manifest: WeightManifest, file: IO[bytes]) -> bool:
         for offset in range(0, manifest.num_bytes, CHUNK_BYTES):
-            payload = self._shelf.read(READER, Pull(manifest.version, offset, CHUNK_BYTES))
+            payload = self._versions.read(READER, Pull(manifest.version, offset, CHUNK_BYTES))
             if payload is None:
                 return False
             await asyncio.to_thread(file.write, payload)

@@ -1,4 +1,4 @@
-"""The weight publisher process, the sidecar of learner rank 0.
+"""The weight publisher process: sidecar of learner rank 0.
 
 Consumes sealed slots (`slots.py`), woken by a byte on stdin; serves actors on a ROUTER with CURVE.
 Anything that could hang is here and not in the learner, so killing this process *is* the abort of a
@@ -79,7 +79,7 @@ def main() -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0 decides
     configure_logging("publisher", run=settings.run)
-    os.set_blocking(sys.stdout.fileno(), False)  # a learner that does not read must not stop us
+    os.set_blocking(sys.stdout.fileno(), False)  # never blocks on a learner that does not read
     context = zmq.asyncio.Context()
     keys = load_pair(settings.keys, "learner")
     door = open_router(context, settings.endpoint, folder=settings.keys, keys=keys)
@@ -87,7 +87,7 @@ def main() -> None:
         try:
             asyncio.run(_serve(settings, router, allowed))
         finally:
-            if os.getppid() != parent:  # the learner was killed: nobody else cleans up
+            if os.getppid() != parent:  # the learner was killed and cannot clean up
                 shutil.rmtree(settings.slots, ignore_errors=True)
 
 
@@ -104,16 +104,16 @@ async def _serve(
         broadcast=groups if settings.broadcast else None,
         store=WeightStore(settings.store, settings.run) if settings.store is not None else None,
         chain=SparseChain() if settings.sparse else None,
-        report=_report,
+        report=_report_sent,
         allows=lambda key: allowed.role(key.encode()) is Role.ACTOR,
     )
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), _read_stdin, server, ended)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    _say({"event": "listening", "endpoint": endpoint})
+    _write_line({"event": "listening", "endpoint": endpoint})
     async with asyncio.TaskGroup() as tasks:
-        working = [tasks.create_task(server.serve()), tasks.create_task(_say_alive(allowed))]
+        working = [tasks.create_task(server.serve()), tasks.create_task(_report_alive(allowed))]
         await ended.wait()
         for task in working:
             task.cancel()
@@ -126,18 +126,18 @@ def _read_stdin(server: WeightServer, ended: asyncio.Event) -> None:
         ended.set()
 
 
-async def _say_alive(allowed: AllowList) -> None:
+async def _report_alive(allowed: AllowList) -> None:
     while True:
-        _say({"event": "alive"})
+        _write_line({"event": "alive"})
         allowed.refresh()  # a key may be taken off the list while its holder is connected
         await asyncio.sleep(ALIVE_EVERY_S)
 
 
-def _report(sent: Sent) -> None:
-    _say({"event": "sent", **asdict(sent)})
+def _report_sent(sent: Sent) -> None:
+    _write_line({"event": "sent", **asdict(sent)})
 
 
-def _say(line: dict[str, object]) -> None:
+def _write_line(line: dict[str, object]) -> None:
     with contextlib.suppress(BlockingIOError):  # one line less; `alive` comes again
         os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 

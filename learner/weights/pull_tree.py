@@ -1,10 +1,10 @@
-"""Who pulls from whom, so that a version leaves the publisher a few times and not once per actor.
+"""Tree of pulls, so that a version leaves the publisher a few times and not once per actor.
 
-    publisher ──▶ 0 ──▶ 2, 3          those that share, in the order in which they came
-              ──▶ 1 ──▶ 4, 5 ...      then those that only take
+    publisher ──▶ 0 ──▶ 2, 3          actors that share, in the order of their JOINs
+              ──▶ 1 ──▶ 4, 5 ...      then actors that only pull
 
 Each passes every slice on as it arrives, so that the last has a version little later than the
-first. Pure: actors are told their way to the publisher, and go along it when a peer fails.
+first. Pure: each actor gets its way to the publisher, and goes along it when a peer fails.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ class PullTree:
 
     @property
     def is_flat(self) -> bool:
-        """Whether nobody shares, so that all pull from the publisher."""
+        """True if no actor shares, so that all pull from the publisher."""
         return not self._peers
 
-    def heard(self, actor: str, share: Peer | None) -> None:
-        """Note where an actor shares its weights, or that it does not."""
+    def on_join(self, actor: str, share: Peer | None) -> None:
+        """Note the address at which an actor shares its weights, or that it does not."""
         if actor not in self._shares or self._shares[actor] != share:
             self._shares[actor] = share
             self._arrange()
 
     def forget_all_but(self, actors: AbstractSet[str]) -> None:
-        """Drop who is silent; those after them move up."""
+        """Drop silent actors; those after them move up."""
         if gone := self._shares.keys() - actors:
             self._shares = {a: share for a, share in self._shares.items() if a not in gone}
             self._arrange()
 
     def way_of(self, actor: str) -> tuple[Peer, ...]:
-        """Return whom it asks, nearest first; empty = the publisher alone."""
+        """Return the peers that an actor asks, nearest first; empty = the publisher alone."""
         if self.is_flat:
             return ()
         way, place = [], self._places.get(actor, len(self._places))

@@ -1,13 +1,13 @@
-"""The publisher's door: actors' messages in, news and slices of weights out.
+"""The publisher's server: messages of actors in, announcements and slices of weights out.
 
-Owns who is connected by which route. One task reads the socket and never waits for anything else,
-so that pulls are answered while a broadcast is under way; another carries version after version.
+Owns the routes of connected actors. One task reads the socket and never waits for anything else,
+so that pulls are answered while a broadcast is under way; another delivers version after version.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 
 import zmq.asyncio
@@ -32,17 +32,16 @@ from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
-from .object_store_writer import Keyframes
-from .pauses import Pauses
+from .object_store_writer import ObjectStoreWriter
 from .pull_tree import PullTree
 from .slots import Slot, Slots
 from .sparse_chain import SparseChain
-from .versions_on_offer import Shelf
+from .versions_on_offer import VersionsOnOffer
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of one version."""
+    """Delivery of one version. Producer: the publisher. Consumer: `weights.jsonl`."""
 
     version: PolicyVersion
     actors: int
@@ -60,9 +59,35 @@ class Sent:
     sparse_bytes: int = 0
     """Of its sparse update; 0 = there is none."""
     paused_s: float = 0.0
-    """For which generation has stood still for swaps, over all actors of this publisher's life."""
+    """Time for which generation has paused for swaps, over all actors of this publisher's life."""
     served_s: float = 0.0
-    """For which those actors have had weights to serve."""
+    """Time for which those actors have had weights to serve."""
+
+
+class Pauses:
+    """Time for which generation has paused for swaps, over all actors of this publisher's life.
+
+    Each JOIN carries both totals of its incarnation; the difference to its last JOIN is added.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, Join] = {}
+        self.paused_s = 0.0
+        """Paused for swaps."""
+        self.served_s = 0.0
+        """With weights to serve, those pauses included."""
+
+    def on_join(self, actor: str, join: Join) -> None:
+        """Count what has passed since this actor's last JOIN."""
+        last = self._last.get(actor)
+        if last is not None:
+            self.paused_s += max(join.paused_s - last.paused_s, 0.0)
+            self.served_s += max(join.served_s - last.served_s, 0.0)
+        self._last[actor] = join
+
+    def forget_all_but(self, live: Container[str]) -> None:
+        """Drop silent actors; their times stay counted."""
+        self._last = {actor: join for actor, join in self._last.items() if actor in live}
 
 
 class WeightServer:
@@ -70,14 +95,14 @@ class WeightServer:
 
     Args:
         socket: A bound ROUTER.
-        slots: Where the learner seals versions.
+        slots: Slots in which the learner seals versions.
         run: Name of the run; messages of another are ignored.
-        broadcast: How to send to groups; None = actors pull.
-        store: Where versions are kept for those far away; None = nowhere.
-        chain: Keeps sparse updates for those who pull; None = they pull all bytes.
-        report: Is told what became of each version.
-        allows: Says whether the holder of this public key may still speak; None = the socket's door
-            has the last word.
+        broadcast: Deadlines and address of groups; None = actors pull.
+        store: Object store for actors far away; None = none.
+        chain: Keeps sparse updates for pulls; None = actors pull all bytes.
+        report: Receives the delivery of each version.
+        allows: Returns whether the holder of this public key still has access; None = the check at
+            connection is enough.
     """
 
     def __init__(
@@ -92,19 +117,19 @@ class WeightServer:
         report: Callable[[Sent], None],
         allows: Callable[[str], bool] | None = None,
     ) -> None:
-        self._port = WeightPort(socket, run=run, on_message=self._take, allows=allows)
+        self._port = WeightPort(socket, run=run, on_message=self._on_message, allows=allows)
         self._report = report
         self._clock = asyncio.get_running_loop().time
         self._chain = chain
-        self._shelf = Shelf(slots, clock=self._clock)
-        self._keyframes = Keyframes(store, self._shelf) if store is not None else None
+        self._versions = VersionsOnOffer(slots, clock=self._clock)
+        self._store_writer = ObjectStoreWriter(store, self._versions) if store is not None else None
         self._pauses = Pauses()
         self._tree = PullTree()
         self._digests: tuple[PolicyVersion, bytes] | None = None
         self._is_digesting = False
         self._routes: dict[str, bytes] = {}
         self._joins: dict[str, Join] = {}
-        """What each actor said last."""
+        """The last JOIN of each actor."""
         self._woken = asyncio.Event()
         self._woken.set()  # a restarted publisher finds its version already sealed
         join_s, send_s = (broadcast.join_s, broadcast.send_s) if broadcast else (1.0, 1.0)
@@ -119,81 +144,83 @@ class WeightServer:
             )
 
     def wake(self) -> None:
-        """Say that there may be a newly sealed version."""
+        """Notify it that there may be a newly sealed version."""
         self._woken.set()
 
     async def serve(self) -> None:
-        """Read the socket and carry versions, for ever."""
+        """Read the socket and deliver versions until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._port.read())
-            tasks.create_task(self._carry())
-            if self._keyframes is not None:
-                tasks.create_task(self._keyframes.run())
+            tasks.create_task(self._deliver_all())
+            if self._store_writer is not None:
+                tasks.create_task(self._store_writer.run())
 
-    def _take(self, route: bytes, actor: str, message: object) -> None:
+    def _on_message(self, route: bytes, actor: str, message: object) -> None:
         self._routes[actor] = route
         match message:
             case Join():
-                self._joined(actor, message)
+                self._on_join(actor, message)
             case Pull():
-                self._pulled(actor, message)
+                self._on_pull(actor, message)
             case Ready() | Ack() | Fault() if self._broadcast is not None:
-                self._broadcast.heard(actor, message)
+                self._broadcast.on_answer(actor, message)
             case _:
                 raise RecordError(f"an actor must not send {type(message).__name__}")
 
-    def _joined(self, actor: str, join: Join) -> None:
+    def _on_join(self, actor: str, join: Join) -> None:
         self._joins[actor] = join
-        self._pauses.heard(actor, join)
-        self._tree.heard(actor, join.share)
-        self._epochs.heard(actor, can_group=join.can_group)
-        current = self._shelf.current
+        self._pauses.on_join(actor, join)
+        self._tree.on_join(actor, join.share)
+        self._epochs.on_join(actor, can_group=join.can_group)
+        current = self._versions.current
         if current is None or join.version >= current.manifest.version:
             return
         epoch = self._epochs.open_epoch_of(actor)
         if epoch or not self._is_digesting:
             self._post_news(actor, current, epoch)
 
-    def _pulled(self, actor: str, pull: Pull) -> None:
+    def _on_pull(self, actor: str, pull: Pull) -> None:
         if pull.base is None:
-            payload = self._shelf.read(actor, pull)
+            payload = self._versions.read(actor, pull)
         else:
             payload = self._chain.read(pull) if self._chain is not None else None
         if payload is not None:
             self._post(actor, Chunk(pull.version, pull.offset, payload, pull.base))
-        elif (current := self._shelf.current) is not None:
-            self._post(actor, Moved(current.manifest, pull.offset, *self._ways_of(actor, current)))
+        elif (current := self._versions.current) is not None:
+            self._post(
+                actor, Moved(current.manifest, pull.offset, *self._alternatives(actor, current))
+            )
 
     def _post_news(self, actor: str, slot: Slot, epoch: int = 0) -> None:
-        self._post(actor, Announce(slot.manifest, epoch, *self._ways_of(actor, slot)))
+        self._post(actor, Announce(slot.manifest, epoch, *self._alternatives(actor, slot)))
 
-    def _ways_of(
+    def _alternatives(
         self, actor: str, slot: Slot
     ) -> tuple[tuple[SparseLink, ...], Sources | None, str]:
-        """Return where this actor can have a version besides the publisher's bytes of it."""
+        """Alternative sources of this version for this actor."""
         links = self._chain.links if self._chain is not None else ()
         return links, self._sources_of(actor, slot.manifest.version), str(slot.path)
 
     def _sources_of(self, actor: str, version: PolicyVersion) -> Sources | None:
-        """Return whom this actor can ask before the publisher; None: nobody, or not yet."""
+        """Return the sources that this actor asks before the publisher; None = none, or not yet."""
         if self._digests is None or self._digests[0] != version:
             return None
         way = self._tree.way_of(actor)
-        url = self._keyframes.url_of(version) if self._keyframes is not None else ""
+        url = self._store_writer.url_of(version) if self._store_writer is not None else ""
         return Sources(way, self._digests[1], url) if way or url else None
 
-    async def _carry(self) -> None:
+    async def _deliver_all(self) -> None:
         while True:
             await self._woken.wait()
             self._woken.clear()
-            slot = self._shelf.advance()
+            slot = self._versions.advance()
             if slot is not None:
                 self._woken.set()  # a newer one may have been sealed meanwhile
                 await self._announce(slot)
 
     async def _announce(self, slot: Slot) -> None:
         readers = {actor for actor, join in self._joins.items() if join.reads_memory}
-        for actor in readers:  # all that they wait for
+        for actor in readers:  # they wait for nothing else
             self._post_news(actor, slot)
         change = None
         if self._chain is not None:
@@ -224,7 +251,7 @@ class WeightServer:
         )
 
     async def _send(self, slot: Slot, membership: Membership | None) -> bool:
-        """Take a version through its weight epoch. False: a member has not confirmed it."""
+        """Deliver a version by its weight epoch. False: a member has not confirmed it."""
         if self._broadcast is None or membership is None:
             return True
         for actor in membership.members:
@@ -232,16 +259,16 @@ class WeightServer:
         return await self._broadcast.run(slot, membership)
 
     async def _offer(self, slot: Slot, others: Collection[str]) -> None:
-        """Announce a version to those who pull it: all but these, who have it another way."""
+        """Announce a version to the actors that pull it: all but `others`."""
         pulling = set(self._epochs.live()).difference(others)
-        if (pulling and not self._tree.is_flat) or self._keyframes is not None:
-            self._is_digesting = True  # who joins meanwhile is told with the others
+        if (pulling and not self._tree.is_flat) or self._store_writer is not None:
+            self._is_digesting = True  # an actor that joins meanwhile gets it with the others
             digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
             self._digests, self._is_digesting = (slot.manifest.version, digests), False
         for actor in set(self._epochs.live()).difference(others):
             self._post_news(actor, slot)
-        if self._keyframes is not None:
-            self._keyframes.wake()
+        if self._store_writer is not None:
+            self._store_writer.wake()
 
     def _forget_silent(self) -> None:
         self._epochs.forget_silent()
@@ -253,7 +280,7 @@ class WeightServer:
                 del table[actor]
 
     def _post(self, actor: str, message: object) -> None:
-        """Send if the actor is there and reads. What matters is asked for again."""
+        """Send if the actor is there and reads. Actors repeat requests that matter."""
         route = self._routes.get(actor)
         if route is not None:
             self._port.post(route, message)

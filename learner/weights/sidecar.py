@@ -32,7 +32,7 @@ log = structlog.get_logger()
 START_TIMEOUT_S = 30.0
 """A loaded machine may take a while to start Python."""
 ALIVE_TIMEOUT_S = 15.0
-"""It says `alive` every second, and importing torch can hold its loop for several."""
+"""It reports `alive` every second, and importing torch can block its loop for several."""
 MAX_RESTARTS = 10
 RESTART_WINDOW_S = 600.0
 STOP_TIMEOUT_S = 2.0
@@ -40,7 +40,7 @@ BACK_OFF_S = (0.0, 0.2, 1.0, 5.0)
 """Pause before the first, second, ... restart within the window; the last one repeats."""
 
 RANKS_ONLY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The ranks are on one machine and talk over loopback; the publisher's actors may be elsewhere."""
+"""The ranks are on one machine and use loopback; the publisher's actors may be elsewhere."""
 
 
 class Sidecar:
@@ -174,7 +174,7 @@ class Sidecar:
         while True:
             readable, _, _ = select.select([stdout], [], [], ALIVE_TIMEOUT_S)
             if not readable:
-                return f"it has said nothing for {ALIVE_TIMEOUT_S:.0f} s"
+                return f"it has been silent for {ALIVE_TIMEOUT_S:.0f} s"
             arrived = os.read(stdout.fileno(), 65536)
             if not arrived:
                 return "it has ended"
@@ -222,7 +222,7 @@ def _environment() -> dict[str, str]:
 
 
 def _stop(process: subprocess.Popen[bytes], *, patience_s: float = STOP_TIMEOUT_S) -> None:
-    """End a publisher: the end of stdin asks for it, SIGKILL does not ask."""
+    """End a publisher: by the end of its stdin, and if it goes on, by SIGKILL."""
     if process.stdin is not None:
         process.stdin.close()
     try:

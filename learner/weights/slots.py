@@ -1,11 +1,11 @@
-"""The slots in which the learner hands sealed weights to its publisher; neither ever waits.
+"""Slots in which the learner hands sealed weights to its publisher; neither ever waits.
 
 A slot is a file of wire bytes with its manifest beside it. Its state is its name, and a rename is
 what changes it: of two processes that want the same change exactly one succeeds, also while the
 other is stopped by a debugger, swapped out or dead. No lock can be left behind.
 
     free ──acquire──▶ writing ──seal──▶ ready ──take──▶ taken ──free──▶ free
-                         ▲                │ acquire: a version that nobody took yet is overtaken
+                         ▲                │ acquire: a version not taken yet is overtaken
                          └────────────────┘
     learner: acquire, seal.  publisher: take, free.
 
@@ -34,7 +34,7 @@ class Slot:
     manifest: WeightManifest
     memory: mmap.mmap
     path: Path
-    """Where readers of this machine find it."""
+    """The file, for readers on this machine."""
 
 
 class Slots:
@@ -55,7 +55,7 @@ class Slots:
         raise AssertionError("the publisher holds every slot")
 
     def seal(self, index: int, manifest: WeightManifest) -> None:
-        """Offer a written slot in place of an older one that nobody took.
+        """Offer a written slot in place of an older one that was not taken.
 
         From here on its bytes do not change until it is acquired again.
         """
@@ -66,18 +66,18 @@ class Slots:
         assert self._move(index, "writing", "ready"), f"slot {index} was not being written"
 
     def has_news(self) -> bool:
-        """Say whether there is a sealed version to take."""
+        """Return whether there is a sealed version to take."""
         return any(self.path(index, "ready").exists() for index in range(NUM_SLOTS))
 
     def take(self) -> Slot | None:
-        """Take the sealed version; None if there is nothing new."""
+        """Take the sealed version; None if there is none."""
         for index in range(NUM_SLOTS):
             if self._move(index, "ready", "taken"):
                 return self._open(index)
         return None
 
     def free(self, slot: Slot) -> None:
-        """Give a slot back. Its mapping stays readable but may change under the reader."""
+        """Return a slot. Its mapping stays readable but may change under the reader."""
         assert self._move(slot.index, "taken", "free"), f"slot {slot.index} was not taken"
 
     def reclaim(self) -> None:
@@ -91,7 +91,7 @@ class Slots:
             self._move(newest, "taken", "ready")
 
     def path(self, index: int, state: str) -> Path:
-        """Return the file of a slot as it is called in `state`."""
+        """Return the name of a slot's file in `state`."""
         return self._folder / f"slot-{index}.{state}"
 
     def _manifest(self, index: int) -> Path:

@@ -1,6 +1,6 @@
-"""The last versions as a chain of sparse updates, from which pulling actors take what they lack.
+"""Chain of sparse updates between the last versions, for actors that pull.
 
-    v3 ──link──▶ v4 ──link──▶ v5 (current)      an actor at v3 takes both links, one at v2 all bytes
+    v3 ──link──▶ v4 ──link──▶ v5 (current)      an actor at v3 pulls both links, one at v2 all bytes
 
 Each version is compared with the one before it, in a copy that the publisher keeps of it. All bytes
 of the current version are always on offer too, so a chain needs no keyframes to begin at: it ends
@@ -20,12 +20,12 @@ from buffer.record.episode import PolicyVersion
 from .slots import Slot
 
 MAX_LINKS = 64
-"""Who is further behind gains little: its changes overlap, and each link costs a round trip."""
+"""An actor further behind gains little: changes overlap, and each link costs a round trip."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a version differs from the one before it."""
+    """Difference of a version from the one before it."""
 
     density: float
     """Share of changed elements; a lower bound where the comparison was given up."""

@@ -1,6 +1,6 @@
-"""The versions that actors can pull: the current one, and one that somebody is still pulling.
+"""Versions that actors can pull: the current one, and one that is still being pulled.
 
-Without the second, a slow puller would start over with every publication and never arrive.
+Without the second, a slow actor would start over with every publication and never finish.
 
 Invariant: holds at most two slots, so the learner always finds one to write to.
 """
@@ -16,7 +16,7 @@ from buffer.record.episode import PolicyVersion
 from .slots import Slot, Slots
 
 PULL_IDLE_S = 20.0
-"""A puller that has not asked for so long is gone; on a slow link one slice may take seconds."""
+"""An actor that has not asked for so long is gone; on a slow link one slice may take seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class _Reader:
     asked: float
 
 
-class Shelf:
-    """Slots taken from the learner, and who reads them.
+class VersionsOnOffer:
+    """Slots taken from the learner, and their readers.
 
     Args:
-        slots: Where the learner seals versions.
+        slots: Slots in which the learner seals versions.
         clock: Monotonic seconds.
     """
 
@@ -41,7 +41,7 @@ class Shelf:
         self.current: Slot | None = None
 
     def advance(self) -> Slot | None:
-        """Make a sealed version the current one and return it; None if there is no news."""
+        """Make a sealed version the current one and return it; None if there is no newer one."""
         if self._pinned is not None and not self._is_read(self._pinned):
             self._slots.free(self._pinned)
             self._pinned = None

@@ -1,4 +1,4 @@
-"""The order of messages in an epoch, with a group that does as it is told.
+"""The order of messages in an epoch, with a scripted group.
 
 Why a fake group suffices here: real ones are in test_plane.py, but cannot be made to be slow or to
 fail at a given message.
@@ -54,7 +54,7 @@ class Story:
             device_of=lambda actor: "cpu",
         )
         for actor in ("a", "b"):
-            self.epochs.heard(actor, can_group=True)
+            self.epochs.on_join(actor, can_group=True)
 
     def post(self, actor, message) -> None:
         self.said.append((actor, message))
@@ -95,13 +95,13 @@ def test_everybody_is_ready_before_anybody_enters_the_group():
         assert [i.rank for i in invitations] == [1, 2]
         assert {i.size for i in invitations} == {3}
 
-        plane.broadcast.heard("a", Ready(1, VERSION))
+        plane.broadcast.on_answer("a", Ready(1, VERSION))
         await asyncio.sleep(0.02)
         assert not plane.said
-        plane.broadcast.heard("b", Ready(1, VERSION))
+        plane.broadcast.on_answer("b", Ready(1, VERSION))
         for actor in ("a", "b"):
             assert await plane.told(actor, Send) == Send(1, VERSION)
-            plane.broadcast.heard(actor, Ack(1, VERSION, DIGEST))
+            plane.broadcast.on_answer(actor, Ack(1, VERSION, DIGEST))
 
         assert await running is True
 
@@ -113,14 +113,14 @@ def test_who_is_not_ready_is_sent_to_pull_and_the_others_go_on_without_it():
         plane = Story()
         running = plane.begin()
         await plane.told("a", Epoch)
-        plane.broadcast.heard("a", Ready(1, VERSION))
+        plane.broadcast.on_answer("a", Ready(1, VERSION))
 
         assert (await plane.told("b", Abort)).epoch == 1
         again = await plane.told("a", Epoch)
         assert (again.number, again.size, again.fresh) == (2, 2, True)
-        plane.broadcast.heard("a", Ready(2, VERSION))
+        plane.broadcast.on_answer("a", Ready(2, VERSION))
         await plane.told("a", Send)
-        plane.broadcast.heard("a", Ack(2, VERSION, DIGEST))
+        plane.broadcast.on_answer("a", Ack(2, VERSION, DIGEST))
 
         assert await running is False
         assert plane.epochs.phase is Phase.DONE
@@ -139,11 +139,11 @@ def test_a_failure_of_one_member_sends_all_to_pull(answer):
         plane = Story()
         running = plane.begin()
         for actor in ("a", "b"):
-            plane.broadcast.heard(actor, Ready(1, VERSION))
+            plane.broadcast.on_answer(actor, Ready(1, VERSION))
         await plane.told("b", Send)
-        plane.broadcast.heard("a", Ack(1, VERSION, DIGEST))
+        plane.broadcast.on_answer("a", Ack(1, VERSION, DIGEST))
         if answer is not None:  # else b is silent until the deadline
-            plane.broadcast.heard("b", answer)
+            plane.broadcast.on_answer("b", answer)
 
         assert await running is False
         for actor in ("a", "b"):
@@ -159,7 +159,7 @@ def test_a_group_that_fails_here_sends_all_to_pull_at_once(group, monkeypatch):
         plane = Story(send_s=60.0)
         running = plane.begin()
         for actor in ("a", "b"):
-            plane.broadcast.heard(actor, Ready(1, VERSION))
+            plane.broadcast.on_answer(actor, Ready(1, VERSION))
 
         assert await asyncio.wait_for(running, 10.0) is False  # long before the deadline
         await plane.told("a", Abort)
@@ -172,7 +172,7 @@ def test_answers_about_another_version_count_for_nothing():
         plane = Story()
         running = plane.begin()
         for actor in ("a", "b"):
-            plane.broadcast.heard(actor, Ready(1, PolicyVersion(1, 0)))
+            plane.broadcast.on_answer(actor, Ready(1, PolicyVersion(1, 0)))
 
         await asyncio.sleep(JOIN_S * READY_SHARE / 2)
         assert plane.epochs.phase is Phase.FORMING

@@ -1,4 +1,4 @@
-"""The state machine of weight epochs, with a clock that stands still unless told."""
+"""The state machine of weight epochs, with a clock that only the test moves."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def clock():
 def epochs(clock):
     epochs = WeightEpochs(join_s=JOIN_S, send_s=SEND_S, clock=clock)
     for actor in ("a", "b"):
-        epochs.heard(actor, can_group=True)
+        epochs.on_join(actor, can_group=True)
     return epochs
 
 
@@ -69,7 +69,7 @@ def test_an_unchanged_membership_keeps_its_group(epochs):
 
 def test_a_newcomer_means_a_new_group(epochs):
     first = deliver(epochs, V1)
-    epochs.heard("c", can_group=True)
+    epochs.on_join("c", can_group=True)
 
     second = epochs.begin(V2)
 
@@ -80,8 +80,8 @@ def test_a_newcomer_means_a_new_group(epochs):
 
 def test_who_is_silent_or_cannot_group_is_no_member(epochs, clock):
     clock.now += SILENT_AFTER_S + 0.1
-    epochs.heard("b", can_group=True)
-    epochs.heard("c", can_group=False)
+    epochs.on_join("b", can_group=True)
+    epochs.on_join("c", can_group=False)
 
     assert epochs.begin(V1).members == ("b",)
     assert epochs.live() == ("b", "c")
@@ -116,7 +116,7 @@ def test_a_silent_member_is_one_again_with_its_next_join(epochs, clock):
     epochs.expire()
     assert epochs.live() == ()
 
-    epochs.heard("b", can_group=True)
+    epochs.on_join("b", can_group=True)
 
     assert epochs.begin(V2).members == ("b",)
 
@@ -149,7 +149,7 @@ def test_the_send_deadline_leaves_out_who_has_not_confirmed(epochs, clock):
 
 def test_answers_of_an_older_epoch_count_for_nothing(epochs):
     deliver(epochs, V1)
-    epochs.heard("c", can_group=True)
+    epochs.on_join("c", can_group=True)
     membership = epochs.begin(V2)
 
     for actor in ("a", "b", "c"):
@@ -185,7 +185,7 @@ def test_the_open_epoch_of_an_actor_ends_with_its_ack(epochs):
 
 def test_dead_actors_are_forgotten(epochs, clock):
     clock.now += SILENT_AFTER_S + 0.1
-    epochs.heard("c", can_group=True)
+    epochs.on_join("c", can_group=True)
 
     epochs.forget_silent()
 

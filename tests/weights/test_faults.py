@@ -1,4 +1,4 @@
-"""What each fault costs: one learner, four actors in processes of their own, real gloo and CURVE.
+"""Cost of each fault: one learner, four actors in processes of their own, real gloo and CURVE.
 
 Two actors survive every story, two are its victims. Each test holds that the learner was never held
 up, and that whoever lives has the newest version within two publications after the deadlines of a

@@ -1,4 +1,4 @@
-"""What is published: names, order, bytes and digest, by one rank and by two with FSDP2."""
+"""Published weights: names, order, bytes and digest, by one rank and by two with FSDP2."""
 
 import mmap
 from pathlib import Path

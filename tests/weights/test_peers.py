@@ -1,4 +1,4 @@
-"""Who is asked for weights and what is believed: the tree, what an actor offers, and bad peers.
+"""Choice of peers and trust in them: the tree, the versions an actor offers, and bad peers.
 
 Peers are scripted here, because a real one cannot be made to stop at a given slice; real ones, with
 their own ports, are in test_share.py.
@@ -226,9 +226,9 @@ def grown(num_sharing: int, num_others: int = 0) -> tuple[PullTree, dict[str, Pe
     tree = PullTree()
     peers = {f"s{i}": Peer(f"tcp://127.0.0.1:{i + 1}", "k") for i in range(num_sharing)}
     for i in range(num_others):
-        tree.heard(f"o{i}", None)
+        tree.on_join(f"o{i}", None)
     for name, peer in peers.items():
-        tree.heard(name, peer)
+        tree.on_join(name, peer)
     return tree, peers
 
 
@@ -265,6 +265,6 @@ def test_those_behind_an_actor_that_is_gone_move_up():
 
     assert tree.way_of("s2") == ()
     assert tree.way_of("s4") == (peers["s0"],)
-    tree.heard("s0", None)
+    tree.on_join("s0", None)
     assert tree.way_of("s4") == ()
     assert tree.way_of("s0") == (peers["s2"],)

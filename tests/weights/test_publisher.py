@@ -1,4 +1,4 @@
-"""The publisher's command line, and where it says that it listens."""
+"""The publisher process: command line, endpoint, and the thread that watches it."""
 
 import json
 import os

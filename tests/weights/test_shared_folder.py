@@ -1,4 +1,4 @@
-"""Private folders in shared memory: who may enter, what the dead leave, what if it is full."""
+"""Private folders in shared memory: access, remains of dead owners, and a full device."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Slots and shelf: what learner and publisher hand each other, and what can be pulled."""
+"""Slots between learner and publisher, and the versions on offer to pulls."""
 
 import mmap
 
@@ -8,7 +8,7 @@ from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
 from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from buffer.record.episode import PolicyVersion
 from learner.weights.slots import NUM_SLOTS, Slot, Slots
-from learner.weights.versions_on_offer import PULL_IDLE_S, Shelf
+from learner.weights.versions_on_offer import PULL_IDLE_S, VersionsOnOffer
 
 NUM_BYTES = CHUNK_BYTES + 8
 
@@ -58,8 +58,8 @@ def clock():
 
 
 @pytest.fixture
-def shelf(tmp_path, learner, clock):
-    return Shelf(Slots(tmp_path), clock=clock)
+def on_offer(tmp_path, learner, clock):
+    return VersionsOnOffer(Slots(tmp_path), clock=clock)
 
 
 def take(publisher: Slots) -> Slot:
@@ -132,44 +132,44 @@ def test_a_version_sealed_while_the_publisher_was_dead_wins_over_what_it_held(le
     assert successor.take() is None
 
 
-def test_the_shelf_offers_the_newest_version(learner, shelf):
+def test_the_on_offer_offers_the_newest_version(learner, on_offer):
     learner.seal(1)
-    assert shelf.advance().manifest == manifest(1)
+    assert on_offer.advance().manifest == manifest(1)
     learner.seal(2)
-    assert shelf.advance().manifest == manifest(2)
-    assert shelf.advance() is None
+    assert on_offer.advance().manifest == manifest(2)
+    assert on_offer.advance() is None
 
-    assert shelf.read("a", pull(1)) is None
-    assert shelf.read("a", pull(2)) == bytes([2]) * CHUNK_BYTES
-    assert shelf.read("a", pull(2, CHUNK_BYTES)) == bytes([2]) * 8
-    assert shelf.read("a", pull(2, NUM_BYTES)) is None
-    assert shelf.read("a", pull(2, -1)) is None
+    assert on_offer.read("a", pull(1)) is None
+    assert on_offer.read("a", pull(2)) == bytes([2]) * CHUNK_BYTES
+    assert on_offer.read("a", pull(2, CHUNK_BYTES)) == bytes([2]) * 8
+    assert on_offer.read("a", pull(2, NUM_BYTES)) is None
+    assert on_offer.read("a", pull(2, -1)) is None
 
 
-def test_a_version_stays_while_somebody_pulls_it_and_no_longer(learner, shelf):
+def test_a_version_stays_while_somebody_pulls_it_and_no_longer(learner, on_offer):
     learner.seal(1)
-    shelf.advance()
-    shelf.read("slow", pull(1))
+    on_offer.advance()
+    on_offer.read("slow", pull(1))
 
     for step in (2, 3, 4):
         learner.seal(step)
-        shelf.advance()
-    assert shelf.read("slow", pull(1, CHUNK_BYTES)) == bytes([1]) * 8  # its last slice
+        on_offer.advance()
+    assert on_offer.read("slow", pull(1, CHUNK_BYTES)) == bytes([1]) * 8  # its last slice
 
     learner.seal(5)
-    shelf.advance()
-    assert shelf.read("slow", pull(1)) is None
+    on_offer.advance()
+    assert on_offer.read("slow", pull(1)) is None
 
 
-def test_a_puller_that_died_does_not_keep_its_version_for_ever(learner, shelf, clock):
+def test_a_puller_that_died_does_not_keep_its_version_for_ever(learner, on_offer, clock):
     learner.seal(1)
-    shelf.advance()
-    shelf.read("dead", pull(1))
+    on_offer.advance()
+    on_offer.read("dead", pull(1))
     learner.seal(2)
-    shelf.advance()
+    on_offer.advance()
     clock.now += PULL_IDLE_S + 1
 
     learner.seal(3)
-    shelf.advance()
+    on_offer.advance()
 
-    assert shelf.read("dead", pull(1)) is None
+    assert on_offer.read("dead", pull(1)) is None

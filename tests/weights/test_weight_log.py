@@ -1,4 +1,4 @@
-"""The log of versions, and the times in which learner and actors stood still for them."""
+"""The log of versions, and the times for which learner and actors paused for them."""
 
 import json
 from dataclasses import replace
@@ -8,8 +8,7 @@ import pytest
 from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
 from learner.weights.log import FILE_NAME, WeightLog, paused_fraction, read_weight_log
-from learner.weights.pauses import Pauses
-from learner.weights.server import Sent
+from learner.weights.server import Pauses, Sent
 from tests.weights.support.scripted_publisher import manifest
 
 
@@ -52,13 +51,13 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path):
 def test_pauses_are_what_joins_add_to_those_before(tmp_path):
     pauses = Pauses()
 
-    pauses.heard("a", join(0.0, 0.0))
-    pauses.heard("a", join(0.1, 2.0))
-    pauses.heard("b", join(5.0, 100.0))  # heard by an earlier publisher too: only what it adds
-    pauses.heard("b", join(5.1, 103.0))
+    pauses.on_join("a", join(0.0, 0.0))
+    pauses.on_join("a", join(0.1, 2.0))
+    pauses.on_join("b", join(5.0, 100.0))  # heard by an earlier publisher too: only what it adds
+    pauses.on_join("b", join(5.1, 103.0))
     pauses.forget_all_but({"a"})
-    pauses.heard("b", join(9.0, 200.0))
-    pauses.heard("a", join(0.1, 4.0))
+    pauses.on_join("b", join(9.0, 200.0))
+    pauses.on_join("a", join(0.1, 4.0))
 
     assert pauses.paused_s == pytest.approx(0.2)
     assert pauses.served_s == pytest.approx(7.0)

@@ -24,9 +24,9 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Sources
 from broker.weights.object_store import KEPT, StoredWeights, WeightStore
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, SettingsError
-from learner.weights.object_store_writer import Keyframes
+from learner.weights.object_store_writer import ObjectStoreWriter
 from learner.weights.slots import Slots
-from learner.weights.versions_on_offer import Shelf
+from learner.weights.versions_on_offer import VersionsOnOffer
 from tests.weights.support.plane import Plane
 from tests.weights.support.scripted_publisher import CALLER
 
@@ -44,28 +44,28 @@ def manifest(step: int) -> WeightManifest:
     return WeightManifest(PolicyVersion(1, step), digest, checksum, NUM_BYTES, (spec,), probe)
 
 
-class Shelved:
-    """A shelf on slots of its own, and what writes it to a store in memory."""
+class Published:
+    """Versions on offer in slots of their own, and their writer to a store in memory."""
 
     def __init__(self, folder: Path) -> None:
         self.slots = Slots(folder)
         for index in range(3):
             self.slots.path(index, "free").write_bytes(bytes(NUM_BYTES))
-        self.shelf = Shelf(self.slots, clock=time.monotonic)
+        self.versions = VersionsOnOffer(self.slots, clock=time.monotonic)
         self.store = WeightStore(f"memory://{folder}", "toy")
-        self.keyframes = Keyframes(self.store, self.shelf)
+        self.writer = ObjectStoreWriter(self.store, self.versions)
 
     def publish(self, step: int) -> None:
         index = self.slots.acquire()
         self.slots.path(index, "writing").write_bytes(contents(step))
         self.slots.seal(index, manifest(step))
-        self.shelf.advance()
-        self.keyframes.wake()
+        self.versions.advance()
+        self.writer.wake()
 
     async def stored(self, step: int) -> str:
         """Wait until a version is named; returns where it is."""
         async with asyncio.timeout(10.0):
-            while not (url := self.keyframes.url_of(PolicyVersion(1, step))):  # noqa: ASYNC110
+            while not (url := self.writer.url_of(PolicyVersion(1, step))):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # a publisher does not wait for it either
         return url
 
@@ -76,9 +76,9 @@ class Shelved:
 
 def play(folder, story):
     async def whole():
-        shelved = Shelved(folder)
-        running = asyncio.create_task(shelved.keyframes.run())
-        found = await story(shelved)
+        published = Published(folder)
+        running = asyncio.create_task(published.writer.run())
+        found = await story(published)
         assert not running.done()
         running.cancel()
         return found
@@ -87,21 +87,21 @@ def play(folder, story):
 
 
 def test_the_newest_versions_are_in_the_store_under_their_digests(tmp_path):
-    async def story(shelved):
+    async def story(published):
         for step in range(1, 6):
-            shelved.publish(step)
-            url = await shelved.stored(step)
+            published.publish(step)
+            url = await published.stored(step)
             assert url.endswith(f"/toy/weights/1-{step}-{manifest(step).digest}")
-            assert not shelved.keyframes.url_of(PolicyVersion(1, step - 1))
+            assert not published.writer.url_of(PolicyVersion(1, step - 1))
         assert StoredWeights(url).read(0, NUM_BYTES) == contents(5)
-        return shelved.objects()
+        return published.objects()
 
     assert play(tmp_path, story) == [f"1-{step}" for step in range(6 - KEPT, 6)]
 
 
 def test_a_version_that_is_overtaken_is_not_named_and_the_newest_is(tmp_path, monkeypatch):
-    async def story(shelved):
-        read = shelved.shelf.read
+    async def story(published):
+        read = published.versions.read
         overtaken: list[Pull] = []
 
         def reads(actor, pull: Pull):
@@ -110,23 +110,23 @@ def test_a_version_that_is_overtaken_is_not_named_and_the_newest_is(tmp_path, mo
                 monkeypatch.setattr(
                     "learner.weights.versions_on_offer.PULL_IDLE_S", -1.0
                 )  # as if the store were slow
-                shelved.publish(2)
+                published.publish(2)
             return read(actor, pull)
 
-        shelved.shelf.read = reads
-        shelved.publish(1)
-        await shelved.stored(2)
+        published.versions.read = reads
+        published.publish(1)
+        await published.stored(2)
         assert overtaken
-        assert not shelved.keyframes.url_of(PolicyVersion(1, 1))
+        assert not published.writer.url_of(PolicyVersion(1, 1))
 
     play(tmp_path, story)
 
 
 def test_a_version_that_is_there_is_not_written_again_and_half_of_one_is(tmp_path, monkeypatch):
-    async def story(shelved):
+    async def story(published):
         for step, found in ((1, contents(1)), (2, contents(2)[:9])):
-            path = shelved.store._path(manifest(step))
-            shelved.store._files.pipe_file(path, found)
+            path = published.store._path(manifest(step))
+            published.store._files.pipe_file(path, found)
         written = []
         create = WeightStore.create
 
@@ -136,8 +136,8 @@ def test_a_version_that_is_there_is_not_written_again_and_half_of_one_is(tmp_pat
 
         monkeypatch.setattr(WeightStore, "create", creates)
         for step in (1, 2):
-            shelved.publish(step)
-            url = await shelved.stored(step)
+            published.publish(step)
+            url = await published.stored(step)
         assert StoredWeights(url).read(0, NUM_BYTES) == contents(2)
         return written
 
@@ -145,13 +145,13 @@ def test_a_version_that_is_there_is_not_written_again_and_half_of_one_is(tmp_pat
 
 
 def test_a_store_that_fails_costs_a_version_and_nothing_else(tmp_path, monkeypatch):
-    async def story(shelved):
+    async def story(published):
         with monkeypatch.context() as broken:
             broken.setattr(WeightStore, "create", _refuse)
-            shelved.publish(1)
+            published.publish(1)
             await asyncio.sleep(0.1)
-        shelved.publish(2)
-        await shelved.stored(2)
+        published.publish(2)
+        await published.stored(2)
 
     play(tmp_path, story)
 

@@ -60,7 +60,7 @@ class ActorProcess:
         while True:
             for line in self.lines:
                 if line["event"] == event and all(line[k] == v for k, v in fields.items()):
-                    return line
+                    return dict(line)
             assert self._pipe.poll(max(0.0, deadline - time.monotonic())), (
                 f"{self.name}: no {event} {fields}; got {self.lines[-3:]}"
             )
@@ -70,10 +70,17 @@ class ActorProcess:
         return self.wait("applied", timeout_s=timeout_s, version=manifest.version)
 
     def counters(self) -> dict:
-        """The newest counters, after 50 ms without news."""
-        while self._pipe.poll(0.05):
-            self.lines.append(self._pipe.recv())
-        return [line for line in self.lines if line["event"] == "counters"][-1]
+        """The newest counters: those after the last version applied, and 50 ms without another."""
+        deadline = time.monotonic() + 5.0
+        while True:
+            while self._pipe.poll(0.05):
+                self.lines.append(self._pipe.recv())
+            for line in reversed(self.lines):
+                if line["event"] == "counters":
+                    return dict(line)
+                if line["event"] == "applied":
+                    break
+            assert time.monotonic() < deadline, f"{self.name}: no counters; got {self.lines[-3:]}"
 
     def end(self) -> None:
         self.process.kill()

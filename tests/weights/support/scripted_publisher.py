@@ -1,4 +1,4 @@
-"""A publisher that answers pulls as a test says, and a transfer that pulls from it."""
+"""A publisher whose answers a test scripts, and a transfer that pulls from it."""
 
 import asyncio
 
