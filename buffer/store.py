@@ -24,7 +24,7 @@ from buffer.client.address import (
 from buffer.client.connection import PipelinedConnection
 from buffer.client.errors import explain
 from buffer.client.scripts import LoadScript, load_script
-from buffer.client.server_identity import Admits, ServerLife
+from buffer.client.server_identity import Admits, ServerIdentity
 from buffer.operations.keys import incoming_key, run_prefix
 from buffer.operations.operation import Argument, Call, Fetch, Operation, Reply
 
@@ -55,8 +55,8 @@ class Store:
         self._prefix = run_prefix(run)
         self._scripts = scripts
         self._url, self._run = url, run
-        self._life = ServerLife(self._prefix, scripts, admits)
-        self._redis = connect(url, redis_connect_func=self._life.greet)
+        self._identity = ServerIdentity(self._prefix, scripts, admits)
+        self._redis = connect(url, redis_connect_func=self._identity.greet)
 
     def at(self, run_id: str) -> Store:
         """Make another client of the run that works with this life of the server only."""
@@ -66,7 +66,7 @@ class Store:
 
     def trust(self, run_id: str) -> None:
         """Work with this life of the server from now on."""
-        self._life.trusted = run_id
+        self._identity.trusted = run_id
 
     def server_run_id(self) -> str:
         """Read which life of the server answers now, whether it is trusted or not."""
@@ -147,15 +147,15 @@ class AsyncStore:
         self._place = f"run {run!r} at {without_password(url)}"
         self._prefix = run_prefix(run)
         self._scripts = scripts
-        self._life = ServerLife(self._prefix, scripts, admits=None)
-        self._redis = connect_async(url, redis_connect_func=self._life.greet_async)
+        self._identity = ServerIdentity(self._prefix, scripts, admits=None)
+        self._redis = connect_async(url, redis_connect_func=self._identity.greet_async)
         self._connection = PipelinedConnection(self._redis)
         self._records_connection = PipelinedConnection(self._redis)
         """Of its own, so that no other call waits while megabytes of records go out."""
 
     def watch(self, admits: Admits) -> None:
         """Compare the server's run_id on every connect from now on, as `Store` does by `admits`."""
-        self._life.admits = admits
+        self._identity.admits = admits
 
     async def run(self, operation: Operation[T]) -> T:
         """Carry an operation out; raises as `Store.run` does."""

@@ -32,8 +32,8 @@ HUNG_UP = "this client has been closed, or has gone to another server"
 parse_error: Any = DefaultParser.parse_error  # the library's own names for what Redis refuses
 
 
-def stream_of(opened: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Take the stream of an open connection; redis-py has no public names for it (tested)."""
+def stream_of(opened: Any) -> tuple[Any, Any]:
+    """Take reader and writer of an open connection; redis-py has no public names for them."""
     return opened._reader, opened._writer
 
 

@@ -18,7 +18,7 @@ from configs.errors import (
     StoreUnreachable,
 )
 
-from .server_identity import NewServerLife
+from .server_identity import NewServerIdentity
 
 _REFUSALS = {
     "NORUN": "the store must know the run, got no entry for it; begin_run comes first",
@@ -54,7 +54,7 @@ def explain(error: redis.RedisError, operation: str, place: str) -> StoreError:
         return LostLineage(
             f"{operation}: {place} belongs to lineage {detail}; this learner must stop"
         )
-    if isinstance(error, NewServerLife):
+    if isinstance(error, NewServerIdentity):
         restarted = StoreRestarted(f"{operation}: {text}; ask again when it is recovered ({place})")
         restarted.run_id = error.run_id
         return restarted

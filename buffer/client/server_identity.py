@@ -25,10 +25,10 @@ from .scripts import LoadScript
 Admits = Callable[[str, str], bool]
 """(run_id, state of the run) of a server life new to the client -> whether to work with it."""
 
-Words = Generator[tuple[Argument, ...], Reply, None]
+Greeting = Generator[tuple[Argument, ...], Reply, None]
 
 
-class NewServerLife(redis.ConnectionError):
+class NewServerIdentity(redis.ConnectionError):
     """The connection reached a life of the server that the client may not work with yet."""
 
     def __init__(self, run_id: str) -> None:
@@ -36,7 +36,7 @@ class NewServerLife(redis.ConnectionError):
         self.run_id = run_id
 
 
-class ServerLife:
+class ServerIdentity:
     """The life of the Redis server that one client works with."""
 
     def __init__(self, prefix: str, scripts: LoadScript, admits: Admits | None) -> None:
@@ -53,12 +53,12 @@ class ServerLife:
         self.trusted: str | None = None
 
     def greet(self, connection: Any) -> None:
-        """Begin a blocking connection; raises NewServerLife to end it instead."""
+        """Begin a blocking connection; raises NewServerIdentity to end it instead."""
         connection.on_connect()
-        words, reply = self._words(), None
+        steps, reply = self._greeting(), None
         while True:
             try:
-                command = words.send(reply)
+                command = steps.send(reply)
             except StopIteration:
                 return
             connection.send_command(*command)
@@ -67,16 +67,16 @@ class ServerLife:
     async def greet_async(self, connection: Any) -> None:
         """Begin an asyncio connection; raises as `greet` does."""
         await connection.on_connect()
-        words, reply = self._words(), None
+        steps, reply = self._greeting(), None
         while True:
             try:
-                command = words.send(reply)
+                command = steps.send(reply)
             except StopIteration:
                 return
             await connection.send_command(*command)
             reply = await connection.read_response()
 
-    def _words(self) -> Words:
+    def _greeting(self) -> Greeting:
         if self.admits is None:
             return
         run_id = _run_id_of((yield ("INFO", "server")))
@@ -84,7 +84,7 @@ class ServerLife:
             return
         state = yield from self._confirm(run_id)
         if not self.admits(run_id, state):
-            raise NewServerLife(run_id)
+            raise NewServerIdentity(run_id)
         self.trusted = run_id
 
     def _confirm(self, run_id: str) -> Generator[tuple[Argument, ...], Reply, str]:

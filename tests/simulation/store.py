@@ -17,7 +17,7 @@ import redis
 
 from buffer.client.errors import explain
 from buffer.client.scripts import LoadScript, Script, load_script, make_script
-from buffer.client.server_identity import ServerLife
+from buffer.client.server_identity import ServerIdentity
 from buffer.operations.keys import run_prefix
 from buffer.operations.operation import Call, Fetch
 from buffer.store import AsyncStore, Store, incoming
@@ -147,11 +147,11 @@ class BrokersStore(AsyncStore):
     def __init__(self, server: Server, run: str) -> None:
         super().__init__("redis://simulated", run, scripts=server.load)
         self._server, self._key = server, run_prefix(run)
-        self._life = ServerLife(self._key, server.load, admits=lambda *_: True)
+        self._identity = ServerIdentity(self._key, server.load, admits=lambda *_: True)
 
     async def _call(self, call: Call) -> Reply:
-        if self._life.trusted != self._server.run_id:
-            await self._life.greet_async(WireOfBroker(self._server))
+        if self._identity.trusted != self._server.run_id:
+            await self._identity.greet_async(WireOfBroker(self._server))
         script = self._scripts(call.script)
         return await self._server.ask(
             lambda: self._server.answer(script, self._key, call.arguments, call.records)
@@ -191,8 +191,8 @@ class LearnersStore(Store):
         return reply
 
     def _greet(self) -> None:
-        if self._life.trusted != self._server.run_id:
-            self._life.greet(WireOfLearner(self._server))
+        if self._identity.trusted != self._server.run_id:
+            self._identity.greet(WireOfLearner(self._server))
 
 
 class WireOfLearner:
