@@ -72,11 +72,11 @@ class BatchLog:
         self._count(figures, trained, times, claimed_at=claimed_at)
         self._log_alerts(batch.step, alerts)
         version = {"step": batch.step, "lineage": self._lineage}
-        groups = sorted({episode.group_id for episode in batch.episodes} - batch.uses.keys())
-        reused = sorted(batch.uses)
-        self._journal.append(
-            "batches", {**version, "group_ids": groups, "reused_group_ids": reused}
-        )
+        groups = {
+            "group_ids": sorted({e.group_id for e in batch.episodes} - batch.uses.keys()),
+            "reused_group_ids": sorted(batch.uses),
+        }
+        self._journal.append("batches", version | groups)
         self._journal.append(
             "metrics",
             {
@@ -84,12 +84,7 @@ class BatchLog:
                 "time": time.time(),
                 "is_replay": batch.is_replay,
                 **asdict(figures),
-                **asdict(trained.divergence),
-                **asdict(trained.outcome),
-                **({} if trained.critic is None else asdict(trained.critic)),
-                "loss": trained.loss,
-                "kl_coefficient": trained.kl_coefficient,
-                "entropy_bonus": trained.entropy_bonus,
+                **_training_figures(trained),
                 "alerts": [alert.name for alert in alerts],
                 **asdict(times),
                 "idle_fraction": self.totals.idle_fraction,
@@ -130,3 +125,14 @@ class BatchLog:
             if alert.name not in self._alerts or alert.name == "rollback":
                 log.warning("ALERT", alert=alert.name, step=step, why=alert.text)
         self._alerts = {alert.name for alert in alerts}
+
+
+def _training_figures(trained: TrainedBatch) -> dict[str, object]:
+    return {
+        **asdict(trained.divergence),
+        **asdict(trained.outcome),
+        **({} if trained.critic is None else asdict(trained.critic)),
+        "loss": trained.loss,
+        "kl_coefficient": trained.kl_coefficient,
+        "entropy_bonus": trained.entropy_bonus,
+    }
