@@ -103,7 +103,7 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
     """Make environment, tokenizer and reward functions, and try them on a sample.
 
     Raises:
-        SettingsError: One of them cannot be made as the settings say.
+        SettingsError: One of them cannot be made by these settings.
         RewardError: The reward fails on the sample.
         DeadlineError: The environment does not make an item in time.
     """

@@ -262,7 +262,7 @@ def _sampling(request: Request, max_tokens: int) -> SamplingParams:
         temperature=request.temperature,
         max_tokens=max_tokens,
         stop_token_ids=list(request.stop_token_ids),
-        ignore_eos=True,  # only the request says where it ends
+        ignore_eos=True,  # only the request decides where it ends
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,

@@ -1,4 +1,4 @@
-"""How an actor introduces itself."""
+"""The first message of an actor to the broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one message to the broker carries."""
+"""The records that one message to the broker carries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several reward functions, several workers, and what becomes of those that harm themselves."""
+"""Several reward functions, several workers, and workers that crash, hang or run out of memory."""
 
 from __future__ import annotations
 

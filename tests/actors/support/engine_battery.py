@@ -1,4 +1,4 @@
-"""What every engine must pass, called by `test_engine_vllm.py` and `test_engine_torch.py`.
+"""Checks that every engine must pass, called by `test_engine_vllm.py` and `test_engine_torch.py`.
 
 Tolerance: float32 against float32 in another order of summation. Sharp random weights make
 differences of 1e-5 nats; a stale matrix or a wrong position makes more than 0.1.

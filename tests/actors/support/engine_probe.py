@@ -1,4 +1,4 @@
-"""What the engine tests share: transcripts of deltas, compared with a plain forward pass."""
+"""Bench of the engine tests: transcripts of deltas, compared with a plain forward pass."""
 
 from __future__ import annotations
 
