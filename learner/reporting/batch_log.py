@@ -76,7 +76,7 @@ class BatchLog:
             "group_ids": sorted({e.group_id for e in batch.episodes} - batch.uses.keys()),
             "reused_group_ids": sorted(batch.uses),
         }
-        self._journal.append("batches", version | groups)
+        self._journal.append("batches", {**version, **groups})
         self._journal.append(
             "metrics",
             {
