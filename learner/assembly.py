@@ -65,13 +65,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
             critic=critic,
         )
         log.info("starting", stage="taking the run over")
-        start = StartState.decode(
-            ranks.broadcast(
-                take_over(settings.run, settings.buffer, store, checkpoints).encode()
-                if ranks.is_first
-                else None
-            )
-        )
+        start = _agree_on_start(settings, store, ranks, checkpoints)
         if start.checkpoint is not None:
             log.info("starting", stage="loading the checkpoint", path=str(start.checkpoint))
             checkpoints.load(start.checkpoint, policy, optimizer)
@@ -102,6 +96,17 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         finally:
             publisher.close()
             ranks.leave()
+
+
+def _agree_on_start(
+    settings: Settings, store: RetryingStore, ranks: Ranks, checkpoints: Checkpoints
+) -> StartState:
+    """Take the run over on rank 0, and broadcast where it starts."""
+    if not ranks.is_first:
+        return StartState.decode(ranks.broadcast(None))
+    start = take_over(settings.run, settings.buffer, store, checkpoints)
+    ranks.broadcast(start.encode())
+    return start
 
 
 def _lead(
