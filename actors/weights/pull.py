@@ -52,7 +52,7 @@ class WeightPull:
         self._mismatched: PolicyVersion | None = None
         """Version that came with a wrong digest; all its bytes are then the publisher's."""
 
-    def can_fetch(self, _wanted: Announce | Moved) -> bool:
+    def can_fetch(self, wanted: Announce | Moved) -> bool:  # noqa: ARG002 - as every transport
         """Return True."""
         return True
 
