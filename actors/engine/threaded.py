@@ -26,7 +26,7 @@ from configs.errors import DeadlineError, EngineError, SettingsError
 from configs.worker import Worker
 
 from .engine import INITIAL_VERSION, Delta, Request, Sampled, StagedWeights, Stepper
-from .request_table import DeltaInbox, RequestTable
+from .token_versions import DeltaInbox, RequestTable
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ from configs.settings import (
     RunSettings,
 )
 
-from .dropped import DropCounts
+from .drop_counts import DropCounts
 from .group_filter import STALE, UNREADABLE, GroupFilter
 from .ledger import Ledger
 from .records import Records, check_weights

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 import structlog
 
 from learner.data.claims import ClaimedBatch
-from learner.data.dropped import DropCounts
+from learner.data.drop_counts import DropCounts
 from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 

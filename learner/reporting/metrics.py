@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from buffer.record.episode import Episode
-from learner.data.dropped import by_length
+from learner.data.drop_counts import by_length
 from learner.data.policy_lag import Int64, token_lags
 
 Figure = float | int | bool | str | dict[str, float] | dict[str, int]

@@ -1,12 +1,12 @@
-"""Tables of running requests, shared by all engines; no thread, no clock of their own.
+"""Tokens of running requests, each with the policy version that sampled it; for all engines.
 
-`RequestTable` belongs to the thread that makes tokens: it collects them and decides which are due.
-`DeltaInbox` belongs to the event loop: it drops deltas of aborted requests and joins those of
-several hand-overs, so that however slow its reader is, it never holds more than one delta for each
-request.
+`RequestTable` belongs to the thread that makes tokens: it adds the version of the weights to each,
+and decides which tokens are due. `DeltaInbox` belongs to the event loop: it drops deltas of aborted
+requests and joins those of several hand-overs, so however slow its reader is, it holds at most one
+delta per request. Neither has a thread or a clock.
 
-A request is known by its `key`, a number that is never used twice: an id may be submitted again
-while tokens of its first life are still on their way.
+A request is identified by its `key`, a number that is never used twice: an id may be submitted
+again while tokens of its first life are still on their way.
 """
 
 from __future__ import annotations
