@@ -31,8 +31,8 @@ from .components import Components
 SWITCH_S = 5e-5
 """How soon the interpreter passes from claiming and packing to publishing, which needs it again
 after each of some hundred short operations. Measured: the gather of 300 small tensors beside a
-thread that decodes JSON takes 66 ms at Python's 5 ms, 39 ms at this, and 5 ms alone (medians of 9,
-two busy cores)."""
+thread that decodes JSON takes 66 ms at Python's 5 ms, 39 ms at this, and 5 ms alone (9 runs,
+two busy cores; the last is the least, the others are medians)."""
 
 
 class Loop:

@@ -37,7 +37,7 @@ from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
-from configs.errors import DeadlineError, WeightsError
+from configs.errors import DeadlineError, WeightsError, first_error
 from configs.settings import ActorSettings
 
 from .counters import WeightCounters
@@ -182,7 +182,7 @@ class WeightReceiver:
                     tasks.create_task(self._share.run())
                 tasks.create_task(self._apply_all())
         except ExceptionGroup as group:
-            raise _first(group) from group  # it has cancelled the others
+            raise first_error(group) from group  # it has cancelled the others
         finally:
             self._files.close()
 
@@ -266,7 +266,3 @@ def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
         return math.inf
     differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     return math.inf if any(map(math.isnan, differences)) else max(differences, default=0.0)
-
-
-def _first(error: Exception) -> Exception:
-    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error

@@ -15,9 +15,10 @@ from pathlib import Path
 import zmq.asyncio
 
 from broker.protocol.weight_messages import Later, Peer, Pull
-from broker.transport.allow_list import AllowList, Role, read_allowed
+from broker.transport.allow_list import Role, read_allowed
 from broker.transport.keys import ALLOWED
 from broker.transport.sockets import bound_endpoint
+from broker.transport.zap import ZapAuthenticator
 from broker.weights.port import WeightPort, open_router, reachable
 from configs.errors import RecordError, SettingsError
 
@@ -60,12 +61,12 @@ class WeightShare:
         context = zmq.asyncio.Context()
         door = open_router(context, self._endpoint, folder=self._folder, keys=self._caller.keys)
         try:
-            with door as (router, allowed):
+            with door as (router, authenticator):
                 self._port = WeightPort(
                     router,
                     run=self._caller.run,
                     on_message=self._on_pull,
-                    allows=lambda key: allowed.role(key.encode()) is Role.ACTOR,
+                    allows=lambda key: authenticator.allowed.role(key.encode()) is Role.ACTOR,
                 )
                 self.peer = Peer(
                     reachable(bound_endpoint(router)), self._caller.keys.public.decode()
@@ -73,7 +74,7 @@ class WeightShare:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._port.read())
                     tasks.create_task(self._answer_waiting())
-                    tasks.create_task(_refresh(allowed))
+                    tasks.create_task(_refresh(authenticator))
         finally:
             self.peer = None
             context.destroy(linger=0)
@@ -101,9 +102,9 @@ class WeightShare:
         self._port.post(route, answer)
 
 
-async def _refresh(allowed: AllowList) -> None:
+async def _refresh(authenticator: ZapAuthenticator) -> None:
     while True:
-        allowed.refresh()  # a key may be taken off the list while its holder is connected
+        authenticator.refresh()
         await asyncio.sleep(REFRESH_S)
 
 

@@ -84,6 +84,11 @@ class ZapAuthenticator:
         """Raise what ended the thread, if an exception did: without it no peer can connect."""
         self._worker.check()
 
+    def refresh(self) -> None:
+        """Re-read the allow-list, which a connected peer may have left; then `check`."""
+        self.allowed.refresh()
+        self.check()
+
     def close(self) -> None:
         """Stop answering, so that no new peer gets in; raises what ended the thread, as `check`."""
         self._stop.set()

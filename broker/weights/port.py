@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from broker.protocol.codec import decode, encode
 from broker.protocol.weight_messages import PULL_CREDIT
-from broker.transport.allow_list import AllowList, Role
+from broker.transport.allow_list import Role
 from broker.transport.keys import KeyPair
 from broker.transport.sockets import bind_router
 from broker.transport.zap import ZapAuthenticator
@@ -39,8 +39,10 @@ OnMessage = Callable[[bytes, str, object], None]
 @contextmanager
 def open_router(
     context: zmq.asyncio.Context, endpoint: str, *, folder: Path, keys: KeyPair
-) -> Iterator[tuple[zmq.asyncio.Socket, AllowList]]:
+) -> Iterator[tuple[zmq.asyncio.Socket, ZapAuthenticator]]:
     """Listen for the actors of a run.
+
+    Who listens calls the authenticator's `refresh` at intervals.
 
     Args:
         context: Has no other door.
@@ -60,7 +62,7 @@ def open_router(
             send_hwm=SEND_HWM,
         )
         try:
-            yield router, authenticator.allowed
+            yield router, authenticator
         finally:
             router.close(linger=0)
 

@@ -24,9 +24,10 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
-from broker.transport.allow_list import AllowList, Role
+from broker.transport.allow_list import Role
 from broker.transport.keys import load_pair
 from broker.transport.sockets import bound_endpoint
+from broker.transport.zap import ZapAuthenticator
 from broker.weights.object_store import WeightStore
 from broker.weights.port import host_and_port, open_router, reachable
 from configs.logging import configure_logging
@@ -83,16 +84,16 @@ def main() -> None:
     context = zmq.asyncio.Context()
     keys = load_pair(settings.keys, "learner")
     door = open_router(context, settings.endpoint, folder=settings.keys, keys=keys)
-    with door as (router, allowed):
+    with door as (router, authenticator):
         try:
-            asyncio.run(_serve(settings, router, allowed))
+            asyncio.run(_serve(settings, router, authenticator))
         finally:
             if os.getppid() != parent:  # the learner was killed and cannot clean up
                 shutil.rmtree(settings.slots, ignore_errors=True)
 
 
 async def _serve(
-    settings: PublisherSettings, router: zmq.asyncio.Socket, allowed: AllowList
+    settings: PublisherSettings, router: zmq.asyncio.Socket, authenticator: ZapAuthenticator
 ) -> None:
     endpoint = reachable(bound_endpoint(router))
     host, _ = host_and_port(endpoint)
@@ -105,7 +106,7 @@ async def _serve(
         store=WeightStore(settings.store, settings.run) if settings.store is not None else None,
         chain=SparseChain() if settings.sparse else None,
         report=_report_sent,
-        allows=lambda key: allowed.role(key.encode()) is Role.ACTOR,
+        allows=lambda key: authenticator.allowed.role(key.encode()) is Role.ACTOR,
     )
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -113,7 +114,10 @@ async def _serve(
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     _write_line({"event": "listening", "endpoint": endpoint})
     async with asyncio.TaskGroup() as tasks:
-        working = [tasks.create_task(server.serve()), tasks.create_task(_report_alive(allowed))]
+        working = [
+            tasks.create_task(server.serve()),
+            tasks.create_task(_report_alive(authenticator)),
+        ]
         await ended.wait()
         for task in working:
             task.cancel()
@@ -126,10 +130,10 @@ def _read_stdin(server: WeightServer, ended: asyncio.Event) -> None:
         ended.set()
 
 
-async def _report_alive(allowed: AllowList) -> None:
+async def _report_alive(authenticator: ZapAuthenticator) -> None:
     while True:
         _write_line({"event": "alive"})
-        allowed.refresh()  # a key may be taken off the list while its holder is connected
+        authenticator.refresh()
         await asyncio.sleep(ALIVE_EVERY_S)
 
 

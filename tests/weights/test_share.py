@@ -16,6 +16,7 @@ from actors.weights.sources import PeerSource
 from broker.protocol.weight_messages import Chunk, Join, Later, Moved, Peer, Pull
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair, make_keys
+from broker.transport.zap import ZapAuthenticator
 from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.weights.pull_tree import FAN_OUT
@@ -214,6 +215,29 @@ def test_a_share_answers_allowed_actors_of_its_run_alone(tmp_path):
             return [len(guest.answers) for guest in (*outside, inside)]
 
     assert asyncio.run(story()) == [0, 0, 0, 1]
+
+
+def test_a_share_whose_authenticator_died_ends_with_its_error(tmp_path, monkeypatch):
+    def broken(_self, _request):
+        raise RuntimeError("the authenticator is broken")
+
+    monkeypatch.setattr(ZapAuthenticator, "_safe_answer", broken)
+    keys = make_keys(tmp_path / "keys")
+
+    async def story():
+        caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
+        share = WeightShare(HeldWeights(), "tcp://127.0.0.1:0", folder=keys, caller=caller)
+        running = asyncio.create_task(share.run())
+        await asyncio.sleep(0)  # it listens before it waits for anything
+        assert share.peer is not None
+        guest = Guest(share.peer, keys, "actor", "toy")
+        ended, _ = await asyncio.wait({running}, timeout=20)
+        guest.leave()
+        assert ended
+        running.result()
+
+    with pytest.raises(RuntimeError, match="the authenticator is broken"):
+        asyncio.run(story())
 
 
 def test_an_actor_that_could_let_nobody_in_says_so(tmp_path):
