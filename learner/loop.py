@@ -164,6 +164,7 @@ class Loop:
         """Checkpoint, then COMMIT; nothing if this step already is."""
         if self._checkpointed == self._step or not self._step:
             return
+        self._background.join()  # its probe gathers the parameters that are saved here
         components = self._components
         self._guard.checkpoints()
         state = self._coordinator.begin_checkpoint(self._step, self._guard.state)

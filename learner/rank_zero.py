@@ -141,8 +141,9 @@ class RankZero:
 
     def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
         """Count the trained batch and log its figures."""
-        assert self._batch is not None, "a batch is trained after it was claimed"
-        self._batch_log.record(self._batch, trained, times, alerts, claimed_at=self._claimed_at)
+        batch, self._batch = self._batch, None
+        assert batch is not None, "a batch is trained after it was claimed"
+        self._batch_log.record(batch, trained, times, alerts, claimed_at=self._claimed_at)
 
     def must_checkpoint(self, step: int) -> bool:
         """Decide for all ranks whether to checkpoint although none is due.

@@ -243,8 +243,10 @@ class ThreadedEngine:
             death.__cause__ = error
         else:
             death = EngineError("the engine must be open, got a call after close; start another")
-        finally:
+        try:
             self._stepper.close()
+        except Exception:  # noqa: BLE001 - of an engine that may be dead; the loop must hear of it
+            structlog.get_logger().exception("engine did not close")
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._die, death)
 

@@ -51,6 +51,8 @@ class WeightPull:
         self._slices: SlicePull | None = None
         self._mismatched: PolicyVersion | None = None
         """Version that came with a wrong digest; all its bytes are then the publisher's."""
+        self._bad_base: PolicyVersion | None = None
+        """Version held here from which a chain of updates led to wrong bytes."""
 
     def can_fetch(self, wanted: Announce | Moved) -> bool:  # noqa: ARG002 - as every transport
         """Return True."""
@@ -84,7 +86,7 @@ class WeightPull:
         if self._held.whole is None or not self._sources.has_publisher:  # it alone has updates
             return ()
         version, memory = self._held.whole
-        if len(memory) != wanted.manifest.num_bytes:
+        if version == self._bad_base or len(memory) != wanted.manifest.num_bytes:
             return ()
         return chain_between(version, wanted.manifest, wanted.links)
 
@@ -110,7 +112,7 @@ class WeightPull:
     ) -> bool:
         """Pull a chain of sparse updates and apply it to a copy of what is held."""
         assert self._held.whole is not None
-        _, base = self._held.whole
+        held, base = self._held.whole
         updates = [bytearray(link.num_bytes) for link in chain]
         for link, update in zip(chain, updates, strict=True):
             if not await self._pull(update, link.version, base=link.base):
@@ -119,9 +121,12 @@ class WeightPull:
             await asyncio.to_thread(rebuild, memory, base, updates, manifest)
         except WeightsError as error:
             log.warning("sparse update refused", reason=str(error))
-            self._mismatched = manifest.version
+            self._mismatched, self._bad_base = manifest.version, held
             return False
-        return await self._is_right(memory, manifest)
+        if not await self._is_right(memory, manifest):
+            self._bad_base = held
+            return False
+        return True
 
     async def _is_right(self, memory: mmap.mmap, manifest: WeightManifest) -> bool:
         if await asyncio.to_thread(digest_of, [memory]) == manifest.digest:

@@ -175,28 +175,31 @@ class WeightTransfer:
         started = time.monotonic()
         mismatches = 0
         while (wanted := self._wanted) is not None and wanted.manifest.version > self.held:
+            version = wanted.manifest.version
             try:
-                is_here = await self._fetch(wanted)
+                is_here = await self._fetch(version)
             except DeadlineError as error:
                 log.warning("pull given up", reason=str(error))
                 return
-            if not is_here and self._wanted is wanted:
+            if not is_here and self._wanted.manifest.version == version:
                 mismatches += 1
                 if mismatches == MAX_MISMATCHES:
                     raise WeightsError(
-                        f"digest of weights {tuple(wanted.manifest.version)} must be "
+                        f"digest of weights {tuple(version)} must be "
                         f"{wanted.manifest.digest}, got another one {mismatches} times; the memory "
                         "of the publisher or of this machine is corrupt"
                     )
         self.counters.transfer_s += time.monotonic() - started
 
-    async def _fetch(self, wanted: Announce | Moved) -> bool:
+    async def _fetch(self, version: PolicyVersion) -> bool:
         """Stage a version by the first transport that brings it.
 
         False: none did, or another version became wanted meanwhile.
         """
         for transport in self._transports:
-            if self._wanted is not wanted or not transport.can_fetch(wanted):
+            wanted = self._wanted  # announced again meanwhile, it may have other sources
+            assert wanted is not None
+            if wanted.manifest.version != version or not transport.can_fetch(wanted):
                 continue
             file = self._files.acquire(wanted.manifest.num_bytes)
             is_whole = False

@@ -84,14 +84,12 @@ class Broadcast:
     def begin(self, version: PolicyVersion) -> Membership | None:
         """Freeze the members for a version; None = every actor pulls it.
 
-        Raises:
-            ImportError: torch cannot be imported.
+        So they do while torch is being imported, and for good where it cannot be: the worker logs
+        that, and pulls need no torch.
         """
         if self._is_warm:
             return self._epochs.begin(version)
-        if self._warming is not None:
-            self._warming.check()
-        elif self._epochs.candidates():  # else it is never needed
+        if self._warming is None and self._epochs.candidates():  # else it is never needed
             self._warming = Worker(self._warm, name="import-torch").start()
         return None
 

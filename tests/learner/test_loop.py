@@ -22,6 +22,7 @@ from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
 from learner import loop
+from learner.checkpointing.checkpoint import Checkpoints
 from learner.data import batch
 from learner.data.curriculum import Feeder
 from learner.model.ranks import Ranks
@@ -127,6 +128,32 @@ def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_aft
     assert sys.getswitchinterval() == pytest.approx(usual_s)
     first, second = _lines(ring.settings.run.folder, "metrics.jsonl")
     assert first["weights_s"] < SLOW_S <= second["weights_s"] + 0.1 * SLOW_S
+
+
+@pytest.mark.slow
+def test_a_checkpoint_waits_for_the_publication_whose_probe_runs_the_model(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    saving, save = threading.Event(), Checkpoints.save
+    ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
+
+    def on_publish(step: int) -> None:
+        if step == 2:
+            saving.wait(SLOW_S)  # long enough for a checkpoint that does not wait
+        events.append(f"published {step}")
+
+    def saved(*args: Any, **kwargs: Any) -> None:
+        saving.set()
+        events.append("saved")
+        save(*args, **kwargs)
+
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    ring.shelf.on_publish = on_publish
+
+    assert ring.live()
+
+    assert events == ["published 0", "published 1", "published 2", "saved"]
 
 
 @pytest.mark.slow

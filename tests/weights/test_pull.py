@@ -148,6 +148,20 @@ def test_bytes_that_stay_corrupt_end_the_actor(publisher, tmp_path):
     )
 
 
+def test_announcing_a_version_again_does_not_excuse_its_corrupt_bytes(publisher, tmp_path):
+    publisher.spoil = 10**6
+
+    async def story(stage):
+        async with asyncio.timeout(20):
+            while True:  # as the publisher does while an actor's JOIN has an older version
+                stage.transfer.on_message(Announce(manifest(1), 0))
+                await asyncio.sleep(0.001)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        play(publisher, tmp_path, story)
+    assert raised.group_contains(WeightsError, match=rf"another one {MAX_MISMATCHES} times")
+
+
 def test_the_newest_of_several_announcements_is_what_counts(publisher, tmp_path):
     async def story(stage):
         stage.transfer.on_message(Announce(manifest(1), 0))
