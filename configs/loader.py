@@ -83,7 +83,7 @@ def _read(path: Path) -> Tree:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SettingsError(
-            f"{path} must be a YAML file, got a path where there is none; "
+            f"{path} must be a YAML file, got a path that does not exist; "
             f"presets are in {presets_folder()}"
         ) from None
     except IsADirectoryError:

@@ -1,4 +1,4 @@
-"""The side of a rank that leads or follows: which batch comes next, and when to checkpoint.
+"""Coordination of ranks: which batch comes next, and when to checkpoint.
 
 Rank 0 (`rank_zero.py`) talks to the store, decides, and broadcasts; every other rank is a
 `Follower`. The loop is the same on all ranks: it calls these methods in the same order everywhere.

@@ -1,4 +1,4 @@
-"""Staged weights into vLLM's workers, through vLLM's own weight-transfer interface.
+"""Loading of staged weights into vLLM's workers, through its own weight-transfer interface.
 
 The engine is registered as `nyala` (entry point `vllm.general_plugins`, so that workers in
 processes of their own have it too). An update carries only the path of a staged file and its

@@ -1,4 +1,4 @@
-"""From leases to the engine, and from its tokens to ended turns.
+"""Sampling: leased episodes into the engine, and its tokens out until a turn ends.
 
     lease --begin--> with the engine --pump--> turn ended --> Scoring --> outbox --deliver--> ended
                             ^                                    |

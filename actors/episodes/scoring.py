@@ -1,4 +1,4 @@
-"""From the end of a turn to a record in the outbox.
+"""Scoring of ended turns and of complete episodes, up to the record in the outbox.
 
 Consumes episodes whose turn has ended; waits for the environment (in its thread) and for the user's
 reward functions (in their processes); hands episodes that need another turn back to `Sampling`

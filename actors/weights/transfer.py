@@ -147,7 +147,7 @@ class WeightTransfer:
         self.reads_memory = self._sources.has_memory and self._memory.can_fetch(news)
         if not (news.epoch or self.reads_memory or self._sources.of(news.sources)):
             return  # the sources that this actor may use will have it soon
-        is_same = self._wanted is not None and self._wanted.manifest.version == version
+        is_same = self._is_wanted(version)
         is_busy = any(not task.done() for task in self._running)
         self._wanted = news
         if news.epoch:
@@ -181,7 +181,7 @@ class WeightTransfer:
             except DeadlineError as error:
                 log.warning("pull given up", reason=str(error))
                 return
-            if not is_here and self._wanted.manifest.version == version:
+            if not is_here and self._is_wanted(version):
                 mismatches += 1
                 if mismatches == MAX_MISMATCHES:
                     raise WeightsError(
@@ -198,8 +198,7 @@ class WeightTransfer:
         """
         for transport in self._transports:
             wanted = self._wanted  # announced again meanwhile, it may have other sources
-            assert wanted is not None
-            if wanted.manifest.version != version or not transport.can_fetch(wanted):
+            if wanted is None or not (self._is_wanted(version) and transport.can_fetch(wanted)):
                 continue
             file = self._files.acquire(wanted.manifest.num_bytes)
             is_whole = False
@@ -212,6 +211,9 @@ class WeightTransfer:
                 self._hand_over(wanted.manifest, file)
                 return True
         return False
+
+    def _is_wanted(self, version: PolicyVersion) -> bool:
+        return self._wanted is not None and self._wanted.manifest.version == version
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version

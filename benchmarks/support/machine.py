@@ -16,7 +16,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def describe_machine() -> dict[str, object]:
-    """Say what the numbers depend on besides the code."""
+    """Describe the hardware and software that the numbers depend on."""
     models = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()

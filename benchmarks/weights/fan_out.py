@@ -63,7 +63,7 @@ def pull_through(folder: Path, size: ScarceCard, receivers: int, way: str) -> di
 
 
 def peers_fewer(found: dict[str, dict[str, Any]]) -> dict[str, float | None]:
-    """Divide what the publisher alone takes by what it takes with peers."""
+    """Return the time without peers over the time with peers, by number of receivers."""
     named: dict[str, float | None] = {}
     for receivers, alone in found["publisher"].items():
         for figure in ("seconds", "copies"):

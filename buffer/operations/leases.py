@@ -129,7 +129,7 @@ def release_dead_actor(incarnation: str, *, max_attempts: int) -> Operation[list
 
 
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:
-    """Note signs of life, and what came with them, by incarnation."""
+    """Record that actors were heard of now, and their figures, by incarnation."""
     rows: list[tuple[Argument, ...]] = [
         (incarnation, len(fields), *(x for field in fields.items() for x in field))
         for incarnation, fields in seen.items()

@@ -75,7 +75,7 @@ class ObjectStore:
 
     @classmethod
     def of(cls, settings: BufferSettings, run: str) -> ObjectStore | None:
-        """Make what the settings name; None where every record goes into Redis."""
+        """Open the store at `buffer.object_store`; None if every record goes into Redis."""
         return None if settings.object_store is None else cls(settings.object_store, run)
 
     def put(self, task_id: int, record: bytes) -> bytes:

@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def store_disagreements(settings: AllTables) -> list[str]:
-    """List what would not fit or not come about, each with what to change."""
+    """List settings that exceed Redis' memory or never take effect, each with what to change."""
     checks = (_keeps_no_group, _forgets_before_it_keeps, _ranks_groups_of_one, _is_too_small)
     return [text for check in checks if (text := check(settings)) is not None]
 

@@ -166,8 +166,8 @@ def run_folder_of(path: Path) -> RunFolder:
     """
     if not path.exists():
         raise SettingsError(
-            f"{path} must be the folder of a run such as runs/demo, got a path where there is "
-            f"none; start a run with `nyala up`"
+            f"{path} must be the folder of a run such as runs/demo, got a path that does not "
+            f"exist; start a run with `nyala up`"
         )
     folder = RunFolder(path if path.is_dir() else load(path).run.folder)
     if not folder.config.exists():

@@ -19,7 +19,7 @@ def summarise(
     stats: Stats,
     evaluations: Sequence[dict[str, Figure]],
 ) -> dict[str, object]:
-    """Say in one table what the run did.
+    """Return the figures of the whole run.
 
     `generated_tokens` counts the sampled and environment tokens of all trained and dropped
     episodes. `learner_idle_fraction` is the time spent waiting for batches over wall time; both

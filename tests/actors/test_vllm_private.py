@@ -13,7 +13,10 @@ from actors.engine.vllm_private import PACKED, RELOAD_LOGGER
 
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # vLLM and what it imports warn of themselves
 
 
 def names_in(function: Callable[..., Any]) -> set[str]:

@@ -198,7 +198,7 @@ def test_a_file_that_is_not_settings_is_refused(write, text, answer):
 
 
 def test_a_path_without_a_file_is_refused_with_the_place_of_the_presets(tmp_path):
-    assert "got a path where there is none; presets are in" in refusal(tmp_path / "absent.yaml")
+    assert "got a path that does not exist; presets are in" in refusal(tmp_path / "absent.yaml")
     assert "got a directory" in refusal(tmp_path)
 
 

@@ -234,4 +234,4 @@ def test_status_of_a_finished_run_is_its_summary(tmp_path):
 @pytest.mark.slow
 def test_status_of_no_run_is_refused(tmp_path):
     assert "must be the folder of a run" in nyala("status", tmp_path).stderr
-    assert "got a path where there is none" in nyala("status", tmp_path / "absent").stderr
+    assert "got a path that does not exist" in nyala("status", tmp_path / "absent").stderr
