@@ -1,7 +1,8 @@
 """Episodes and completions to bytes and back, each checked on both sides.
 
 What is written is read back before it leaves, so one schema and one set of rules (`schema.py`,
-`rules.py`) judge records at both ends, and neither end has to trust the other.
+`rules.py`) judge records at both ends, and neither end has to trust the other. Any fault of a
+record is a `RecordError`: it costs one episode, not its actor or broker.
 
 A completion's bytes may be several maps in a row, the chunks of one snapshot: the store joins long
 chunk lists by concatenation, and `decode_completion` reads them as one completion.
@@ -9,7 +10,6 @@ chunk lists by concatenation, and `decode_completion` reads them as one completi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,17 +18,10 @@ import numpy as np
 from configs.errors import RecordError
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
+from .faults import quoted
 from .rules import check_completion, check_episode, check_fences, check_numbers
-from .schema import (
-    COMPLETION,
-    EPISODE,
-    MAX_NUMBER,
-    CompletionFields,
-    EpisodeFields,
-    read,
-    read_several,
-    write,
-)
+from .schema import MAX_NUMBER, CompletionFields, EpisodeFields
+from .wire import COMPLETION, EPISODE, read, read_several, write
 
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""
@@ -95,12 +88,14 @@ def task_ids_of(records: Sequence[bytes], *, max_bytes: int) -> list[int]:
     Raises:
         RecordError: what `decode_episode` finds wrong with the first that is not valid.
     """
+    episodes: list[EpisodeFields] = []
     try:
-        episodes = [_read_parts(record, max_bytes) for record in records]
+        for record in records:
+            episodes.append(_read_parts(record, max_bytes))  # noqa: PERF401 - kept if one is bad
         check_numbers([e.prompt for e in episodes], [e.completion for e in episodes])
     except RecordError:
-        for record in records:
-            _read_episode(record, max_bytes)
+        for episode in episodes:  # an earlier one may have bad numbers; nothing is read again
+            check_numbers([episode.prompt], [episode.completion])
         raise
     return [episode.task_id for episode in episodes]
 
@@ -132,12 +127,14 @@ def lengths_of(chunks: Sequence[bytes], *, max_bytes: int) -> list[int]:
     Raises:
         RecordError: what `decode_completion` finds wrong with the first that is not valid.
     """
+    read_chunks: list[list[CompletionFields]] = []
     try:
-        read_chunks = [_read_chunk(chunk, max_bytes) for chunk in chunks]
+        for chunk in chunks:
+            read_chunks.append(_read_chunk(chunk, max_bytes))  # noqa: PERF401 - kept if one is bad
         check_numbers([], [fields for parts in read_chunks for fields in parts])
     except RecordError:
-        for chunk in chunks:
-            _read_completions(chunk, max_bytes)
+        for parts in read_chunks:
+            check_numbers([], parts)
         raise
     return [sum([len(fields.mask) for fields in parts]) for parts in read_chunks]
 
@@ -209,13 +206,23 @@ def _read_chunk(chunk: bytes, max_bytes: int) -> list[CompletionFields]:
 
 
 def _fields_of(completion: Completion) -> CompletionFields:
+    if not isinstance(completion, Completion):
+        raise RecordError(f"completion must be a Completion, got {quoted(completion)}")
+    try:
+        versions = [(s.version.lineage, s.version.step, s.start) for s in completion.versions]
+        fences = [(run.fence, run.incarnation, run.start) for run in completion.fences]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise RecordError(
+            f"versions must be spans and fences must be runs, got {quoted(completion.versions)} "
+            f"and {quoted(completion.fences)}"
+        ) from error
     return CompletionFields(
         schema=SCHEMA,
         tokens=_to_bytes("token_ids", completion.token_ids, _INTS),
         logprobs=_to_bytes("behaviour_logprobs", completion.behaviour_logprobs, _FLOATS),
         mask=_to_bytes("loss_mask", completion.loss_mask, _BYTES),
-        versions=[(s.version.lineage, s.version.step, s.start) for s in completion.versions],
-        fences=[(run.fence, run.incarnation, run.start) for run in completion.fences],
+        versions=versions,
+        fences=fences,
     )
 
 
@@ -233,13 +240,19 @@ def _completion_of(fields: CompletionFields) -> Completion:
 
 def _real(value: float) -> float:
     """Make a float of what a reward function returned; what is no number is left to the check."""
+    if type(value) is float:
+        return value
     if isinstance(value, int | np.integer | np.floating) and not isinstance(value, bool):
-        return float(value) if abs(value) <= MAX_NUMBER else math.inf
+        return float(value) if abs(value) <= MAX_NUMBER else value
     return value
 
 
 def _reals(values: dict[str, float]) -> dict[str, float]:
-    return {name: _real(value) for name, value in values.items()}
+    """Make floats of a map's values; what is no map is left to the check."""
+    try:
+        return {name: _real(value) for name, value in values.items()}
+    except (AttributeError, TypeError, ValueError):
+        return values
 
 
 def _to_bytes(name: str, array: object, dtype: np.dtype[Any]) -> memoryview:

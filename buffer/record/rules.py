@@ -14,6 +14,7 @@ import numpy as np
 
 from configs.errors import RecordError
 
+from .faults import refusal
 from .schema import CompletionFields, EpisodeFields
 
 MAX_LOGPROB = 1e-2  # nats; above 0 only by rounding
@@ -28,27 +29,24 @@ def check_episode(fields: EpisodeFields) -> None:
     Raises:
         RecordError: names the field, what it must be, and what it was.
     """
-    if not fields.prompt or len(fields.prompt) % 4:
-        raise RecordError(
-            f"prompt_ids must not be empty, in multiples of 4 bytes, got {len(fields.prompt)}"
-        )
+    if not fields.prompt:
+        raise RecordError("prompt_ids must not be empty, got 0 tokens; the record is refused")
+    if len(fields.prompt) % 4:
+        raise _refusal_of_bytes("prompt_ids", fields.prompt)
     check_completion(fields.completion)
     if not fields.completion.mask:
         raise RecordError("token_ids must not be empty, got 0 tokens; there is nothing to train on")
     times = fields.started, fields.finished
     reals = (fields.reward, *times, *fields.parts.values(), *fields.metrics.values())
     if set(map(type, reals)) != {float} or not all(map(math.isfinite, reals)):
-        raise _refusal_of_real(fields)
+        raise refusal(fields, EpisodeFields, "its numbers must be finite floats")
 
 
 def check_completion(fields: CompletionFields) -> None:
     """Refuse a completion, or a chunk of one, whose parts do not agree; raises as above."""
     length = len(fields.mask)
     if not len(fields.tokens) == len(fields.logprobs) == 4 * length:
-        raise RecordError(
-            "tokens and logprobs must have 4 bytes, and mask one, for each token, "
-            f"got {len(fields.tokens)}, {len(fields.logprobs)} and {length}"
-        )
+        raise _refusal_of_lengths(fields)
     _check_starts("versions", fields.versions, length)
     _check_starts("fences", fields.fences, length)
     if len(fields.fences) > 1:
@@ -121,14 +119,20 @@ def _check_starts(name: str, rows: Sequence[tuple[int, int | str, int]], length:
         )
 
 
-def _refusal_of_real(fields: EpisodeFields) -> RecordError:
-    """Name the first that is no finite float."""
-    reals = {"reward": fields.reward, "started_at": fields.started, "finished_at": fields.finished}
-    reals |= {f"reward_parts.{key}": value for key, value in fields.parts.items()}
-    reals |= {f"environment_metrics.{key}": value for key, value in fields.metrics.items()}
-    name, value = next(
-        (name, value)
-        for name, value in reals.items()
-        if type(value) is not float or not math.isfinite(value)
+def _refusal_of_lengths(fields: CompletionFields) -> RecordError:
+    """Name the array that does not have as many values as there are tokens."""
+    arrays = {"token_ids": fields.tokens, "behaviour_logprobs": fields.logprobs}
+    for name, array in arrays.items():
+        if len(array) % 4:
+            return _refusal_of_bytes(name, array)
+    length = len(fields.tokens) // 4
+    values = {"behaviour_logprobs": len(fields.logprobs) // 4, "loss_mask": len(fields.mask)}
+    name = next(name for name, number in values.items() if number != length)
+    return RecordError(
+        f"{name} must have one value per token = {length}, got {values[name]}; "
+        "the record is refused"
     )
-    return RecordError(f"{name:.80} must be a finite float, got {value!r:.80}")
+
+
+def _refusal_of_bytes(name: str, array: memoryview) -> RecordError:
+    return RecordError(f"{name} must be bytes in multiples of 4, got {len(array)}")

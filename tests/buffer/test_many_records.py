@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buffer.record import codec, wire
 from buffer.record.codec import (
     decode_completion,
     decode_episode,
@@ -199,3 +200,67 @@ def test_a_name_that_comes_twice_hides_nothing() -> None:
     for look in (decode_episode, lambda bad: task_ids_of([bad], max_bytes=MOST)):
         with pytest.raises(RecordError):
             look(twice)
+
+
+class _Counting:
+    """A decoder that counts how often each record is read."""
+
+    def __init__(self, decoder: Any, reads: list[bytes]) -> None:
+        self.type = decoder.type
+        self._decoder = decoder
+        self._reads = reads
+
+    def decode(self, record: bytes) -> object:
+        self._reads.append(record)
+        return self._decoder.decode(record)
+
+
+def _bad_numbers() -> bytes:
+    return _with_numbers(tokens=np.array([1, -1, 2, 3], "<i4"))
+
+
+def _without_reward() -> bytes:
+    fields = msgpack.unpackb(_with_numbers())
+    fields["reward"] = None
+    return bytes(msgpack.packb(fields))
+
+
+@pytest.mark.parametrize("bad", [_bad_numbers(), _without_reward(), b"\xc1"])
+def test_a_refused_record_and_those_beside_it_are_read_once(
+    bad: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[bytes] = []
+    monkeypatch.setattr(codec, "EPISODE", _Counting(wire.EPISODE, reads))
+    records = [_with_numbers(), _with_numbers(), bad]
+
+    with pytest.raises(RecordError):
+        task_ids_of(records, max_bytes=MOST)
+
+    assert reads == records
+
+
+def test_a_refused_chunk_is_read_once_and_unpacked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[bytes] = []
+    unpacked: list[int] = []
+    unpacker = msgpack.Unpacker
+
+    def counted(**options: Any) -> object:
+        unpacked.append(options["max_buffer_size"])
+        return unpacker(**options)
+
+    monkeypatch.setattr(codec, "COMPLETION", _Counting(wire.COMPLETION, reads))
+    monkeypatch.setattr(msgpack, "Unpacker", counted)
+    good = bytes(msgpack.packb(msgpack.unpackb(_with_numbers())["completion"]))
+    bad = bytes(msgpack.packb({**msgpack.unpackb(good), "mask": 1}))
+
+    with pytest.raises(RecordError, match="loss_mask must be bytes, got 1"):
+        lengths_of([good, bad], max_bytes=MOST)
+
+    assert (reads, unpacked) == ([good, bad], [len(bad)])
+
+
+def test_the_first_bad_record_is_named() -> None:
+    with pytest.raises(RecordError, match="token_ids must be >= 0, got -1"):
+        task_ids_of([_bad_numbers(), _without_reward()], max_bytes=MOST)
+    with pytest.raises(RecordError, match="reward must be a finite float, got None"):
+        task_ids_of([_without_reward(), _bad_numbers()], max_bytes=MOST)
