@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -25,25 +24,32 @@ LONG = (
 )
 
 
-LEASED_WHEN_KILLED = 8  # tasks: most of one actor's, or some of both
+HALF_DONE = 2  # episodes of the victim with tokens in the store
+
+
+def kill_one_in_mid_episode(run: LiveRun) -> bool:
+    """Kill an actor whose episodes are half done, if one is: it is stopped while that is read."""
+    for name, pid in run.actor_processes().items():
+        os.kill(pid, signal.SIGSTOP)
+        is_victim = run.half_done(name) >= HALF_DONE
+        os.kill(pid, signal.SIGKILL if is_victim else signal.SIGCONT)
+        if is_victim:
+            return True
+    return False
 
 
 def kill_actors_until_one_is_continued(run: LiveRun, up: subprocess.Popen[str]) -> None:
-    """Kill an actor now and then: one of them dies with episodes half done."""
+    """Kill actors in mid-episode; what the last one held may have been too old to train."""
     for _ in range(6):
         run.wait_until(
-            lambda: run.leased() >= LEASED_WHEN_KILLED or up.poll() is not None, "work is leased"
+            lambda: up.poll() is not None or kill_one_in_mid_episode(run), "an actor is killed"
         )
-        if up.poll() is not None:
-            return
-        time.sleep(0.3)  # the first tokens are made and stored
-        os.kill(run.pids("actors")[0], signal.SIGKILL)
         trained = run.step
         run.wait_until(
             lambda: run.step >= trained + 4 or up.poll() is not None,  # noqa: B023 - called at once
             "the other actor goes on",
         )
-        if any(line["resumed_episodes"] for line in run.lines("metrics")):
+        if up.poll() is not None or any(line["resumed_episodes"] for line in run.lines("metrics")):
             return
 
 

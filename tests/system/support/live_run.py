@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +77,23 @@ class LiveRun:
         """Incarnations whose episodes have been trained."""
         return {name for line in self.lines("metrics") for name in line["episodes_by_actor"]}
 
-    def leased(self) -> int:
-        """Tasks that actors hold now; none while the store is out of reach."""
+    def half_done(self, name: str) -> int:
+        """Tasks that the actor of this name holds and has sent tokens of; 0 without a store."""
         try:
             with Store((self.folder / "redis.url").read_text().strip(), self.folder.name) as store:
-                return store.run(operations.stats()).leased
+                tasks = store.run(operations.inspect()).values()
         except StoreError:
             return 0
+        return sum(t.incarnation.startswith(f"{name}-") and t.length > 0 for t in tasks)
+
+    def actor_processes(self) -> dict[str, int]:
+        """Names of the live actor processes and their ids."""
+        found = {}
+        for pid in self.pids("actors"):
+            with suppress(OSError):  # it has just ended
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+                found[words[words.index("--name") + 1]] = pid
+        return found
 
     def summary(self) -> dict[str, Any]:
         """`summary.json` of a finished run."""
