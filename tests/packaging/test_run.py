@@ -257,9 +257,9 @@ def with_tools(checkout, broken=None):
         ("test", 9, None, 0),
         ("test", 9, "mypy", 1),
         ("test", 9, "pytest", 3),
-        ("check", 7, None, 0),
-        ("check", 7, "codespell", 1),
-        ("check", 7, "pytest", 1),
+        ("check", 6, None, 0),
+        ("check", 6, "codespell", 1),
+        ("check", 6, "pytest", 1),
     ],
 )
 def test_the_exit_code_counts_every_check(checkout, verb, checks, broken, fails):
