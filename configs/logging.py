@@ -96,7 +96,9 @@ def _add_bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
 
 def _rendering(is_terminal: bool) -> list[Processor]:
     if is_terminal:
-        return [structlog.dev.ConsoleRenderer(pad_event_to=0)]
+        # A traceback with the values of all variables takes seconds to draw, and shows passwords.
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=plain)]
     render: Callable[..., str | bytes] = structlog.processors.JSONRenderer(default=str)
     return [structlog.processors.format_exc_info, render]
 

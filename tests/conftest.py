@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 import redis
+import structlog
 
 if TYPE_CHECKING:
     from learner.model.ranks import Ranks
@@ -26,6 +27,15 @@ hypothesis.settings.register_profile(
     "shared cores", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("shared cores")
+
+
+# As `configs.logging` does: drawing the variables of a thread that died takes seconds.
+structlog.configure(
+    processors=[
+        structlog.stdlib.add_log_level,
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 
 def find_redis_server() -> str:

@@ -231,17 +231,21 @@ class Claims:
     def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
         """Read a sealed batch without judging it again; None if the store has lost records of it.
 
-        They are lost if an earlier life trained them, was reconciled after a rewind, and ended
+        Records are lost if an earlier life trained them, was reconciled after a rewind, and ended
         before its next checkpoint. No weights contain them any more.
 
         Raises:
             RecordError: A record of it is malformed, which ends this life.
         """
         ids = [task_id for unit in claim.units for task_id in unit.task_ids]
-        if None in self._store.run(operations.records(ids)):
+        is_forgotten = None in self._store.run(operations.records(ids))
+        units = [] if is_forgotten else list(self._records.units(claim.units))
+        if self._recoveries != self._store.recoveries:
+            return None  # rewound between the claim and the records: they may be of two histories
+        if is_forgotten:
             self._abandon(step, claim, "forgotten")
             return None
-        for unit, episodes in self._records.units(claim.units):
+        for unit, episodes in units:
             if episodes is None:
                 raise RecordError(
                     f"sealed batch {step} must be readable, got a bad record in group "

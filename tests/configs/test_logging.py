@@ -73,3 +73,20 @@ def test_an_unexpected_error_is_one_line_with_its_traceback():
     assert code == 1
     assert len(lines) == 1
     assert "ZeroDivisionError" in lines[0]["exception"]
+
+
+def test_a_terminal_shows_a_traceback_without_the_values_of_variables():
+    program = (
+        "import sys; sys.stderr.isatty = lambda: True\n"
+        "from configs.logging import configure_logging\n"
+        "configure_logging('broker')\n"
+        "def connect(password): raise RuntimeError('refused')\n"
+        "connect('hunter' + '2')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert "in connect" in done.stderr
+    assert "RuntimeError: refused" in done.stderr
+    assert "hunter2" not in done.stderr

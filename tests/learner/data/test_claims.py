@@ -544,6 +544,34 @@ def test_an_unreadable_record_in_a_sealed_batch_ends_the_life(bench: Bench) -> N
         bench.restart(0).poll(1)
 
 
+@pytest.mark.parametrize("left", [b"changed", None])
+def test_a_sealed_batch_that_is_read_across_a_rewind_is_claimed_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, left: bytes | None
+) -> None:
+    bench.fill(2)
+    assert bench.claims().poll(1) is not None
+    claims, run, key = bench.restart(0), bench.store.run, f"{run_prefix('tiny')}:e:1"
+    with redis.Redis.from_url(bench.url) as client:
+        record = client.get(key)
+        assert isinstance(record, bytes)
+
+        def rewound(operation: Operation[object]) -> object:
+            if operation.name == "records":
+                bench.patient.recoveries = 1
+                client.delete(key) if left is None else client.set(key, left)
+            return run(operation)
+
+        monkeypatch.setattr(bench.store, "run", rewound)
+        assert claims.poll(1) is None
+        monkeypatch.setattr(bench.store, "run", run)
+        client.set(key, record)
+
+    batch = claims.poll(1)
+    assert batch is not None
+    assert batch.is_replay
+    assert claims.dropped.units == {}
+
+
 def test_a_sealed_batch_whose_records_the_store_forgot_is_claimed_anew(bench: Bench) -> None:
     bench.fill(4)
     assert bench.claims().poll(1) is not None
