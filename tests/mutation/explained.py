@@ -1,0 +1,21 @@
+"""Survivors that no test can notice, each with the reason: they do the same as the original.
+
+An entry is (file, line as it is, line as the mutant has it, reason). One whose line is gone is an
+error, so the list cannot outlive the code.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Explained(NamedTuple):
+    """A mutant that is equivalent to the original."""
+
+    file: str
+    old_line: str
+    new_line: str
+    reason: str
+
+
+EXPLAINED: tuple[Explained, ...] = ()

@@ -1,0 +1,72 @@
+"""Source files that decide, and the tests that must notice when they decide otherwise.
+
+The stages of a target run in order until one fails; the quick ones come first, since most mutants
+are noticed by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from .lua_mutants import lua_mutants
+from .mutant import Mutant
+from .python_mutants import python_mutants
+
+ROOT = Path(__file__).parents[2]
+NOT_LIVE = ("-m", "not live")
+FAST = ("-m", "not live and not slow")
+
+
+class Target(NamedTuple):
+    """Files, as patterns from the root of the checkout, and arguments of pytest."""
+
+    files: tuple[str, ...]
+    stages: tuple[tuple[str, ...], ...]
+
+
+STORE = (
+    ("tests/buffer", *FAST, "--deselect", "tests/buffer/test_history.py"),
+    ("tests/buffer", "tests/simulation", *NOT_LIVE),
+    ("tests/broker", "tests/learner/data", *FAST),
+)
+BROKER = (
+    ("tests/broker", *FAST),
+    ("tests/broker", "tests/simulation", *NOT_LIVE),
+)
+CHECKPOINTS = (
+    ("tests/learner/checkpointing", *FAST),
+    ("tests/learner/checkpointing", "tests/system/test_rewind.py", *NOT_LIVE),
+)
+
+TARGETS = (
+    Target(("buffer/lua/**/*.lua",), STORE),
+    Target(("broker/server/leasing.py", "broker/server/liveness.py"), BROKER),
+    Target(
+        ("learner/data/claims.py", "learner/data/ledger.py", "learner/data/group_filter.py"),
+        (
+            ("tests/learner/data", *FAST),
+            ("tests/learner/data", "tests/learner/test_loop.py", *NOT_LIVE),
+            ("tests/system/test_rewind.py", *NOT_LIVE),
+        ),
+    ),
+    Target(
+        ("learner/checkpointing/checkpoint.py", "learner/checkpointing/re[cs]*.py"), CHECKPOINTS
+    ),
+    Target(
+        ("broker/weights/sparse.py",),
+        (("tests/weights/test_sparse.py", *NOT_LIVE), ("tests/weights", "-k", "sparse", *NOT_LIVE)),
+    ),
+)
+
+
+def all_mutants(root: Path = ROOT) -> Iterator[tuple[Mutant, Target]]:
+    """Make all mutants of all targets, in the order of their files."""
+    for target in TARGETS:
+        for pattern in target.files:
+            for path in sorted(root.glob(pattern)):
+                file, source = str(path.relative_to(root)), path.read_text()
+                make = lua_mutants if path.suffix == ".lua" else python_mutants
+                for mutant in make(file, source):
+                    yield mutant, target
