@@ -11,7 +11,6 @@ Example:
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from . import durable
 from .error_text import describe_all
 from .errors import SettingsError
 from .settings import Settings
@@ -62,11 +62,8 @@ def save(settings: Settings, path: Path) -> None:
     text = "# Written by Nyala: all settings of this run, defaults included.\n" + yaml.safe_dump(
         settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Rename: a process that starts just now reads the old file or the new one, never half of one.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    durable.replace_file(path, text)
 
 
 def json_schema() -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from configs.tables.buffer import BufferSettings
 from configs.tables.run import RunSettings
 
+from . import durable
 from .errors import SettingsError
 
 VARIABLE = "NYALA_REDIS_URL"
@@ -65,10 +66,4 @@ def _read_named(file: Path) -> str:
 
 def write_secret(path: Path, text: str) -> None:
     """Write a file that only this user can read, never for a moment more open than that."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text + "\n")
-    unfinished.replace(path)
+    durable.replace_file(path, text + "\n", mode=0o600)

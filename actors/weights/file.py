@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from actors.engine.wire_tensors import named_tensors
 from broker.protocol.manifest import WeightManifest, digest_of
 from buffer.record.episode import PolicyVersion
+from configs import durable
 from configs.errors import WeightsError
 
 
@@ -43,7 +44,8 @@ def save_weights(staged: Path, manifest: WeightManifest, path: Path) -> None:
         "order": json.dumps(list(tensors)),
     }
     save_file(tensors, unfinished, metadata=header)
-    unfinished.rename(path)
+    durable.DISK.sync(unfinished)
+    durable.move(unfinished, path)
 
 
 def read_weights(path: Path) -> WeightFile:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from configs import durable
 from configs.errors import SettingsError
 
 from .keys import ALLOWED, KeyPair, load_pair, load_public, make_pair, place_public
@@ -42,7 +43,7 @@ def rotate_broker_key(folder: Path) -> None:
     load_pair(folder, NEXT)
     # The public half first: an actor that connects in between still has it in `broker.next.pub`.
     for suffix in ("pub", "key"):
-        (folder / f"{NEXT}.{suffix}").replace(folder / f"broker.{suffix}")
+        durable.move(folder / f"{NEXT}.{suffix}", folder / f"broker.{suffix}")
 
 
 def rotate_client_key(folder: Path, name: str) -> str:
@@ -67,7 +68,7 @@ def rotate_client_key(folder: Path, name: str) -> str:
             f"the last rotation must be finished first, got {previous}; "
             f"revoke {name}.{PREVIOUS} when no actor uses it any more"
         )
-    allowed.replace(previous)
+    durable.move(allowed, previous)
     for suffix in ("key", "pub"):
         (folder / f"{name}.{suffix}").unlink(missing_ok=True)
     pair: KeyPair = make_pair(folder, name)

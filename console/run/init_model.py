@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from configs import durable
 from configs.errors import NyalaError, SettingsError
 from configs.loader import save
 from configs.settings import Settings
@@ -110,9 +111,10 @@ def make_model(settings: Settings, target: Path, *, show: Show) -> None:
             if report is not None:
                 show("supervised start", *report)
         (made / STAMP).write_text(stamp(settings) + "\n", encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        made.rename(target)
+        made.chmod(0o700)
+        durable.DISK.remove(target)
+        durable.sync_tree(made)
+        durable.move(made, target)
 
 
 def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
@@ -121,6 +123,7 @@ def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
         return False
     folder.path.mkdir(parents=True, exist_ok=True)
     shutil.copytree(archived / "init", folder.init)
+    folder.init.chmod(0o700)
     return True
 
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from configs import durable
 from configs.errors import CheckpointError
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -109,8 +108,9 @@ class Checkpoints:
         unfinished = self._folder / f"{UNFINISHED}{final.name}"
         if self._ranks.is_first:
             for leftover in self._folder.glob(f"{UNFINISHED}*"):
-                shutil.rmtree(leftover)
-            unfinished.mkdir(parents=True)
+                durable.DISK.remove(leftover)
+            durable.make_private_folder(self._folder)
+            durable.make_folder(unfinished, mode=0o700)
         self._ranks.barrier()
 
         save_tensors(
@@ -118,15 +118,14 @@ class Checkpoints:
             checkpoint_id=unfinished,
             process_group=self._ranks.control,
         )
-        (unfinished / f"random-{self._ranks.rank}.bin").write_bytes(_random_state())
+        durable.DISK.write(unfinished / f"random-{self._ranks.rank}.bin", _random_state())
         self._ranks.barrier()
         if self._ranks.is_first:
-            (unfinished / STATE).write_text(state.encode(), encoding="utf-8")
+            durable.DISK.write(unfinished / STATE, state.encode().encode())
             _seal(unfinished)
             # An earlier learner may have left one of the same step and another lineage.
-            shutil.rmtree(final, ignore_errors=True)
-            unfinished.rename(final)
-            _sync(self._folder)
+            durable.DISK.remove(final)
+            durable.move(unfinished, final)
             self._remove_old(final)
         self._ranks.barrier()
         return final
@@ -222,7 +221,7 @@ class Checkpoints:
         """Remove all but the newest; the one just saved counts as newest, whatever its number."""
         others = [path for path in self.all() if path != saved]
         for path in others[: max(0, len(others) + 1 - self._keep)]:
-            shutil.rmtree(path)
+            durable.DISK.remove(path)
 
 
 def _step_of(path: Path) -> int:
@@ -231,8 +230,8 @@ def _step_of(path: Path) -> int:
 
 def _set_aside(path: Path) -> None:
     aside = path.with_name(f"{REFUSED}{path.name}")
-    shutil.rmtree(aside, ignore_errors=True)  # the same step was refused once before
-    path.rename(aside)
+    durable.DISK.remove(aside)  # the same step was refused once before
+    durable.move(path, aside)
 
 
 def verify(path: Path) -> LearnerState:
@@ -266,15 +265,10 @@ def _random_state() -> bytes:
 
 
 def _seal(folder: Path) -> None:
-    """Hash and sync all files, then write and sync the manifest."""
-    digests = {}
-    for file in sorted(folder.iterdir()):
-        digests[file.name] = _sha256(file)
-        _sync(file)
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps({"sha256": digests}, indent=1), encoding="utf-8")
-    _sync(manifest)
-    _sync(folder)
+    """Hash all files, write the manifest, and sync everything."""
+    digests = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
+    durable.DISK.write(folder / MANIFEST, json.dumps({"sha256": digests}, indent=1).encode())
+    durable.sync_tree(folder)
 
 
 def _sha256(file: Path) -> str:
@@ -283,11 +277,3 @@ def _sha256(file: Path) -> str:
         while chunk := stream.read(HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

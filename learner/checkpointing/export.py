@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from configs import durable
 from configs.settings import RunSettings
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -26,8 +26,10 @@ def save_model(policy: Policy, run: RunSettings, folder: Path, ranks: Ranks) -> 
     causal_lm.load_state_dict(whole)
     causal_lm.generation_config = policy.causal_lm.generation_config
     unfinished = folder.with_name(f".unfinished-{folder.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    durable.DISK.remove(unfinished)
+    durable.make_private_folder(unfinished)
     causal_lm.to(getattr(torch, run.dtype)).save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(run.model_path).save_pretrained(unfinished)
-    shutil.rmtree(folder, ignore_errors=True)
-    unfinished.rename(folder)
+    durable.DISK.remove(folder)
+    durable.sync_tree(unfinished)
+    durable.move(unfinished, folder)

@@ -12,7 +12,6 @@ actors would have seen other weights under the same versions.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import structlog
 
 from buffer import operations
 from buffer.operations.values import Stats
+from configs import durable
 from configs.errors import CheckpointError, LostLineage
 from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings
@@ -204,10 +204,4 @@ def read_lineages(folder: Path) -> dict[int, int]:
 
 def write_lineages(folder: Path, lineages: Mapping[int, int]) -> None:
     """Replace the file in a run's folder; it is durable when this returns."""
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{LINEAGES}.{os.getpid()}"
-    with unfinished.open("w", encoding="utf-8") as stream:
-        json.dump(lineages, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    unfinished.replace(folder / LINEAGES)
+    durable.replace_file(folder / LINEAGES, json.dumps(lineages))

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from configs import durable
 
 from .metrics import Figure
 
@@ -57,9 +58,7 @@ class Journal:
         self._replace("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _replace(self, name: str, text: str) -> None:
-        unfinished = self._folder / f".{name}.{os.getpid()}"
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(self._folder / name)
+        durable.replace_file(self._folder / name, text)
 
 
 def finite(figures: Mapping[str, object]) -> dict[str, object]:
