@@ -44,37 +44,38 @@ class Workplace:
         self._usual_s: dict[tuple[str, ...], float] = {}
 
     def try_mutant(self, mutant: Mutant, target: Target) -> Trial:
-        """Change the file, run the stages of the target until one fails, change it back.
+        """Run the stages of the target on the changed file until one fails.
 
         Raises:
-            RuntimeError: A stage fails without the mutant, or pytest cannot run it.
+            RuntimeError: A stage fails without the mutant.
         """
+        began = time.monotonic()
+        outcome: Outcome = SURVIVED
         for stage in target.stages:
-            if stage not in self._usual_s:
-                self._usual_s[stage] = self._measure(stage)
-        path, began = self._folder / mutant.file, time.monotonic()
+            usual_s = self._measure(stage)
+            code = self._run_changed(mutant, stage, timeout_s=SLACK * usual_s + SLACK_S)
+            if code not in {PASSED, NO_TESTS}:
+                outcome = "hung" if code is None else "killed"
+                break
+        return Trial(mutant, outcome, time.monotonic() - began)
+
+    def _run_changed(self, mutant: Mutant, stage: tuple[str, ...], timeout_s: float) -> int | None:
+        path = self._folder / mutant.file
         source = path.read_text()
         path.write_text(mutant.apply(source))
         try:
-            outcome = self._outcome(target)
+            return self._run(stage, timeout_s=timeout_s)
         finally:
             path.write_text(source)
-        return Trial(mutant, outcome, time.monotonic() - began)
-
-    def _outcome(self, target: Target) -> Outcome:
-        for stage in target.stages:
-            code = self._run(stage, timeout_s=SLACK * self._usual_s[stage] + SLACK_S)
-            if code is None:
-                return "hung"
-            if code not in {PASSED, NO_TESTS}:
-                return "killed"
-        return SURVIVED
 
     def _measure(self, stage: tuple[str, ...]) -> float:
-        began = time.monotonic()
+        """Return how long a stage takes without a mutant; it is run once."""
+        if stage in self._usual_s:
+            return self._usual_s[stage]
         for _ in range(2):  # a busy machine may make a test fail once
+            began = time.monotonic()
             if self._run(stage, timeout_s=LONGEST_S) == PASSED:
-                return time.monotonic() - began
+                return self._usual_s.setdefault(stage, time.monotonic() - began)
         raise RuntimeError(f"without any mutant, pytest {' '.join(stage)} must pass, and failed")
 
     def _run(self, stage: tuple[str, ...], *, timeout_s: float) -> int | None:
