@@ -52,7 +52,7 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
     leasing = Leasing(store, settings.broker, peers, cache)
     service = Service(
         store,
-        run=settings.run.name,
+        run=settings.run,
         broker=settings.broker,
         buffer=settings.buffer,
         peers=peers,

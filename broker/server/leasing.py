@@ -36,8 +36,18 @@ LEASE_BYTES = 64  # of one lease beside them
 TICK_S = 0.1  # new work is noticed this soon
 TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis does on one core
 REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
+SLOWEST_TOKENS = 64  # in one progress_timeout_s, on average: half a token a second by default
 
 log = structlog.get_logger()
+
+
+def longest_lease_ms(settings: BrokerSettings, max_completion_tokens: int) -> int:
+    """Return how long a lease may last: a token now and then must not hold a task for days.
+
+    Each token may take a share of the progress timeout, and the environment's work one more of it.
+    """
+    timeouts = 1 + max_completion_tokens / SLOWEST_TOKENS
+    return int(1000 * timeouts * settings.progress_timeout_s)
 
 
 class WaitQueue:
@@ -193,19 +203,30 @@ class Leasing:
             )
             if answer.status != "OK":
                 return self._reply(answer.status, ())
-            reply = self._reply("OK", await self._fit(answer.tasks))
+            leases = await self._fit(answer.tasks)
+            if not leases:
+                return self._reply("WAIT", ())
+            reply = self._reply("OK", leases)
             peer.granted = (seq, reply)
             self.queue.wake(1)
             return reply
 
     async def _fit(self, tasks: list[LeasedTask]) -> tuple[Lease, ...]:
-        """Keep what fits into one reply, release the rest: resumed episodes bring chunks."""
-        left = self._settings.max_message_bytes - HEADER_BYTES
+        """Keep what fits into one reply, release the rest: resumed episodes bring chunks.
+
+        A task that would fit into no reply loses them, and is charged an attempt.
+        """
+        left = most = self._settings.max_message_bytes - HEADER_BYTES
         kept: list[Lease] = []
         excess: list[tuple[int, int]] = []
+        too_large: list[tuple[int, int]] = []
         for task in tasks:
-            left -= LEASE_BYTES + len(task.spec) + sum(8 + len(chunk) for chunk in task.chunks)
-            if left < 0 and kept:
+            size = LEASE_BYTES + len(task.spec) + sum(8 + len(chunk) for chunk in task.chunks)
+            if size > most:
+                too_large.append((task.task_id, task.fence))
+                continue
+            left -= size
+            if left < 0:
                 excess.append((task.task_id, task.fence))
                 continue
             kept.append(
@@ -219,6 +240,10 @@ class Leasing:
             )
         if excess:
             await self._store.run(operations.release(excess))
+        if too_large:
+            log.warning("tasks are too large for a message: their tokens go", tasks=too_large)
+            cut = operations.cut(too_large, max_attempts=self._settings.max_attempts)
+            await self._store.run(cut)
         return tuple(kept)
 
     def _reply(self, status: str, leases: tuple[Lease, ...]) -> LeaseReply:

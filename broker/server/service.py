@@ -43,16 +43,17 @@ from buffer.operations.values import BeatLine, BeatVerdict
 from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError, StoreUnreachable
-from configs.settings import BrokerSettings, BufferSettings
+from configs.settings import BrokerSettings, BufferSettings, RunSettings
+from configs.validation.store import max_partial_bytes
 
 from .audit import Audit
 from .batching import Batch
-from .leasing import Leasing
+from .leasing import Leasing, longest_lease_ms
 from .liveness import Liveness, Peer
 from .store_cache import StoreCache
 from .validation import check_beats, check_hello, check_lease, check_submissions
 
-_VERDICTS = {verdict.value: verdict for verdict in Verdict}
+_VERDICTS = {verdict.value: verdict for verdict in Verdict} | {"TAKEN": Verdict.STALE}
 REPORTED_AT_ONCE = 64  # actors: the store is busy for a millisecond, not for a whole fleet
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
@@ -64,7 +65,7 @@ class Service:
         self,
         store: AsyncStore,
         *,
-        run: str,
+        run: RunSettings,
         broker: BrokerSettings,
         buffer: BufferSettings,
         peers: Liveness,
@@ -73,11 +74,13 @@ class Service:
         audit: Audit,
     ) -> None:
         self._store = store
-        self._run = run
+        self._run = run.name
         self._settings = broker
         self._max_episode_bytes = buffer.max_episode_bytes
         ttl_ms = int(broker.lease_timeout_s * 1000)
         progress_timeout_ms = int(broker.progress_timeout_s * 1000)
+        max_bytes = max_partial_bytes(run, buffer)
+        longest_ms = longest_lease_ms(broker, run.max_completion_tokens)
         self._beats: Batch[BeatLine, BeatVerdict] = Batch(
             store,
             lambda lines: operations.beat(
@@ -85,10 +88,12 @@ class Service:
                 lines=lines,
                 progress_timeout_ms=progress_timeout_ms,
                 max_attempts=broker.max_attempts,
+                max_bytes=max_bytes,
+                longest_ms=longest_ms,
             ),
         )
         self._submits: Batch[tuple[int, int, bytes], str] = Batch(store, operations.submit)
-        self._objects = ObjectStore.of(buffer, run)
+        self._objects = ObjectStore.of(buffer, run.name)
         self._inline_bytes = buffer.inline_bytes
         self._peers = peers
         self._cache = cache

@@ -14,6 +14,8 @@ from buffer.store import AsyncStore
 
 PUBLICATION_S = 0.2  # actors learn of new weights this late; a swap takes longer
 MEMORY_S = 1.0
+SHRINK_AFTER = 10  # readings above the limit: by then what frees memory by itself has begun to
+SHRINK_SHARE = 0.05  # of maxmemory in one go
 
 log = structlog.get_logger()
 
@@ -27,6 +29,7 @@ class StoreCache:
         self.publication: Publication | None = None
         self.is_full = False
         """Redis is so full that no new work may begin; finishing and releasing go on."""
+        self._full_readings = 0
 
     async def refresh_publication(self) -> None:
         """Read which weights are published, and at which address."""
@@ -41,9 +44,18 @@ class StoreCache:
         )
 
     async def refresh_memory(self) -> None:
-        """Read how full Redis is."""
+        """Read how full Redis is; if nothing else frees it, drop chunks of tasks that wait.
+
+        Above the limit nothing is leased, so nobody would finish those tasks and free their chunks.
+        """
         memory = await self._store.run(operations.memory())
         is_full = memory.share >= self._pause_at_memory
         if is_full != self.is_full:
             log.warning("leasing paused" if is_full else "leasing goes on", memory=memory.share)
         self.is_full = is_full
+        self._full_readings = self._full_readings + 1 if is_full else 0
+        if self._full_readings > SHRINK_AFTER:
+            least = int(SHRINK_SHARE * memory.limit_bytes)
+            tasks, freed = await self._store.run(operations.shrink(least))
+            if tasks:
+                log.warning("tokens of waiting tasks dropped", tasks=tasks, bytes=freed)

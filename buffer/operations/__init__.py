@@ -6,7 +6,7 @@ Users of each (the table of keys is in `keys.py`):
 | ------- | ---------- |
 | anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, brokers, |
 |         | inspect, audit |
-| broker  | lease, beat, submit, release, fail, reap, actor_seen, broker_seen |
+| broker  | lease, beat, submit, release, fail, cut, shrink, reap, actor_seen, broker_seen |
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, release_dead_actor |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
@@ -36,7 +36,18 @@ from .batches import (
     seal,
 )
 from .dead_letters import dead_letter, dead_letters, peek, purge_dead, requeue_dead
-from .leases import actor_seen, beat, fail, lease, reap, release, release_dead_actor, submit
+from .leases import (
+    actor_seen,
+    beat,
+    cut,
+    fail,
+    lease,
+    reap,
+    release,
+    release_dead_actor,
+    shrink,
+    submit,
+)
 from .recovery import confirm, reconcile, recovered, restore_committed
 from .replay import check_replay, clear_replay, forget_reused, reuse, trim_replay
 from .run import actors, begin_run, broker_seen, brokers, lineages, memory, publication, stats
@@ -72,6 +83,7 @@ __all__ = [
     "committed_tasks",
     "confirm",
     "create",
+    "cut",
     "dead_letter",
     "dead_letters",
     "drop",
@@ -102,6 +114,7 @@ __all__ = [
     "restore_lineage",
     "reuse",
     "seal",
+    "shrink",
     "stats",
     "submit",
     "trim_replay",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from buffer.record.codec import MAX_RECORD_BYTES
+
 from .keys import EVAL_BASE
 from .operation import SLICE, Argument, Call, Operation, Reply, Steps, nothing, single, sliced
 from .replies import parse_beats, parse_lease, parse_verdicts
@@ -36,17 +38,22 @@ def beat(
     lines: Sequence[BeatLine],
     progress_timeout_ms: int = 120_000,
     max_attempts: int = 3,
+    max_bytes: int = MAX_RECORD_BYTES,
+    longest_ms: int = 0,
 ) -> Operation[list[BeatVerdict]]:
     """Renew leases and append the chunks that came with them; one verdict per line, in order.
 
     Args:
         ttl_ms: A lease lasts so long from now.
         lines: What to renew.
-        progress_timeout_ms: A lease that brought no new tokens for so long is STALE and costs its
+        progress_timeout_ms: A lease that brought no new tokens for so long is TAKEN and costs its
             task an attempt; 0 = never.
         max_attempts: Attempts without progress that make a task a dead letter.
+        max_bytes: Of a task's chunks. Where many small ones are larger together, GAP asks for all
+            tokens in one; a lease that brings more even so is TAKEN.
+        longest_ms: So is one that was granted so long ago; 0 = never.
     """
-    head = (ttl_ms, MAX_CHUNKS, progress_timeout_ms, max_attempts)
+    head = (ttl_ms, MAX_CHUNKS, progress_timeout_ms, max_attempts, max_bytes, longest_ms)
 
     def steps() -> Steps[list[BeatVerdict]]:
         replies: list[Reply] = []
@@ -97,6 +104,25 @@ def fail(
     """
     rows = [(task, fence, kind, reason[:500]) for task, fence, kind, reason in failures]
     return sliced("fail", (max_attempts, max_data_failures), rows, parse_verdicts)
+
+
+def cut(leases: Sequence[tuple[int, int]], *, max_attempts: int) -> Operation[list[str]]:
+    """Take back (task_id, fence) leases whose chunks are larger than a message, without the chunks.
+
+    Args:
+        leases: What could not be delivered.
+        max_attempts: Attempts without progress that make a task a dead letter.
+    """
+    return sliced("cut", (max_attempts,), leases, parse_verdicts)
+
+
+def shrink(num_bytes: int) -> Operation[tuple[int, int]]:
+    """Drop chunks of ready tasks, the largest first, until so many bytes are free.
+
+    Returns:
+        How many tasks begin anew, and the bytes of their chunks.
+    """
+    return single("shrink", (num_bytes,), lambda reply: (reply[0], reply[1]))
 
 
 def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Operation[list[int]]:

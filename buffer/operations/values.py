@@ -50,7 +50,7 @@ class BeatLine(NamedTuple):
 
 
 class BeatVerdict(NamedTuple):
-    """OK, GAP, DUP, STALE or GONE, and how many tokens the store has."""
+    """OK, GAP, DUP, STALE, GONE or TAKEN (STALE, and its task was charged); the tokens stored."""
 
     verdict: str
     length: int

@@ -47,6 +47,17 @@ def memory_shortage(run: RunSettings, buffer: BufferSettings, limit_bytes: int) 
     )
 
 
+def max_partial_bytes(run: RunSettings, buffer: BufferSettings) -> int:
+    """Return the most bytes of an unfinished completion in Redis, over all its chunks.
+
+    Twice what the longest takes in one chunk: each chunk has a header, and versions and actors of
+    its tokens; so one that was sent in many small chunks is asked for again, as a whole, before
+    its headers outweigh its tokens.
+    """
+    longest = BYTES_OF_A_RECORD + BYTES_PER_COMPLETION_TOKEN * run.max_completion_tokens
+    return min(buffer.max_episode_bytes, 2 * longest)
+
+
 def _is_too_small(settings: AllTables) -> str | None:
     buffer = settings.buffer
     if buffer.url is not None:

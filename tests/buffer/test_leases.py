@@ -142,13 +142,13 @@ def test_a_heartbeat_without_progress_is_no_life(run: RunInStore) -> None:
     assert run.beat(task, 0, 3) == ("OK", 3)
 
     assert _stand_still(run, task, 50_000) == ("OK", 3)
-    assert _stand_still(run, task, 50_000) == ("STALE", 3)
+    assert _stand_still(run, task, 50_000) == ("TAKEN", 3)
 
     assert run.stats().ready == 1
     assert run.beat(task, 3, 1) == ("STALE", 0)  # not even with a token: it was told to stop
     again = run.lease(1)[0]
     assert (again.task_id, again.length) == (task.task_id, 3)
-    assert _stand_still(run, again, 70_000) == ("STALE", 3)
+    assert _stand_still(run, again, 70_000) == ("TAKEN", 3)
     assert run.stats().dead == 1
 
 

@@ -1,15 +1,19 @@
 --- @include keys, tasks
--- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, lines of 'id fence offset tokens',
--- then the chunks of those with tokens.  -> verdict, length, ...
--- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends. A
--- heartbeat alone is no life: a lease whose length has stood still for too long is taken away for good.
+-- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, most bytes of a task's chunks, longest
+-- lease ms (0 = no limit), lines of 'id fence offset tokens', then the chunks of those with tokens.
+-- -> verdict, length, ...
+-- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends, or replaces
+-- all of them where it starts at 0 and is longer. TAKEN: the lease is over and its task was charged, because it
+-- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays.
 local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
+local max_bytes, longest = tonumber(ARGV[5]), tonumber(ARGV[6])
 local deadline, answer = now + tonumber(ARGV[1]), {}
 local grace_until = tonumber(call('HGET', META, 'grace_until') or '0')
 
-local function append(id, chunk, length)
+local function store(id, chunk, length, bytes, replaces)
   local chunks = chunks_key(id)
-  call('HSET', task_key(id), 'len', whole(length), 'progress', whole(now))
+  call('HSET', task_key(id), 'len', whole(length), 'progress', whole(now), 'bytes', whole(bytes))
+  if replaces then call('UNLINK', chunks) end
   if call('RPUSH', chunks, chunk) >= max_chunks then
     local joined = table.concat(call('LRANGE', chunks, 0, -1))
     call('DEL', chunks)
@@ -17,32 +21,44 @@ local function append(id, chunk, length)
   end
 end
 
-local function stands_still(progress)
-  return timeout > 0 and now - math.max(tonumber(progress or now), grace_until) > timeout
+-- Why a lease is taken away that brings no tokens now, or lasts too long; nil = it is not.
+local function is_overdue(fence, progress, grows)
+  local function exceeds(since, limit) return limit > 0 and now - math.max(since, grace_until) > limit end
+  if not grows and exceeds(tonumber(progress or now), timeout) then return 'no progress' end
+  if exceeds(fence / 1000, longest) then return 'too slow' end -- a fence is a time in microseconds
 end
 
-local next_chunk = 6
-for id, fence, offset, tokens in string.gmatch(ARGV[5], '(%d+) (%d+) (%d+) (%d+)') do
+local next_chunk = 8
+for id, fence, offset, tokens in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) (%d+)') do
   local chunk
   offset, tokens = tonumber(offset), tonumber(tokens)
   if tokens > 0 then chunk, next_chunk = ARGV[next_chunk], next_chunk + 1 end
-  local verdict, state, length, progress = judge(id, fence)
-  local grows = verdict == 'OK' and tokens > 0 and offset == length
-  if verdict == 'OK' and not grows and stands_still(progress) then
-    verdict = 'STALE'
-    call('HDEL', task_key(id), 'fence') -- nor can its holder revive it
-    if state == 'L' then charge(id, tonumber(ARGV[4]), 'no progress') end
-  elseif verdict == 'OK' then
-    if state == 'R' then
-      call('ZREM', ready_key(id), id)
-      call('HSET', task_key(id), 'st', 'L')
-    end
-    call('ZADD', lease_key(id), whole(deadline), id)
+  local verdict, state, length, progress, bytes = judge(id, fence)
+  if verdict == 'OK' then
+    local replaces = offset == 0 and tokens > length and length > 0
+    local grows = tokens > 0 and (offset == length or replaces)
+    local why = is_overdue(fence, progress, grows)
     if grows then
-      length = length + tokens
-      append(id, chunk, length)
-    elseif tokens > 0 and offset + tokens > length then
-      verdict = 'GAP'
+      bytes = #chunk + (replaces and 0 or bytes)
+      if bytes > max_bytes and (offset == 0 or #chunk > max_bytes) then why = 'too many bytes' end
+    end
+    if why then
+      verdict = 'TAKEN'
+      take_away(id, state, tonumber(ARGV[4]), why)
+    else
+      if state == 'R' then
+        call('ZREM', ready_key(id), id)
+        call('HSET', task_key(id), 'st', 'L')
+      end
+      call('ZADD', lease_key(id), whole(deadline), id)
+      if grows and bytes <= max_bytes then
+        length = offset + tokens
+        store(id, chunk, length, bytes, replaces)
+      elseif grows then
+        verdict, length = 'GAP', 0 -- all its tokens in one chunk are smaller than in many
+      elseif tokens > 0 and offset + tokens > length then
+        verdict = 'GAP'
+      end
     end
   end
   answer[#answer + 1] = verdict

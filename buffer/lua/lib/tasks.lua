@@ -3,15 +3,15 @@
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
 -- Invariant: an operation on a task counts only under the fence it was last leased under.
 
--- Returns the verdict for the holder of a fence and, where it is OK, state, length, and when it last grew.
+-- Returns the verdict for the holder of a fence and, where it is OK, state, length, when it last grew, and bytes.
 -- A lease that expired, even a reaped one, may be revived until another actor gets it.
 local function judge(id, fence)
-  local task = call('HMGET', task_key(id), 'st', 'fence', 'len', 'progress')
+  local task = call('HMGET', task_key(id), 'st', 'fence', 'len', 'progress', 'bytes')
   if not task[1] then return is_new(id) and 'STALE' or 'GONE' end
   if task[2] ~= fence then return 'STALE' end
   if task[1] == 'D' then return 'DUP' end
   if task[1] == 'X' then return 'STALE' end
-  return 'OK', task[1], tonumber(task[3] or '0'), task[4]
+  return 'OK', task[1], tonumber(task[3] or '0'), task[4], tonumber(task[5] or '0')
 end
 
 -- Where a ready task waits: evaluation tasks wait in their round.
@@ -50,6 +50,18 @@ local function charge(id, max_attempts, why)
   if length > tonumber(task[3] or '0') then attempts = 1 end
   call('HSET', task_key(id), 'att', attempts, 'lastlen', length)
   if attempts >= max_attempts then fail_task(id, why) else give_back(id) end
+end
+
+-- A lease ends, and its holder cannot revive it either; one that was reaped has been charged before.
+local function take_away(id, state, max_attempts, why)
+  call('HDEL', task_key(id), 'fence')
+  if state == 'L' then charge(id, max_attempts, why) end
+end
+
+-- An unfinished completion goes; its task begins anew.
+local function cut(id)
+  call('UNLINK', chunks_key(id))
+  call('HDEL', task_key(id), 'len', 'lastlen', 'bytes')
 end
 
 -- The task itself failed: such failures have a budget of their own, which no progress refills.
