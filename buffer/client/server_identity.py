@@ -16,11 +16,15 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import redis
+import structlog
 
 from buffer.operations.operation import Argument, Call, Reply
 from buffer.operations.recovery import confirm
 
+from .known_holes import server_of_info, warning_about
 from .scripts import LoadScript
+
+log = structlog.get_logger()
 
 Admits = Callable[[str, str], bool]
 """(run_id, state of the run) of a server life new to the client -> whether to work with it."""
@@ -79,9 +83,14 @@ class ServerIdentity:
     def _greeting(self) -> Greeting:
         if self.admits is None:
             return
-        run_id = _run_id_of((yield ("INFO", "server")))
+        info = _fields((yield ("INFO", "server")))
+        run_id = info.get("run_id")
+        if run_id is None:
+            raise redis.ResponseError("INFO named no run_id")
         if run_id == self.trusted:
             return
+        if (warning := warning_about(server_of_info(info))) is not None:
+            log.warning(warning)
         state = yield from self._confirm(run_id)
         if not self.admits(run_id, state):
             raise NewServerIdentity(run_id)
@@ -101,10 +110,7 @@ class ServerIdentity:
             reply = yield ("EVAL", source, 1, self._prefix, *call.arguments)
 
 
-def _run_id_of(info: Reply) -> str:
-    """Find the server's run_id in its INFO."""
-    for line in info.decode().splitlines():
-        name, _, value = line.partition(":")
-        if name == "run_id":
-            return str(value.strip())
-    raise redis.ResponseError("INFO named no run_id")
+def _fields(info: Reply) -> dict[str, str]:
+    """Take an answer to INFO apart."""
+    lines = (line.partition(":") for line in info.decode().splitlines())
+    return {name: value.strip() for name, _, value in lines}

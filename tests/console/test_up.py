@@ -69,7 +69,7 @@ class Up:
                 cwd = (entry / "cwd").readlink()
             except OSError:
                 continue
-            is_redis = "redis-server" in command and cwd == self.run / "redis"
+            is_redis = "-server" in command and cwd == self.run / "redis"
             if is_redis or ("stand_in " in command and str(self.run) in command):
                 found.append(int(entry.name))
         return found
