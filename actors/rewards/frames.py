@@ -6,6 +6,8 @@ import struct
 
 import msgspec
 
+from configs.errors import RewardError
+
 from .functions import Convention, RewardSample
 
 LENGTH = struct.Struct(">I")
@@ -30,10 +32,17 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 class Outcomes(msgspec.Struct, frozen=True, tag=True):
     """Later replies: the outcomes of the next samples, in order."""
 
+    number: int
+    """Of the first of them, counted since the worker began: no answer is taken for another's."""
     outcomes: list[Outcome]
 
 
 Reply = Loaded | Refused | Outcomes
+
+
+class MalformedReply(RewardError):
+    """What came from a worker is no reply: its reward wrote into others' descriptors."""
+
 
 _SAMPLES = msgspec.msgpack.Decoder(list[RewardSample])
 _REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -51,5 +60,12 @@ def unpack_samples(body: bytes) -> list[RewardSample]:
 
 
 def unpack_reply(body: bytes) -> Reply:
-    """Return the reply of a frame's body."""
-    return _REPLY.decode(body)
+    """Return the reply of a frame's body.
+
+    Raises:
+        MalformedReply: It is none.
+    """
+    try:
+        return _REPLY.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedReply(str(error)) from error

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,22 +23,15 @@ import structlog
 
 from configs.errors import DeadlineError, RewardError, SettingsError
 
-from .frames import (
-    LENGTH,
-    MAX_FRAME_BYTES,
-    Loaded,
-    Outcomes,
-    Refused,
-    Reply,
-    pack_frame,
-    unpack_reply,
-)
+from .channel import Channel, start_worker
+from .frames import Loaded, MalformedReply, Outcomes, Refused, Reply
 from .functions import Convention, RewardSample
 from .worker import OUT_OF_MEMORY
 
 log = structlog.get_logger()
 
 LOAD_TIMEOUT_S = 60.0  # a reward file may import torch
+KILL_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.5  # for services that a reward calls over the network; jittered
 PATIENCE = 4  # samples of one batch that may hang before the rest of it is given up
 
@@ -69,6 +63,8 @@ class RewardProcess:
         self._memory_mb = memory_mb
         self._retries = retries
         self._process: Process | None = None
+        self._channel: Channel
+        self._num_answers = 0
         self._convention = Convention.SAMPLE
         self._one_at_a_time = asyncio.Lock()
         self._gave_up = False
@@ -82,18 +78,16 @@ class RewardProcess:
             SettingsError: The function cannot be loaded or has unknown parameters.
             RewardError: Loading it crashed or took too long.
         """
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "actors.rewards.worker",
-            self._reward,
-            str(self._memory_mb or 0),
-            stdin=PIPE,
-            stdout=PIPE,
-            start_new_session=True,  # Ctrl-C is for the actor, which then ends this one
-            limit=MAX_FRAME_BYTES,
+        self._channel = Channel()
+        self._num_answers = 0
+        command = (sys.executable, "-m", "actors.rewards.worker")
+        self._process = await start_worker(
+            self._channel, *command, self._reward, str(self._memory_mb or 0)
         )
-        reply = await self._receive(LOAD_TIMEOUT_S)
+        try:
+            reply = await self._channel.receive(LOAD_TIMEOUT_S)
+        except MalformedReply:
+            reply = None
         if isinstance(reply, Refused):
             await self._kill()
             raise SettingsError(reply.reason)
@@ -153,41 +147,43 @@ class RewardProcess:
                 return [], Death(str(error), hung=True)
         answers: list[Result] = []
         try:
-            await self._send(list(samples))
-        except (BrokenPipeError, ConnectionResetError, DeadlineError):
+            await self._channel.send(list(samples), self._timeout_s)
+            while len(answers) < len(samples):
+                reply = await self._channel.receive(self._timeout_s)
+                if reply is None:
+                    return answers, await self._end()
+                answers += self._checked(reply, most=len(samples) - len(answers))
+        except (ConnectionError, DeadlineError):
             return answers, await self._end()
-        while len(answers) < len(samples):
-            reply = await self._receive(self._timeout_s)
-            if not isinstance(reply, Outcomes):
-                return answers, await self._end()
-            answers += [
-                RewardError(reason) if value is None else value for value, reason in reply.outcomes
-            ]
+        except MalformedReply as error:
+            await self._kill()
+            log.warning("reward worker restarts", reason=str(error))
+            return answers, Death(f"reward must leave its worker's answers alone: {error}", False)
         return answers, None
+
+    def _checked(self, reply: Reply, *, most: int) -> list[Result]:
+        """Return the outcomes of a reply.
+
+        Raises:
+            MalformedReply: They are not those of the next samples.
+        """
+        if (
+            not isinstance(reply, Outcomes)
+            or reply.number != self._num_answers
+            or not 0 < len(reply.outcomes) <= most
+        ):
+            raise MalformedReply("answers to other samples than the next")
+        self._num_answers += len(reply.outcomes)
+        return [
+            RewardError(reason or "no reason given")
+            if value is None or not math.isfinite(value)
+            else value
+            for value, reason in reply.outcomes
+        ]
 
     async def _restart(self) -> None:
         self.num_restarts += self._has_started
         await self.start()
-
-    async def _send(self, samples: list[RewardSample]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(pack_frame(samples))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._process.stdin.drain()
-        except TimeoutError as error:
-            raise DeadlineError("the reward worker does not read") from error
-
-    async def _receive(self, timeout_s: float) -> Reply | None:
-        """Return the next reply, or None if there is none within the time limit or ever."""
-        assert self._process is not None and self._process.stdout is not None
-        try:
-            async with asyncio.timeout(timeout_s):
-                header = await self._process.stdout.readexactly(LENGTH.size)
-                body = await self._process.stdout.readexactly(LENGTH.unpack(header)[0])
-        except (TimeoutError, asyncio.IncompleteReadError):
-            return None
-        return unpack_reply(body)
 
     async def _end(self) -> Death:
         """Kill the worker and return what it died of."""
@@ -212,4 +208,6 @@ class RewardProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        self._channel.close()
+        with contextlib.suppress(TimeoutError):  # stuck in the kernel: reaped when it gets out
+            await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)

@@ -1,17 +1,19 @@
-"""Process of a user's reward function: `python -m actors.rewards.worker path.py:function MiB`.
+"""Process of a user's reward function: `python -m actors.rewards.worker path.py:function MiB FD`.
 
     READY --samples--> CALLING --an outcome for each sample, in order--> READY
     end of input -> exit
 
 A batched function that raises is called again
 with one sample at a time, so that only the sample at fault fails. One that runs out of memory ends
-the process: what it keeps alive would fail every later call. What the function prints goes to
-stderr. Dies with its parent.
+the process: what it keeps alive would fail every later call. Requests and replies have a socket of
+their own, far from the descriptors that the function uses and closed in what it starts. Dies with
+its parent.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import resource
 import signal
@@ -43,6 +45,8 @@ from .functions import (
 )
 
 PR_SET_PDEATHSIG = 1
+FIRST_DESCRIPTOR = 200  # above those of files that a function opens
+MAX_REASON_CHARACTERS = 2000
 OUT_OF_MEMORY = 77
 """Exit status of a worker whose function needed more memory than it may have."""
 
@@ -56,10 +60,12 @@ def serve(reward: str, requests: BinaryIO, replies: BinaryIO) -> None:
         _send(replies, Refused(str(error)))
         return
     _send(replies, Loaded(convention))
+    number = 0
     while header := requests.read(LENGTH.size):
         samples = unpack_samples(requests.read(LENGTH.unpack(header)[0]))
         for outcomes in judge(function, convention, samples):
-            _send(replies, Outcomes(outcomes))
+            _send(replies, Outcomes(number, outcomes))
+            number += len(outcomes)
 
 
 def judge(
@@ -92,7 +98,7 @@ def _judge_one(function: RewardFunction, convention: Convention, sample: RewardS
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
-        return None, f"reward raised {type(error).__name__}: {error}"
+        return None, f"reward raised {type(error).__name__}: {error}"[:MAX_REASON_CHARACTERS]
 
 
 def _outcome(value: object) -> Outcome:
@@ -111,14 +117,17 @@ def main() -> None:
     """Serve on the pipes that this process was started with."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a print of the user must not end up among the replies
-    reward, memory_mb = sys.argv[1], int(sys.argv[2])
+    reward, memory_mb, inherited = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    requests, replies = (
+        os.fdopen(fcntl.fcntl(inherited, fcntl.F_DUPFD_CLOEXEC, FIRST_DESCRIPTOR), mode)
+        for mode in ("rb", "wb")
+    )
+    os.close(inherited)
     if memory_mb:
         # What it allocates, not what it maps: libraries map far more than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_mb << 20, memory_mb << 20))
     try:
-        serve(reward, sys.stdin.buffer, replies)
+        serve(reward, requests, replies)
     except MemoryError:
         os._exit(OUT_OF_MEMORY)  # at once: cleaning up needs memory too
 

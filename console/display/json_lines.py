@@ -15,8 +15,8 @@ MAX_READ_BYTES = 4 * 2**20  # of one look: bounds memory when a log has grown hu
 class JsonLines:
     """Reads what was added since the last look; half-written lines wait, other text is skipped.
 
-    A file that was replaced by another (a learner that resumes rewrites its history) is read from
-    its beginning.
+    A file that was replaced by another (a learner that resumes rewrites its history), or emptied (a
+    log that was full), is read from its beginning.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,11 +34,15 @@ class JsonLines:
                 if inode != self._inode:
                     self._inode, self._offset = inode, 0
                     self.num_files += 1
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = 0
                 file.seek(self._offset)
                 chunk = file.read(MAX_READ_BYTES)
         except FileNotFoundError:
             return []
-        whole, newline, _ = chunk.rpartition(b"\n")
+        whole, newline, rest = chunk.rpartition(b"\n")
+        if len(rest) == MAX_READ_BYTES:  # no line of ours is so long
+            whole = rest
         self._offset += len(whole) + len(newline)
         rows = [_parse(line) for line in whole.splitlines() if line.startswith(b"{")]
         return [row for row in rows if row is not None]

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from .process_log import ProcessLog
+
 
 class Supervised(Protocol):
     """A process as the supervisor sees it."""
@@ -76,6 +78,7 @@ class Process:
     def __init__(self, command: Command, groups: GroupRegister) -> None:
         self._command = command
         self._groups = groups
+        self._log = ProcessLog(command.log)
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -91,8 +94,7 @@ class Process:
         return self._child.pid if self._child is not None else None
 
     def start(self) -> None:
-        self._command.log.parent.mkdir(parents=True, exist_ok=True)
-        with self._command.log.open("ab") as log:
+        with self._log.open() as log:
             self._child = subprocess.Popen(
                 self._command.arguments,
                 stdin=subprocess.DEVNULL,
@@ -106,6 +108,7 @@ class Process:
     def poll(self) -> int | None:
         if self._child is None:
             return 0
+        self._log.trim()
         if self._child.returncode is None and self._has_ended():
             # Its children (ranks, engine workers, the publisher) end with it. They are signalled
             # before the leader is reaped: until then no other group can have this number.

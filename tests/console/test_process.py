@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from console.display.json_lines import JsonLines
+from console.run import process_log
 from console.run.process import Command, Process
 from console.run.process_guard import follow
 from tests.console.support.recorded_groups import Groups
@@ -52,6 +54,32 @@ def test_the_exit_code_and_the_signal_that_ended_a_process_are_known(start):
 
     wait_until(lambda: done.poll() == 3)
     wait_until(lambda: killed.poll() == -9)
+
+
+def test_a_log_is_two_files_at_most_however_much_is_written(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(process_log, "MAX_LOG_BYTES", 2**16)
+    followed = JsonLines(tmp_path / "logs" / "x.log")
+    process = start(
+        "import sys, time\n"
+        "for number in range(20000):\n"
+        "    print('{\"number\": %d}' % number, file=sys.stderr, flush=True)\n"
+        "    if number % 1000 == 0: time.sleep(0.05)\n"
+    )
+    seen = []
+
+    def look():
+        ended = process.poll() is not None
+        seen.extend(row["number"] for row in followed.read_new())
+        return ended
+
+    wait_until(look)
+
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "logs").iterdir()}
+    assert sizes.keys() == {"x.log", "x.log.1"}
+    assert sizes["x.log.1"] == 2**16
+    assert sizes["x.log"] < 3 * 2**16  # what was written since the last look
+    assert seen == sorted(seen)
+    assert seen[-1] > 10_000  # a reader that comes late misses lines and goes on
 
 
 def test_output_is_appended_to_the_log_over_several_lives(start, tmp_path):

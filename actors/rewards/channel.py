@@ -1,0 +1,148 @@
+"""Pipes between an actor and one reward worker: frames both ways, and what the reward prints.
+
+Frames have a socket of their own, so what a reward prints is never among them; a reward can still
+write into any descriptor of its process, so nothing that comes is believed before it is checked.
+Prints go to the actor's stderr up to a bound; the rest is counted and dropped. The actor holds no
+pipe of asyncio's: waiting for those would last as long as anything that the reward left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from configs.errors import DeadlineError
+
+from .frames import LENGTH, MAX_FRAME_BYTES, MalformedReply, Reply, pack_frame, unpack_reply
+from .functions import RewardSample
+
+log = structlog.get_logger()
+
+PRINTED_BYTES = 2**16
+PRINT_WINDOW_S = 10.0
+"""A worker prints at most so much in such a time: a traceback a second, or a page of debugging."""
+
+
+class Channel:
+    """The actor's ends; `worker_ends` has the others while the worker starts."""
+
+    def __init__(self) -> None:
+        """Make socket and pipe; `open` connects them to the event loop."""
+        self._here, self._there = socket.socketpair()
+        self._printed, self._prints = os.pipe()
+        self._output: asyncio.ReadTransport | None = None
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter | None = None
+
+    @contextmanager
+    def worker_ends(self) -> Iterator[tuple[int, int]]:
+        """Descriptors of frames and prints, which the worker inherits; closed after the block."""
+        try:
+            yield self._there.fileno(), self._prints
+        finally:
+            self._there.close()
+            os.close(self._prints)
+
+    async def open(self) -> None:
+        """Begin to read."""
+        loop = asyncio.get_running_loop()
+        self._reader, self._writer = await asyncio.open_connection(sock=self._here)
+        transport, _ = await loop.connect_read_pipe(
+            BoundedOutput, os.fdopen(self._printed, "rb", buffering=0)
+        )
+        self._output = transport
+
+    async def send(self, samples: list[RewardSample], timeout_s: float) -> None:
+        """Send a request.
+
+        Raises:
+            DeadlineError: The worker does not read.
+            ConnectionError: It has ended.
+        """
+        assert self._writer is not None
+        self._writer.write(pack_frame(samples))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._writer.drain()
+        except TimeoutError as error:
+            raise DeadlineError("the reward worker does not read") from error
+
+    async def receive(self, timeout_s: float) -> Reply | None:
+        """Return the next reply, or None if there is none within the time limit or ever.
+
+        Raises:
+            MalformedReply: Something else than a reply came.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                header = await self._reader.readexactly(LENGTH.size)
+                length: int = LENGTH.unpack(header)[0]
+                if length > MAX_FRAME_BYTES:
+                    raise MalformedReply(f"a frame of {length} bytes")
+                body = await self._reader.readexactly(length)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            return None
+        return unpack_reply(body)
+
+    def close(self) -> None:
+        """Let go of both pipes, whoever holds their other ends."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        if self._output is not None:
+            self._output.close()
+
+
+class BoundedOutput(asyncio.Protocol):
+    """Passes on what a worker prints, at most `PRINTED_BYTES` in each window."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._window_ends = 0.0
+        self._left = 0
+        self._dropped = 0
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was printed (`asyncio.Protocol`)."""
+        if self._clock() >= self._window_ends:
+            self._report()
+            self._left, self._window_ends = PRINTED_BYTES, self._clock() + PRINT_WINDOW_S
+        passed = data[: self._left]
+        self._left -= len(passed)
+        self._dropped += len(data) - len(passed)
+        if passed:
+            os.write(2, passed)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - its signature
+        """Report what was dropped last (`asyncio.Protocol`)."""
+        self._report()
+
+    def _report(self) -> None:
+        if self._dropped:
+            log.warning("the reward printed too much: bytes dropped", bytes=self._dropped)
+        self._dropped = 0
+
+
+async def start_worker(channel: Channel, *arguments: str) -> asyncio.subprocess.Process:
+    """Start a worker on the other ends of a channel.
+
+    Args:
+        channel: Not yet open.
+        arguments: Of the worker's command line, to which the descriptor of its frames is added.
+    """
+    with channel.worker_ends() as (frames, prints):
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            str(frames),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=prints,
+            stderr=prints,
+            pass_fds=(frames,),
+            start_new_session=True,  # Ctrl-C is for the actor, which then ends this one
+        )
+    await channel.open()
+    return process
