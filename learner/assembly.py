@@ -63,6 +63,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
             keep=settings.learner.keep_checkpoints,
             ranks=ranks,
             critic=critic,
+            trusted=settings.learner.trust_checkpoint,
         )
         log.info("starting", stage="taking the run over")
         start = _agree_on_start(settings, store, ranks, checkpoints)

@@ -35,6 +35,7 @@ HARMLESS_KEYS = {
     "learner.publisher_endpoint",
     "learner.sparse_weights",
     "learner.threads",
+    "learner.trust_checkpoint",
     "run.directory",
 }
 """With the tables above: settings that decide how a run is carried out, not what it computes."""

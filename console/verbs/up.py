@@ -52,6 +52,15 @@ def up(  # noqa: PLR0917 - typer calls it by name
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Archive an earlier run of this name and begin anew.")
     ] = False,
+    trust_checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Go on from this checkpoint, such as step-000050, although this run did not "
+            "write it. Loading one can run code of whoever wrote it.",
+            show_default=False,
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live display.")
     ] = False,
@@ -65,7 +74,11 @@ def up(  # noqa: PLR0917 - typer calls it by name
     """
     launch = Launch(
         one_of(config, config_option),
-        (overrides_of(method) if method else []) + (overrides or []),
+        [
+            *(overrides_of(method) if method else []),
+            *(overrides or []),
+            *([f"learner.trust_checkpoint={trust_checkpoint}"] if trust_checkpoint else []),
+        ],
         fresh=fresh,
         dry_run=dry_run,
         plain=plain,

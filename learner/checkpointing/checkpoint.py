@@ -8,10 +8,11 @@
                                    rank (torch's distributed format)
     random-<rank>.bin              state of torch's random number generator
     state.json                     step, lineage, curriculum cursor, totals
-    manifest.json                  SHA-256 of all others, written last
+    manifest.json                  SHA-256 of all others, and a MAC of that; written last
 
-A checkpoint is loaded only after every byte has been compared with its manifest. Callers COMMIT to
-the store only after `save` has returned.
+A checkpoint is loaded only if this run wrote it (`manifest.py`), or the user trusts it by name,
+and after every byte has been compared with its manifest. Callers COMMIT to the store only after
+`save` has returned.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from learner.training.critic import Critic
 from learner.training.guards import GuardState
 from learner.training.optimizer import AdamWithSchedule
 
+from .manifest import MANIFEST, encode_manifest, read_manifest, refuse_foreign, run_key
+
 log = structlog.get_logger()
 
 SCHEMA = 2
-MANIFEST, STATE = "manifest.json", "state.json"
+STATE = "state.json"
 UNFINISHED, REFUSED = ".unfinished-", "refused-"
 HASH_CHUNK_BYTES = 2**20
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Errors of taking JSON of another shape apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +96,26 @@ class Checkpoints:
     """The checkpoints of one run; every rank calls the same methods in the same order."""
 
     def __init__(
-        self, folder: Path, *, keep: int, ranks: Ranks, critic: Critic | None = None
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        ranks: Ranks,
+        critic: Critic | None = None,
+        trusted: str | None = None,
     ) -> None:
+        """Take the folder as it is.
+
+        Args:
+            folder: Of checkpoints; the run's key lies beside it.
+            keep: Number of checkpoints to keep.
+            ranks: All of them call the same methods.
+            critic: Of the run, if it has one.
+            trusted: Name of a checkpoint to load although this run did not write it; it is made
+                the run's own.
+        """
         self._folder = folder
+        self._trusted = trusted
         self._keep = keep
         self._ranks = ranks
         self._critic = critic
@@ -122,7 +140,7 @@ class Checkpoints:
         self._ranks.barrier()
         if self._ranks.is_first:
             durable.DISK.write(unfinished / STATE, state.encode().encode())
-            _seal(unfinished)
+            _seal(unfinished, run_key(self._folder.parent))
             # An earlier learner may have left one of the same step and another lineage.
             durable.DISK.remove(final)
             durable.move(unfinished, final)
@@ -142,24 +160,37 @@ class Checkpoints:
         """
         found = [path for path in self.all() if before is None or _step_of(path) < before]
         refused: list[Path] = []
+        reason = ""
         for path in reversed(found):
             try:
-                state = verify(path)
+                state = self._verified(path)
             except CheckpointError as error:
                 log.error(
                     "CHECKPOINT REFUSED, trying the one before", path=str(path), reason=str(error)
                 )
                 refused.append(path)
+                reason = reason or str(error)
                 continue
             for damaged in refused:
                 _set_aside(damaged)
             return path, state
         if found:
             raise CheckpointError(
-                f"one of the {len(found)} checkpoints in {self._folder} must be intact, got none; "
-                "restore one from a copy, or begin again with --fresh"
+                f"one of the {len(found)} checkpoints in {self._folder} must be intact and of "
+                f"this run, got none; restore one from a copy, or begin again with --fresh. The "
+                f"newest: {reason}"
             )
         return None
+
+    def _verified(self, path: Path) -> LearnerState:
+        """Return the state of a checkpoint that is whole and this run's own, or trusted."""
+        key, manifest = run_key(self._folder.parent), read_manifest(path)
+        if path.name != self._trusted:
+            refuse_foreign(path, manifest, key)
+            return verify(path)
+        state = verify(path)
+        durable.replace_file(path / MANIFEST, encode_manifest(manifest.digests, key))
+        return state
 
     def all(self) -> list[Path]:
         """List the complete checkpoints, oldest first."""
@@ -240,11 +271,7 @@ def verify(path: Path) -> LearnerState:
     Raises:
         CheckpointError: A file is missing, truncated or changed.
     """
-    try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        expected = {str(name): str(digest) for name, digest in manifest["sha256"].items()}
-    except (OSError, *MALFORMED) as error:
-        raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
+    expected = read_manifest(path).digests
     for name, digest in expected.items():
         try:
             found = _sha256(path / name)
@@ -264,10 +291,10 @@ def _random_state() -> bytes:
     return torch.get_rng_state().numpy().tobytes()
 
 
-def _seal(folder: Path) -> None:
+def _seal(folder: Path, key: bytes) -> None:
     """Hash all files, write the manifest, and sync everything."""
     digests = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
-    durable.DISK.write(folder / MANIFEST, json.dumps({"sha256": digests}, indent=1).encode())
+    durable.DISK.write(folder / MANIFEST, encode_manifest(digests, key))
     durable.sync_tree(folder)
 
 

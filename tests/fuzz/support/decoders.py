@@ -38,7 +38,8 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.display.json_lines import read_rows
-from learner.checkpointing.checkpoint import MANIFEST, LearnerState, verify
+from learner.checkpointing.checkpoint import LearnerState, verify
+from learner.checkpointing.manifest import MANIFEST
 from learner.checkpointing.resume import read_lineages
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import Totals

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +14,9 @@ import torch
 
 from configs.errors import CheckpointError
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.checkpointing.checkpoint import MANIFEST, Checkpoints, LearnerState, verify
+from learner.checkpointing import checkpoint as checkpoint_module
+from learner.checkpointing.checkpoint import Checkpoints, LearnerState, verify
+from learner.checkpointing.manifest import MANIFEST
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -223,3 +228,78 @@ def test_a_step_trained_again_replaces_its_checkpoint(tmp_path: Path, ranks: Ran
     newest = checkpoints.newest()
     assert newest is not None
     assert newest[1].lineage == 2
+
+
+def _copied_into_another_run(tmp_path: Path, ranks: Ranks) -> Checkpoints:
+    _saved(tmp_path / "theirs" / "checkpoints", ranks)
+    shutil.copytree(tmp_path / "theirs" / "checkpoints", tmp_path / "ours" / "checkpoints")
+    return Checkpoints(tmp_path / "ours" / "checkpoints", keep=2, ranks=ranks)
+
+
+def test_another_runs_checkpoint_is_refused_before_any_of_its_files_is_read(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = _copied_into_another_run(tmp_path, ranks)
+    read: list[Path] = []
+    monkeypatch.setattr(checkpoint_module, "verify", read.append)
+
+    with pytest.raises(CheckpointError, match=r"another MAC.*--trust-checkpoint step-000002"):
+        checkpoints.newest()
+
+    assert not read
+    assert [path.name for path in checkpoints.all()] == ["step-000002"]  # it stays where it was
+
+
+def test_a_manifest_without_a_mac_or_with_a_forged_one_is_refused(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    checkpoints = _saved(tmp_path / "checkpoints", ranks)
+    file = tmp_path / "checkpoints" / "step-000002" / MANIFEST
+    manifest = json.loads(file.read_text())
+    forged = dict(manifest["sha256"], **{".metadata": "0" * 64})
+
+    for changed in (
+        {"sha256": manifest["sha256"]},
+        {"sha256": forged, "mac": manifest["mac"]},
+        {"sha256": manifest["sha256"], "mac": "é"},
+    ):
+        file.write_text(json.dumps(changed))
+        with pytest.raises(CheckpointError, match="must have been written by this run"):
+            checkpoints.newest()
+
+    file.write_text(json.dumps(manifest))
+    assert checkpoints.newest() is not None
+
+
+def test_a_trusted_checkpoint_becomes_the_runs_own(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = _copied_into_another_run(tmp_path, ranks)
+    folder = tmp_path / "ours" / "checkpoints"
+    trusting = Checkpoints(folder, keep=2, ranks=ranks, trusted="step-000002")
+
+    assert trusting.newest() == (folder / "step-000002", STATE)
+    assert checkpoints.newest() == (folder / "step-000002", STATE)
+
+
+def test_trust_does_not_replace_the_digests(tmp_path: Path, ranks: Ranks) -> None:
+    _copied_into_another_run(tmp_path, ranks)
+    folder = tmp_path / "ours" / "checkpoints"
+    (folder / "step-000002" / "state.json").write_text("{}")
+    trusting = Checkpoints(folder, keep=2, ranks=ranks, trusted="step-000002")
+
+    with pytest.raises(CheckpointError, match="must have the SHA-256"):
+        trusting.newest()
+
+
+def test_the_runs_key_is_private_and_outside_of_what_is_copied(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    checkpoints = _saved(tmp_path / "checkpoints", ranks)
+    key = tmp_path / "checkpoint.key"
+
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "checkpoints").stat().st_mode) == 0o700
+
+    for spoil in (lambda: key.chmod(0o644), lambda: key.write_text("short")):
+        spoil()
+        with pytest.raises(CheckpointError, match="readable by its owner alone"):
+            checkpoints.newest()

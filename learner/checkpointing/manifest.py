@@ -1,0 +1,99 @@
+"""Manifest of a checkpoint: the digests of its files, and a MAC under a key of the run.
+
+torch keeps the layout of a checkpoint in a pickle (`.metadata`), so loading one that somebody else
+wrote can run their code. An HMAC-SHA256 of the digests says that this run wrote it. The key lies in
+the run's folder, outside `checkpoints/`: a copied folder of checkpoints has no key with it. Only
+rank 0 reads the key, writes manifests and checks them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from configs.errors import CheckpointError
+from configs.secrets import write_secret
+
+MANIFEST = "manifest.json"
+KEY = "checkpoint.key"
+KEY_BYTES = 32
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""Errors of taking JSON of another shape apart."""
+
+
+class Manifest(NamedTuple):
+    """What `manifest.json` holds."""
+
+    digests: dict[str, str]
+    """SHA-256 of each file, by name."""
+    mac: str | None
+    """None where it was written without one."""
+
+
+def run_key(run_folder: Path) -> bytes:
+    """Read the key of a run, or make it.
+
+    Raises:
+        CheckpointError: It is malformed, or others can read it.
+    """
+    file = run_folder / KEY
+    if not file.exists():
+        write_secret(file, secrets.token_hex(KEY_BYTES))
+    mode = stat.S_IMODE(file.stat().st_mode)
+    try:
+        key = bytes.fromhex(file.read_text(encoding="utf-8"))
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES or mode & 0o077:
+        raise CheckpointError(
+            f"{file} must hold {KEY_BYTES} bytes in hexadecimal and be readable by its owner "
+            f"alone, got {len(key)} bytes and mode {mode:04o}; restore it from a copy, or remove "
+            f"it: the next start then asks you to trust a checkpoint by name"
+        )
+    return key
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: There is none, or it is malformed.
+    """
+    try:
+        tree = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        digests = {str(name): str(digest) for name, digest in tree["sha256"].items()}
+        return Manifest(digests, str(tree["mac"]) if "mac" in tree else None)
+    except (OSError, *MALFORMED) as error:
+        raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
+
+
+def encode_manifest(digests: Mapping[str, str], key: bytes) -> bytes:
+    """Write a manifest that this run vouches for."""
+    return json.dumps({"sha256": digests, "mac": _mac(digests, key)}, indent=1).encode()
+
+
+def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
+    """Refuse a checkpoint that this run did not write, before anything else of it is read.
+
+    Raises:
+        CheckpointError: Its manifest has no MAC, or another.
+    """
+    found = manifest.mac or ""
+    if hmac.compare_digest(found.encode(), _mac(manifest.digests, key).encode()):
+        return
+    raise CheckpointError(
+        f"{path} must have been written by this run, got a manifest with "
+        f"{'another' if found else 'no'} MAC, as of another run or of an earlier release; loading "
+        f"a checkpoint can run code of whoever wrote it: if you trust it, start with "
+        f"--trust-checkpoint {path.name}"
+    )
+
+
+def _mac(digests: Mapping[str, str], key: bytes) -> str:
+    text = json.dumps(digests, sort_keys=True, separators=(",", ":"))
+    return hmac.digest(key, text.encode(), "sha256").hex()
