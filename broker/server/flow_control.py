@@ -1,4 +1,4 @@
-"""Flow control: bounds on the requests that a broker holds and on the replies that wait for a peer.
+"""Flow control: bounds on requests, on replies that wait for a peer, and on failures of a key.
 
 Requests: a full broker stops reading; ZeroMQ's queues fill, then TCP holds the senders back. A peer
 over its own share is refused before that, so that it cannot fill the whole: it sends again later,
@@ -9,11 +9,16 @@ Replies: ZeroMQ bounds the queue of a peer by messages, not by bytes, and a leas
 episode may be as large as a message can be. ZeroMQ does not report when a reply has left the queue,
 but the system cuts a peer that takes nothing for `sockets.STALLED_MS`; so a bound on what a peer is
 sent within that time bounds what can wait for it.
+
+Failures: judged beside those of other keys, because a broken environment fails everywhere and one
+broken actor does not. They are counted in each broker alone: a key that spreads its failures over
+several has as many budgets.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +30,11 @@ MAX_REQUESTS_PER_PEER = 64  # a client keeps half of that in flight, and a copy 
 MAX_FRAMES = 4  # largest messages held at once, so memory <= this * max_message_bytes
 SMALL_BYTES = 16 * 1024  # verdicts and refusals: ZeroMQ's own limit holds 64 of them to 1 MiB
 WINDOW_S = STALLED_MS / 1000
+HELLOS = 20  # of one key in such a window, beside two for each of its actors
+FORGET_S = 300.0  # half of a key's failures and successes, each time
+MOST_FAILURES = 20  # of a key before it is judged at all
+FAILING_SHARE = 0.5  # of what a key's leases came to
+TIMES_OTHERS = 3.0  # by which that exceeds the share of the other keys
 
 
 def peer_share_bytes(settings: BrokerSettings) -> int:
@@ -142,3 +152,70 @@ class ReplyLimiter:
             return False
         self._sent[peer] = sent + num_bytes
         return True
+
+
+class HelloLimiter:
+    """Counts HELLOs of each key, in windows of time: each costs the store a look at the run.
+
+    Args:
+        max_actors_per_key: They may all begin at once, and again after an outage.
+        clock: Seconds.
+    """
+
+    def __init__(self, *, max_actors_per_key: int, clock: Callable[[], float]) -> None:
+        self._most = HELLOS + 2 * max_actors_per_key
+        self._clock = clock
+        self._ends_at = 0.0
+        self._counts: Counter[str] = Counter()
+
+    def allows(self, key: str) -> bool:
+        """Count a HELLO; False if its key has said too many."""
+        now = self._clock()
+        if now >= self._ends_at:
+            self._ends_at = now + WINDOW_S
+            self._counts.clear()
+        self._counts[key] += 1
+        return self._counts[key] <= self._most
+
+
+class FailureBudgets:
+    """Failures and successes of each key, lately.
+
+    Args:
+        clock: Seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._forgets_at = clock() + FORGET_S
+        self._good: Counter[str] = Counter()
+        self._bad: Counter[str] = Counter()
+
+    def count(self, key: str, *, good: int = 0, bad: int = 0) -> None:
+        """Note how leases of a key ended."""
+        if self._clock() >= self._forgets_at:
+            self._forgets_at = self._clock() + FORGET_S
+            for counts in (self._good, self._bad):
+                for name in list(counts):
+                    counts[name] //= 2
+                    if not counts[name]:
+                        del counts[name]
+        self._good[key] += good
+        self._bad[key] += bad
+
+    def excess(self, key: str) -> str | None:
+        """Describe failures of a key far beyond those of the others; None if they are not."""
+        bad, of = self._bad[key], self._bad[key] + self._good[key]
+        others_bad = self._bad.total() - bad
+        others = others_bad + self._good.total() - self._good[key]
+        if bad < MOST_FAILURES or bad < FAILING_SHARE * of:
+            return None
+        if others and bad * others < TIMES_OTHERS * others_bad * of:
+            return None
+        return (
+            f"{bad} of its last {of} leases failed, of those of other keys {others_bad} of {others}"
+        )
+
+    def forget(self, key: str) -> None:
+        """Begin anew with a key."""
+        del self._bad[key], self._good[key]

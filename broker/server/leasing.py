@@ -27,7 +27,7 @@ from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import BrokerSettings
 
-from .liveness import Liveness, Peer
+from .liveness import TAG, Liveness, Peer
 from .store_cache import StoreCache
 
 UNSERVED = ("WAIT", "EMPTY")
@@ -36,6 +36,8 @@ LEASE_BYTES = 64  # of one lease beside them
 TICK_S = 0.1  # new work is noticed this soon
 TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis does on one core
 REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
+SHARE_AFTER_S = 0.5  # without work, before others have to share theirs
+SHARE_EVERY_S = 0.5
 SLOWEST_TOKENS = 64  # in one progress_timeout_s, on average: half a token a second by default
 
 log = structlog.get_logger()
@@ -119,6 +121,7 @@ class Leasing:
         self._ttl_ms = int(settings.lease_timeout_s * 1000)
         self._grace = GracePeriod(grace_s=settings.lease_timeout_s, clock=time.monotonic)
         self._is_closing = False
+        self._shares_at = 0.0
         self.queue = WaitQueue()
         """Woken by the server at every tick, and whenever leases were given back."""
 
@@ -132,11 +135,14 @@ class Leasing:
 
     async def wait(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
         """Try again whenever it is this request's turn, until the long poll is over."""
-        ends_at = time.monotonic() + self._settings.long_poll_s
+        began = time.monotonic()
+        ends_at = began + self._settings.long_poll_s
         while True:
             left_s = ends_at - time.monotonic()
             if left_s > 0 and not self._is_closing:
                 await self.queue.wait(left_s)
+            if time.monotonic() - began > SHARE_AFTER_S:
+                await self._share(peer, request)
             reply = await self._try(peer, seq, request)
             is_over = self._is_closing or time.monotonic() >= ends_at
             if reply is None or reply.status not in UNSERVED or is_over:
@@ -191,7 +197,8 @@ class Leasing:
                 return None
             if peer.is_draining:
                 return self._reply("DONE", ())
-            if self._cache.is_full:
+            key = peer.key[:TAG]
+            if self._cache.is_full or key in self._cache.closed.keys:
                 return self._reply("WAIT", ())
             answer = await self._store.run(
                 operations.lease(
@@ -199,6 +206,7 @@ class Leasing:
                     ttl_ms=self._ttl_ms,
                     n=request.n,
                     version=request.version,
+                    key=key,
                 )
             )
             if answer.status != "OK":
@@ -210,6 +218,19 @@ class Leasing:
             peer.granted = (seq, reply)
             self.queue.wake(1)
             return reply
+
+    async def _share(self, peer: Peer, request: LeaseRequest) -> None:
+        """Let an actor without work have some of what one key holds beyond an even share.
+
+        Twice a second for all of them together: it looks at every lease.
+        """
+        key, now = peer.key[:TAG], time.monotonic()
+        if now < self._shares_at or self._cache.is_full or key in self._cache.closed.keys:
+            return
+        self._shares_at = now + SHARE_EVERY_S
+        tasks = await self._store.run(operations.share(key, request.n))
+        if tasks:
+            log.info("leases shared with a key that had none", key=key, count=len(tasks))
 
     async def _fit(self, tasks: list[LeasedTask]) -> tuple[Lease, ...]:
         """Keep what fits into one reply, release the rest: resumed episodes bring chunks.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from broker.protocol.messages import Hello, LeaseReply
 from buffer.record.episode import PolicyVersion
 
+TAG = 12  # characters of a public key that name it in the store: 75 bits are nobody else's
 FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memory is given back
 
 
@@ -80,6 +81,10 @@ class Liveness:
         if sum(peer.key == key for peer in self._peers.values()) >= self._max_actors_per_key:
             return f"broker.max_actors_per_key = {self._max_actors_per_key}"
         return None
+
+    def is_alone(self, key: str) -> bool:
+        """Return whether no actor of another key is heard of."""
+        return all(peer.key == key or self.is_suspect(peer) for peer in self._peers.values())
 
     def belongs_to(self, incarnation: str, key: str) -> bool:
         """Return whether this key may send for this incarnation; its first HELLO decides."""

@@ -120,6 +120,7 @@ class Broker:
                     _every(TICK_S, self._wake_waiting, stop),
                     _every(PUBLICATION_S, self._parts.cache.refresh_publication, stop),
                     _every(MEMORY_S, self._parts.cache.refresh_memory, stop),
+                    _every(MEMORY_S, self._parts.cache.refresh_closed, stop),
                     _every(self._settings.reap_every_s, self._parts.leasing.reap, stop),
                     _every(KEY_CHECK_S, check_keys, stop),
                     _every(HOUSEKEEPING_S, self._keep_house, stop),

@@ -21,6 +21,7 @@ Refusal asks the actor to send again. No state but the table of peers; no socket
 from __future__ import annotations
 
 import asyncio
+import time
 
 from broker.protocol.codec import Envelope
 from broker.protocol.messages import (
@@ -48,8 +49,9 @@ from configs.validation.store import max_partial_bytes
 
 from .audit import Audit
 from .batching import Batch
+from .flow_control import FailureBudgets, HelloLimiter
 from .leasing import Leasing, longest_lease_ms
-from .liveness import Liveness, Peer
+from .liveness import TAG, Liveness, Peer
 from .store_cache import StoreCache
 from .validation import check_beats, check_hello, check_lease, check_submissions
 
@@ -99,6 +101,10 @@ class Service:
         self._cache = cache
         self._leasing = leasing
         self._audit = audit
+        self._budgets = FailureBudgets(time.monotonic)
+        self._hellos = HelloLimiter(
+            max_actors_per_key=broker.max_actors_per_key, clock=time.monotonic
+        )
 
     async def answer(self, envelope: Envelope, key: str) -> object | None:
         """Carry out a request.
@@ -138,6 +144,8 @@ class Service:
             return Refusal("key", f"incarnation {envelope.inc!r:.80} began with another key")
         message = envelope.message
         if isinstance(message, Hello):
+            if not self._hellos.allows(key):
+                return Refusal("busy", "this key has said HELLO too often; send it again later")
             check_hello(message, incarnation=envelope.inc)
             return await self._hello(message, key)
         if isinstance(message, Bye):
@@ -193,6 +201,7 @@ class Service:
                         for task, fence, r in rows
                     ]
                 verdicts = await self._submits.run(rows)
+                self._budgets.count(peer.key, good=verdicts.count("OK"))
                 return self._verdicts([row[0] for row in rows], verdicts)
             case ReleaseRequest():
                 if not message.tasks:  # precedes BYE
@@ -209,6 +218,8 @@ class Service:
                         failures=failures,
                     )
                 )
+                last = f"{failures[-1][3]:.200}" if failures else ""
+                await self._count_failures(peer, verdicts.count("OK"), last)
                 return self._verdicts([row[0] for row in failures], verdicts)
             case _:
                 name = type(message).__name__
@@ -236,11 +247,28 @@ class Service:
             BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk) for b in message.beats
         ]
         answers = await self._beats.run(lines)
+        taken = sum(answer.verdict == "TAKEN" for answer in answers)
+        await self._count_failures(peer, taken, "its leases brought too much or too little")
         verdicts = tuple(
             TaskVerdict(line.task_id, _VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)
         )
         return Verdicts(verdicts, self._cache.publication)
+
+    async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
+        """Suspend a key whose leases fail where others' do not; what it holds goes to them."""
+        if not count:
+            return
+        self._budgets.count(peer.key, bad=count)
+        excess = self._budgets.excess(peer.key)
+        if excess is None or self._peers.is_alone(peer.key):
+            return
+        why = f"{excess}; {peer.hello.incarnation} on {peer.hello.host}: {last}"
+        tasks = await self._store.run(operations.suspend(peer.key[:TAG], why))
+        self._budgets.forget(peer.key)
+        self._audit.record("key suspended", key=peer.key, why=why, leases=len(tasks))
+        await self._cache.refresh_closed()
+        self._leasing.queue.wake()
 
     def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:
         lines = tuple(

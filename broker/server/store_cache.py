@@ -1,7 +1,7 @@
 """Facts of the store that every request needs, read at intervals by one call each.
 
 The publication goes out with every reply, at most `PUBLICATION_S` old; memory pressure closes
-leasing.
+leasing, as do a pause of the run and the suspension of a key.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import structlog
 
 from broker.protocol.messages import Publication
 from buffer import operations
+from buffer.operations.values import Closed
 from buffer.store import AsyncStore
 
 PUBLICATION_S = 0.2  # actors learn of new weights this late; a swap takes longer
@@ -29,6 +30,8 @@ class StoreCache:
         self.publication: Publication | None = None
         self.is_full = False
         """Redis is so full that no new work may begin; finishing and releasing go on."""
+        self.closed = Closed("", {})
+        """To whom nothing is leased; the store itself keeps to a pause at once."""
         self._full_readings = 0
 
     async def refresh_publication(self) -> None:
@@ -42,6 +45,12 @@ class StoreCache:
             endpoint=found.fields["endpoint"],
             public_key=found.fields["public_key"],
         )
+
+    async def refresh_closed(self) -> None:
+        """Read whether leasing is paused, and which keys are suspended."""
+        before, self.closed = self.closed, await self._store.run(operations.closed())
+        if self.closed.paused and not before.paused:
+            log.error("LEASING IS PAUSED", why=self.closed.paused, next="nyala buffer resume RUN")
 
     async def refresh_memory(self) -> None:
         """Read how full Redis is; if nothing else frees it, drop chunks of tasks that wait.

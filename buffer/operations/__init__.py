@@ -5,9 +5,11 @@ Users of each (the table of keys is in `keys.py`):
 | role    | operations |
 | ------- | ---------- |
 | anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, brokers, |
-|         | inspect, audit |
-| broker  | lease, beat, submit, release, fail, cut, shrink, reap, actor_seen, broker_seen |
-| console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, release_dead_actor |
+|         | closed, inspect, audit |
+| broker  | lease, beat, submit, release, fail, cut, share, shrink, suspend, reap, actor_seen, |
+|         | broker_seen |
+| console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, release_dead_actor, |
+|         | resume |
 | learner | begin_lineage, create, claim, drop, abandon, seal, advance, commit, cancel, publish, |
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
 |         | clear_replay, references, recreate_dropped, recreations; after a rewind |
@@ -45,12 +47,25 @@ from .leases import (
     reap,
     release,
     release_dead_actor,
+    share,
     shrink,
     submit,
+    suspend,
 )
 from .recovery import confirm, reconcile, recovered, restore_committed
 from .replay import check_replay, clear_replay, forget_reused, reuse, trim_replay
-from .run import actors, begin_run, broker_seen, brokers, lineages, memory, publication, stats
+from .run import (
+    actors,
+    begin_run,
+    broker_seen,
+    brokers,
+    closed,
+    lineages,
+    memory,
+    publication,
+    resume,
+    stats,
+)
 from .tasks import (
     cancel,
     close_eval,
@@ -79,6 +94,7 @@ __all__ = [
     "claim_bytes",
     "clear_replay",
     "close_eval",
+    "closed",
     "commit",
     "committed_tasks",
     "confirm",
@@ -112,10 +128,13 @@ __all__ = [
     "requeue_dead",
     "restore_committed",
     "restore_lineage",
+    "resume",
     "reuse",
     "seal",
+    "share",
     "shrink",
     "stats",
     "submit",
+    "suspend",
     "trim_replay",
 ]

@@ -12,7 +12,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     open            set     unit with a leased member, not complete         lease, submit
     g:<unit>        set     its members that are neither done nor dead      lease, submit
     s:<unit>        list    its members' specs while it is new  create, lease, requeue_dead
-    t:<task>        hash    of a begun unit: st, spec, fence, inc, len, ... all
+    t:<task>        hash    of a begun unit: st, spec, fence, inc, key, ... all
     t:<task>:p      list    chunks of its unfinished completion             beat
     e:<task>        string  its record; of a committed task if its unit is kept  submit
     in:<i>          string  a record on its way, gone when the call ends    submit
@@ -29,6 +29,9 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     reused          zset    kept unit in a batch again -> k                 reuse, commit
     x:<unit>        hash    its tasks, their bytes, uses, ...               commit
     dead            zset    dead letter -> ms; all it has stays   fail, reap, beat, abandon
+    deaths          zset    recent dead letter -> units complete by then    as dead
+    holders         zset    tag of a key -> last lease, Redis ms            lease
+    suspended       hash    tag of a key -> end, times, why                 suspend, resume
     purged          bitmap  all that is left of a purged dead letter        purge_dead
     committed       bitmap  all that is left of a committed task            commit
     cancelled       bitmap  all that is left of a cancelled task            cancel

@@ -25,10 +25,10 @@ ACTOR_MEMORY_S = 3600
 
 
 def lease(
-    incarnation: str, *, ttl_ms: int, n: int, version: tuple[int, int]
+    incarnation: str, *, ttl_ms: int, n: int, version: tuple[int, int], key: str = ""
 ) -> Operation[LeaseAnswer]:
-    """Grant at most `n` tasks to an actor whose engine is at `version`."""
-    arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version)
+    """Grant at most `n` tasks to an actor whose engine is at `version`; `key` is its key's tag."""
+    arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key)
     return single("lease", arguments, parse_lease)
 
 
@@ -152,6 +152,27 @@ def release_dead_actor(incarnation: str, *, max_attempts: int) -> Operation[list
     """
     arguments = (incarnation, max_attempts)
     return single("release_dead_actor", arguments, lambda ids: [int(task) for task in ids])
+
+
+def suspend(key: str, reason: str) -> Operation[list[int]]:
+    """Grant a key nothing for a minute, the next time two, at most an hour; ends its leases.
+
+    Returns:
+        The tasks that it held: others get them, and no attempt is charged.
+    """
+    arguments = (key, reason[:500], 60_000, 3_600_000)
+    return single("suspend", arguments, lambda ids: [int(task) for task in ids])
+
+
+def share(key: str, n: int) -> Operation[list[int]]:
+    """Take at most `n` leases from the key that has the most, for one that has none.
+
+    Each keeps at least an even share of all leases; no attempt is charged.
+
+    Returns:
+        The tasks, which are ready again, with the tokens that they had.
+    """
+    return single("share", (key, n), lambda ids: [int(task) for task in ids])
 
 
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:

@@ -9,7 +9,7 @@ from configs.errors import SettingsError
 
 from .operation import Operation, Reply, nothing, single
 from .replies import parse_actors, parse_publication, parse_stats, parse_texts
-from .values import ActorSeen, Memory, Publication, Stats
+from .values import ActorSeen, Closed, Memory, Publication, Stats, SuspendedKey
 
 LAYOUT = "2"
 """Of the keys: a run goes on only under scripts of the same layout."""
@@ -65,6 +65,21 @@ def memory() -> Operation[Memory]:
     return single("memory", (), Memory._make)
 
 
+def closed() -> Operation[Closed]:
+    """Read to whom nothing is leased, and why."""
+
+    def parse(reply: Reply) -> Closed:
+        keys = {key.decode(): SuspendedKey(ms / 1000, _text(why)) for key, ms, why in reply[1:]}
+        return Closed(_text(reply[0]), keys)
+
+    return single("closed", (), parse)
+
+
+def resume() -> Operation[bool]:
+    """Lease again: end a pause and all suspensions of keys; False if there was none."""
+    return single("resume", (), bool)
+
+
 def lineages() -> Operation[dict[int, int]]:
     """Read the step at which each lineage forked."""
     return single(
@@ -94,3 +109,7 @@ def brokers() -> Operation[dict[str, dict[str, float]]]:
         return {endpoint: json.loads(text) for endpoint, text in parse_texts(reply).items()}
 
     return single("read", ("brokers",), parse)
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")

@@ -117,6 +117,22 @@ class Memory(NamedTuple):
         return self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
 
+class SuspendedKey(NamedTuple):
+    """A key that is granted nothing."""
+
+    left_s: float
+    why: str
+
+
+class Closed(NamedTuple):
+    """To whom nothing is leased."""
+
+    paused: str
+    """Why nobody gets leases; empty while they do."""
+    keys: dict[str, SuspendedKey]
+    """By their tags."""
+
+
 class ActorSeen(NamedTuple):
     """An actor's last sign of life."""
 

@@ -66,6 +66,18 @@ def peek(run: Run, n: Count = 10, as_json: AsJson = False) -> None:
     _show(run, as_json, lambda buffer: buffer.waiting(n))
 
 
+@app.command()
+def resume(run: Run, as_json: AsJson = False) -> None:
+    """Lease tasks again: to all after a pause, and to suspended keys.
+
+    Leasing pauses when more than 10 of the last 1,000 tasks died; `nyala status` shows why, and
+    `nyala buffer dead list` which. Mend the cause first.
+
+    Example: `nyala buffer resume runs/demo`
+    """
+    _show(run, as_json, lambda buffer: buffer.resume())
+
+
 @dead.command("list")
 def list_dead(
     run: Run,

@@ -94,6 +94,16 @@ class BufferOfRun:
             )
         return Facts(f"{len(rows)} complete units wait, the oldest first", rows)
 
+    def resume(self) -> Facts:
+        """Lease again, to all."""
+        closed = self._store.run(operations.closed())
+        self._store.run(operations.resume())
+        rows = [{"what": "all leases", "was closed for": closed.paused}] if closed.paused else []
+        rows += [
+            {"what": f"key {tag}", "was closed for": key.why} for tag, key in closed.keys.items()
+        ]
+        return Facts("leasing goes on" if rows else "nothing was closed", rows)
+
     def dead(self, offset: int, n: int) -> Facts:
         """One page of dead letters."""
         letters = self._store.run(operations.dead_letters(offset, n))

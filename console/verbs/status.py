@@ -9,9 +9,9 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from buffer.operations import actors, stats
+from buffer.operations import actors, closed, stats
 from buffer.operations.run import brokers
-from buffer.operations.values import ActorSeen, Stats
+from buffer.operations.values import ActorSeen, Closed, Stats
 from buffer.store import Store
 from configs.errors import NyalaError
 from configs.loader import load
@@ -55,7 +55,7 @@ def print_status(path: Path, console: Console) -> None:
     )
     try:
         url = folder.redis_url.read_text(encoding="utf-8").strip()
-        counts, seen, serving = _ask_store(url, settings.run.name)
+        counts, seen, serving, shut = _ask_store(url, settings.run.name)
     except NyalaError as error:
         console.print(f"not running: {error}", markup=False, soft_wrap=True)
         return
@@ -65,15 +65,31 @@ def print_status(path: Path, console: Console) -> None:
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     console.print(line, highlight=False, soft_wrap=True)
     console.print(_tasks_line(counts), highlight=False, soft_wrap=True)
+    for text in _closed_lines(shut, path):
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     for endpoint, numbers in sorted(serving.items()):
         console.print(_broker_line(endpoint, numbers), highlight=False, soft_wrap=True)
     for actor in seen:
         console.print(_actor_line(actor), highlight=False, soft_wrap=True)
 
 
-def _ask_store(url: str, run: str) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]]]:
+def _ask_store(
+    url: str, run: str
+) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]], Closed]:
     with Store(url, run=run) as store:
-        return store.run(stats()), store.run(actors()), store.run(brokers())
+        serving = store.run(brokers())
+        return store.run(stats()), store.run(actors()), serving, store.run(closed())
+
+
+def _closed_lines(closed: Closed, run: Path) -> list[str]:
+    """Write to whom nothing is leased, and how it goes on."""
+    lines = [
+        f"the key {tag} gets no leases for {duration(key.left_s)}: {key.why}"
+        for tag, key in closed.keys.items()
+    ]
+    if closed.paused:
+        lines.insert(0, f"LEASING IS PAUSED: {closed.paused}")
+    return [*lines, f"mend the cause, then: nyala buffer resume {run}"] if lines else []
 
 
 def _tasks_line(stats: Stats) -> str:

@@ -172,6 +172,10 @@ class Claims:
             log.info(
                 "waiting for episodes", step=wait.step, groups=groups, of=of, waited_s=waited_s
             )
+            paused = self._store.run(operations.closed()).paused
+            if paused:
+                command = f"nyala buffer resume {self._run.folder}"
+                log.error("LEASING IS PAUSED", why=paused, next=command)
 
     def _claim(self, step: int) -> Claim:
         starts_now = self._started != step

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import redis
 
-from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest, Verdict
+from broker.client.client import BrokerClient
+from broker.protocol.codec import decode, encode
+from broker.protocol.messages import (
+    Beat,
+    BeatRequest,
+    FailRequest,
+    Failure,
+    Lease,
+    LeaseRequest,
+    Refusal,
+    ReleaseRequest,
+    Verdict,
+)
+from broker.server.flow_control import FORGET_S, FailureBudgets
+from broker.transport.allow_list import Role, add, revoke
+from broker.transport.keys import load_pair
 from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.record.codec import encode_completion
 from buffer.record.episode import Completion, FenceRun, VersionSpan
-from tests.broker.support.ring import FIRST, RUN, Ring, begin, ring
+from tests.broker.support.fake_clock import FakeClock
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
 
 LEAST_S = 1.0
 """An honest actor gets work again within this time."""
@@ -129,3 +146,145 @@ def test_a_lease_that_brings_too_much_is_over(redis_url: str, keys: Path) -> Non
             assert reply.verdicts[0].verdict is Verdict.STALE
 
     asyncio.run(story())
+
+
+def failures_of(leases: tuple[Lease, ...], reason: str = "x") -> FailRequest:
+    return FailRequest(tuple(Failure(t.task_id, t.fence, "data", reason) for t in leases))
+
+
+async def fail_all(actor: BrokerClient, rounds: int) -> int:
+    """Fail whatever the actor gets; returns how much that was."""
+    failed = 0
+    for _ in range(rounds):
+        leases = (await actor.lease(LeaseRequest(64, FIRST), deadline_s=5)).leases
+        await actor.fail(failures_of(leases), deadline_s=5)
+        failed += len(leases)
+    return failed
+
+
+def test_a_flood_of_failures_suspends_its_key_and_kills_no_task(redis_url: str, keys: Path) -> None:
+    add(keys, "hostile", Role.ACTOR)
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=200)
+            honest = await here.actor("honest")
+            leases = (await honest.lease(LeaseRequest(2, FIRST))).leases
+            evil = here.client("evil", keys=load_pair(keys, "hostile"))
+            await evil.hello(hello("evil"), deadline_s=5)
+            held = (await evil.lease(LeaseRequest(10, FIRST))).leases
+
+            failed = await fail_all(evil, 12)
+
+            assert failed <= 64, f"{failed} failures of one key"
+            stats = await here.store.run(operations.stats())
+            assert (stats.dead, stats.dropped) == (0, {})
+            assert stats.leased == len(leases), "what the key holds goes to others"
+            closed = await here.store.run(operations.closed())
+            ((tag, key),) = closed.keys.items()
+            assert load_pair(keys, "hostile").public.decode().startswith(tag)
+            assert "evil on here" in key.why
+            late = await evil.fail(failures_of(held))
+            assert {v.verdict for v in late.verdicts} == {Verdict.STALE}
+            assert (await honest.lease(LeaseRequest(2, FIRST))).status == "OK"
+            assert await here.store.run(operations.resume())
+            await asyncio.sleep(1.5)
+            assert (await evil.lease(LeaseRequest(2, FIRST))).status == "OK"
+
+    try:
+        asyncio.run(story())
+    finally:
+        revoke(keys, "hostile")
+
+
+def test_a_run_whose_tasks_die_pauses_before_it_is_dead(redis_url: str, keys: Path) -> None:
+    """A lone actor: whether it or the run is broken, nobody can tell."""
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=200)
+            actor = await here.actor("actor")
+
+            await fail_all(actor, 12)
+
+            stats = await here.store.run(operations.stats())
+            assert stats.dead == 11
+            closed = await here.store.run(operations.closed())
+            assert closed.paused == (
+                "11 of the last 1000 tasks died, 11 of them of: x; 11 in the hands of actor"
+            )
+            assert await here.store.run(operations.resume())
+            await actor.lease(LeaseRequest(2, FIRST), deadline_s=5)
+            assert (await actor.lease(LeaseRequest(2, FIRST), deadline_s=5)).status == "OK"
+
+    asyncio.run(story())
+
+
+def test_a_key_that_says_hello_too_often_is_put_off(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys, max_actors_per_key=2) as here:
+            await begin(here.store, groups=2)
+            async with here.raw_socket() as socket:
+                codes = []
+                for seq in range(30):
+                    message = encode(hello("x"), run=RUN, incarnation="x", seq=seq)
+                    await socket.send(message)
+                    reply = decode(await socket.recv(), max_bytes=2**20).message
+                    codes.append(reply.code if isinstance(reply, Refusal) else "")
+            assert codes == [""] * 24 + ["busy"] * 6
+
+    asyncio.run(story())
+
+
+def test_a_key_that_holds_all_work_shares_it_with_one_that_has_none(
+    redis_url: str, keys: Path
+) -> None:
+    add(keys, "hostile", Role.ACTOR)
+
+    async def story() -> None:
+        async with ring(redis_url, keys, long_poll_s=1.0) as here:
+            await begin(here.store, groups=20)
+            for name in ("evil-1", "evil-2"):
+                evil = here.client(name, keys=load_pair(keys, "hostile"))
+                await evil.hello(hello(name, capacity=4096), deadline_s=5)
+                await evil.lease(LeaseRequest(4096 if name == "evil-2" else 10, FIRST))
+            assert (await here.store.run(operations.stats())).leased == 40
+
+            assert await honest_lease_s(here, n=64) < 2 * LEAST_S
+            stats = await here.store.run(operations.stats())
+            assert stats.leased == 40
+            held = await here.store.run(operations.inspect())
+            names = Counter(task.incarnation for task in held.values())
+            assert (names["honest"], names["evil-1"] + names["evil-2"]) == (20, 20)
+
+    try:
+        asyncio.run(story())
+    finally:
+        revoke(keys, "hostile")
+
+
+def test_failures_are_judged_beside_those_of_other_keys() -> None:
+    clock = FakeClock()
+    budgets = FailureBudgets(clock)
+    budgets.count("a", bad=19)
+    assert budgets.excess("a") is None, "too few to judge"
+    budgets.count("a", bad=1)
+    assert budgets.excess("a") == "20 of its last 20 leases failed, of those of other keys 0 of 0"
+
+    budgets.count("b", good=60, bad=40)
+    assert budgets.excess("a") is None, "a share of 1.0 is not three times 0.4"
+    budgets.count("b", good=40)
+    assert budgets.excess("a") is not None
+    budgets.count("a", good=21)
+    assert budgets.excess("a") is None, "less than half"
+
+    clock.now += FORGET_S
+    budgets.count("a")
+    budgets.count("a", bad=9)
+    assert budgets.excess("a") is None, "half is forgotten"
+    budgets.count("b", good=200)
+    assert budgets.excess("a") is None, "19 since then are too few"
+    budgets.count("a", bad=1)
+    assert budgets.excess("a") is not None
+    budgets.forget("a")
+    assert budgets.excess("a") is None

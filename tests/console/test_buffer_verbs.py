@@ -1,9 +1,12 @@
 """`nyala buffer` on a run in a real store."""
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
+import redis
+from rich.console import Console
 from typer.testing import CliRunner
 
 from broker.protocol.codec import encode_spec
@@ -16,6 +19,7 @@ from configs.loader import save
 from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.main import app
+from console.verbs.status import print_status
 from tests.buffer.support.episodes import example_episode
 
 SPEC = TaskSpec(group_id=0, index=7, seed=1, purpose="train", temperature=1.0)
@@ -150,3 +154,18 @@ def test_help_of_every_verb_has_an_example(verb):
     shown = CliRunner().invoke(app, ["buffer", *verb.split(), "--help"]).output
 
     assert f"Example: `nyala buffer {verb} runs/demo" in shown
+
+
+def test_status_names_what_is_closed_and_resume_opens_it(folder, redis_url):
+    with Store(redis_url, run="r") as store, redis.Redis.from_url(redis_url) as client:
+        client.hset("nyala:{r}:meta", "paused", "11 of the last 1000 tasks died")
+        store.run(operations.suspend("abc", "it failed"))
+    console = Console(file=io.StringIO(), width=200)
+    print_status(folder, console)
+
+    shown = console.file.getvalue()
+    assert "LEASING IS PAUSED: 11 of the last 1000 tasks died" in shown
+    assert "the key abc gets no leases for" in shown
+    assert f"nyala buffer resume {folder}" in shown
+    assert "it failed" in ask("resume", folder)
+    assert "nothing was closed" in ask("resume", folder)

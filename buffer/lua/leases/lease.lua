@@ -1,11 +1,12 @@
 --- @include keys, units
--- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights
+-- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights, tag of its key
 -- -> {'OK', fence, {id, spec, length, {chunk, ...}}, ...} | {'WAIT'} | {'EMPTY'} | {'DONE'}
 -- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order.
 local meta = call('HMGET', META, 'state', 'lineage', 'version', 'group_size', 'units_per_batch',
-  'max_policy_lag', 'margin', 'fence')
+  'max_policy_lag', 'margin', 'fence', 'paused')
 if meta[1] == 'ENDED' then return { 'DONE' } end
 if meta[1] ~= 'RUNNING' then return { 'WAIT' } end
+if meta[9] then return { 'WAIT' } end
 local lineage, version, size = tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
 local actor_lineage, actor_step = tonumber(ARGV[4]), tonumber(ARGV[5])
 if actor_lineage > lineage then return { 'WAIT' } end -- the store was rewound: wait for the learner
@@ -87,10 +88,10 @@ local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {} }
 local function grant(id)
   local key, spec = task_key(id), first_spec[id]
   if spec then
-    call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'spec', spec)
+    call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6], 'spec', spec)
     return { id, spec, 0, {} }
   end
-  call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1])
+  call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6])
   local task = call('HMGET', key, 'spec', 'len')
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
   return { id, task[1], tonumber(task[2] or '0'), chunks }
@@ -101,6 +102,10 @@ for _, id in ipairs(picked) do
   deadlines[#deadlines + 1] = deadline
   deadlines[#deadlines + 1] = id
   answer[#answer + 1] = grant(id)
+end
+if ARGV[6] ~= '' then
+  call('ZADD', HOLDERS, since, ARGV[6])
+  call('ZREMRANGEBYSCORE', HOLDERS, '-inf', now - 3600000)
 end
 for leases, deadlines in pairs(scored) do
   if #deadlines > 0 then call('ZADD', leases, unpack(deadlines)) end

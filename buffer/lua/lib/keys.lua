@@ -10,6 +10,7 @@ local NEW, OPEN, BUF = run .. ':new', run .. ':open', run .. ':buf'
 local READY, DONE, CLAIMED, CLAIMS = run .. ':ready', run .. ':done', run .. ':claimed', run .. ':claims'
 local ROUNDS = run .. ':rounds'
 local REPLAY, AGES, REUSED = run .. ':replay', run .. ':replay:age', run .. ':reused'
+local HOLDERS, DEATHS, SUSPENDED = run .. ':holders', run .. ':deaths', run .. ':suspended'
 local EVAL_BASE = 2 ^ 48
 
 local function task_key(id) return run .. ':t:' .. id end

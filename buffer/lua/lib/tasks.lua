@@ -27,6 +27,36 @@ local function give_back(id)
   call('ZADD', ready_key(id), -1, id)
 end
 
+local RECENT_TASKS, MOST_DEATHS = 1000, 10 -- one in a hundred
+
+-- The commonest of some values, and how often it is there.
+local function commonest(values)
+  local counts, best = {}, ''
+  for _, value in ipairs(values) do
+    counts[value] = (counts[value] or 0) + 1
+    if counts[value] > (counts[best] or 0) then best = value end
+  end
+  return best, counts[best]
+end
+
+-- When more than one in a hundred of the recent tasks died, no more is leased until an operator says so.
+local function note_death(id)
+  local units = tonumber(call('HGET', META, 'arrivals') or '0')
+  call('ZADD', DEATHS, units, id)
+  call('ZREMRANGEBYSCORE', DEATHS, '-inf', units - RECENT_TASKS / group_size())
+  local ids = call('ZRANGE', DEATHS, 0, -1)
+  if #ids <= MOST_DEATHS then return end
+  local reasons, holders = {}, {}
+  for i, dead in ipairs(ids) do
+    local task = call('HMGET', task_key(dead), 'why', 'inc')
+    reasons[i], holders[i] = task[1] or '', task[2] or ''
+  end
+  local why, count = commonest(reasons)
+  local holder, held = commonest(holders)
+  call('HSET', META, 'paused', #ids .. ' of the last ' .. RECENT_TASKS .. ' tasks died, ' .. count ..
+    ' of them of: ' .. string.sub(why, 1, 200) .. '; ' .. held .. ' in the hands of ' .. holder)
+end
+
 local function fail_task(id, why)
   call('ZREM', lease_key(id), id)
   call('ZREM', ready_key(id), id)
@@ -38,7 +68,23 @@ local function fail_task(id, why)
   else
     call('HSET', task_key(id), 'st', 'X', 'why', why)
     call('ZADD', DEAD, now_ms(), id)
+    if call('HGET', task_key(id), 'failed_by') == '' then note_death(id) end
     lose_member(id)
+  end
+end
+
+-- After a failure: dead if it was the last of so many, else ready again. Nothing dies while leasing is paused, or a
+-- fault of the run would take all that is leased. And where several keys hold leases, one alone cannot kill a task
+-- before it has failed three times as often: a task that only one of them gets has to end, too.
+local function end_attempt(id, failures, most, why)
+  local task = call('HMGET', task_key(id), 'key', 'failed_by')
+  local key, by = task[1] or '', failures > 1 and task[2] or nil
+  if (by and by ~= key) or call('ZCARD', HOLDERS) < 2 then key = '' end -- no single one of several
+  call('HSET', task_key(id), 'failed_by', key)
+  if failures < most * (key ~= '' and 3 or 1) or call('HEXISTS', META, 'paused') == 1 then
+    give_back(id)
+  else
+    fail_task(id, why)
   end
 end
 
@@ -49,7 +95,7 @@ local function charge(id, max_attempts, why)
   local attempts, length = tonumber(task[1] or '0') + 1, tonumber(task[2] or '0')
   if length > tonumber(task[3] or '0') then attempts = 1 end
   call('HSET', task_key(id), 'att', attempts, 'lastlen', length)
-  if attempts >= max_attempts then fail_task(id, why) else give_back(id) end
+  end_attempt(id, attempts, max_attempts, why)
 end
 
 -- A lease ends, and its holder cannot revive it either; one that was reaped has been charged before.
@@ -67,7 +113,23 @@ end
 -- The task itself failed: such failures have a budget of their own, which no progress refills.
 local function charge_data(id, max_failures, why)
   call('ZREM', lease_key(id), id)
-  if call('HINCRBY', task_key(id), 'fails', 1) >= max_failures then fail_task(id, why) else give_back(id) end
+  end_attempt(id, call('HINCRBY', task_key(id), 'fails', 1), max_failures, why)
+end
+
+-- Ends the leases whose field has a value, under newer fences, so that no message on its way revives one.
+local function end_leases(field, value, finish)
+  local ended = {}
+  for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
+    for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
+      -- A member that just died may have ended its unit, and with it the leases of the others.
+      if call('HGET', task_key(id), field) == value and call('ZSCORE', leases, id) then
+        call('HINCRBY', task_key(id), 'fence', 1)
+        finish(id)
+        ended[#ended + 1] = id
+      end
+    end
+  end
+  return ended
 end
 
 -- A dead letter as it is listed.

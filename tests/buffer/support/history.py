@@ -64,6 +64,8 @@ class History:
     def step(self) -> None:
         """Let one thing happen."""
         world = self.world
+        if world.store.run(operations.closed()).paused:  # by deaths: an operator lets it go on
+            world.store.run(operations.resume())
         choices: dict[Happening, float] = {
             actors.lease: 3,
             actors.generate: 6,

@@ -1,0 +1,136 @@
+"""Keys in the store: who gets leases, who is suspended, and whose failures kill a task."""
+
+from __future__ import annotations
+
+import pytest
+
+from buffer import operations
+from buffer.operations.values import LeasedTask
+from tests.buffer.support.run_in_store import TTL_MS, RunInStore
+
+
+def lease(run: RunInStore, key: str, n: int = 100) -> list[LeasedTask]:
+    call = operations.lease(f"of {key}", ttl_ms=TTL_MS, n=n, version=(run.lineage, 0), key=key)
+    return run.store.run(call).tasks
+
+
+def fail(run: RunInStore, tasks: list[LeasedTask], kind: str = "data") -> list[str]:
+    rows = [(task.task_id, task.fence, kind, "why") for task in tasks]
+    return run.store.run(operations.fail(max_attempts=3, max_data_failures=3, failures=rows))
+
+
+def test_the_largest_holder_gives_its_newest_leases_down_to_an_even_share(run: RunInStore) -> None:
+    run.create(3)
+    first, second, small = lease(run, "a", 4), lease(run, "a", 4), lease(run, "b", 4)
+
+    given = run.store.run(operations.share("c", 100))
+
+    assert given == [task.task_id for task in reversed(second)], "8 of 12 over three keys: 4 each"
+    assert run.submit(second) == ["STALE"] * 4
+    assert run.submit(first) == ["OK"] * 4
+    assert run.beat(small[0]) == ("OK", 0)
+    assert [task.task_id for task in lease(run, "c")] == sorted(given)
+
+
+def test_who_holds_a_lease_takes_none_from_others_and_nobody_takes_an_even_share(
+    run: RunInStore,
+) -> None:
+    run.create(2)
+    lease(run, "a", 4)
+    lease(run, "a", 3)
+    lease(run, "b", 1)
+
+    assert run.store.run(operations.share("b", 100)) == []
+    assert len(run.store.run(operations.share("c", 2))) == 2
+    assert len(lease(run, "c")) == 2
+    assert run.store.run(operations.share("d", 100)) == [4, 3], "8 over four keys: 2 each"
+    assert len(lease(run, "d")) == 2
+    assert run.store.run(operations.share("e", 100)) == [2], "3 over 2"
+    assert len(lease(run, "e")) == 1
+    assert run.store.run(operations.share("f", 100)) == []
+
+
+def test_a_lone_key_shares_half_and_an_only_lease_is_nobody_elses(run: RunInStore) -> None:
+    run.create(1)
+    (task, *_) = lease(run, "a")
+    assert len(run.store.run(operations.share("b", 100))) == 2
+    run.submit([t for t in lease(run, "a") if t.task_id != task.task_id])
+
+
+@pytest.mark.parametrize("kind", ["data", "infrastructure"])
+def test_one_of_several_keys_cannot_kill_a_task_in_a_few_attempts(
+    run: RunInStore, kind: str
+) -> None:
+    run.create(2)
+    others = lease(run, "b", 4)
+    for _ in range(8):
+        fail(run, lease(run, "a", 1), kind)
+        assert run.stats().dead == 0
+
+    fail(run, lease(run, "a", 1), kind)
+
+    assert run.stats().dead == 1, "but for ever it must not live"
+    assert run.store.run(operations.closed()).paused == ""
+    assert len(others) == 4
+
+
+def test_a_task_that_fails_with_two_keys_dies_at_its_limit(run: RunInStore) -> None:
+    run.create(1)
+    for key in "aab":
+        assert run.stats().dead == 0
+        fail(run, lease(run, key, 1))
+
+    assert run.stats().dead == 1
+
+
+def test_a_suspended_key_loses_its_leases_and_each_time_is_out_for_longer(run: RunInStore) -> None:
+    run.create(2)
+    tasks = lease(run, "a", 4)
+    kept = lease(run, "b", 4)
+
+    assert sorted(run.store.run(operations.suspend("a", "why"))) == [0, 1, 2, 3]
+    assert run.submit(tasks) == ["STALE"] * 4
+    assert run.submit(kept) == ["OK"] * 4
+    assert 50 < run.store.run(operations.closed()).keys["a"].left_s <= 60
+    run.store.run(operations.suspend("a", "why"))
+    assert 110 < run.store.run(operations.closed()).keys["a"].left_s <= 120
+    for _ in range(9):
+        run.store.run(operations.suspend("a", "the last"))
+    left_s, why = run.store.run(operations.closed()).keys["a"]
+    assert (3500 < left_s <= 3600, why) == (True, "the last")
+
+    run.redis.hset(f"{run.prefix}:suspended", "a", "1 9 long ago")
+    assert run.store.run(operations.closed()).keys == {}
+    run.store.run(operations.suspend("a", "why"))
+    assert run.store.run(operations.closed()).keys["a"].left_s <= 60, "an hour of peace counts"
+
+
+def test_leasing_pauses_when_more_than_one_in_a_hundred_recent_tasks_died(run: RunInStore) -> None:
+    run.create(100)
+
+    def kill(deaths: int) -> None:
+        for _ in range(3 * deaths):
+            fail(run, lease(run, "a", 1))
+
+    kill(10)
+    assert run.stats().dead == 10
+    assert run.store.run(operations.closed()).paused == ""
+    oldest, *_ = run.redis.zrange(f"{run.prefix}:deaths", 0, -1)
+    run.redis.zadd(f"{run.prefix}:deaths", {oldest: -250})  # units of four tasks
+    kill(1)
+    assert run.stats().dead == 11
+    assert run.store.run(operations.closed()).paused == ""
+
+    held = lease(run, "a")
+    fail(run, held)
+    kill(1)
+    closed = run.store.run(operations.closed())
+    assert closed.paused.startswith("11 of the last 1000 tasks died, 11 of them of: why; 11 in")
+    assert lease(run, "a") == []
+    dead = run.stats().dead
+    fail(run, held)
+    assert run.stats().dead == dead == 12, "what is leased still need not die with the others"
+
+    assert run.store.run(operations.resume())
+    assert lease(run, "a") != []
+    assert not run.store.run(operations.resume())
