@@ -6,6 +6,7 @@ import pytest
 
 from buffer import operations
 from buffer.operations.values import LeasedTask
+from tests.buffer.support.invariants import zset
 from tests.buffer.support.run_in_store import TTL_MS, RunInStore
 
 
@@ -115,8 +116,8 @@ def test_leasing_pauses_when_more_than_one_in_a_hundred_recent_tasks_died(run: R
     kill(10)
     assert run.stats().dead == 10
     assert run.store.run(operations.closed()).paused == ""
-    oldest, *_ = run.redis.zrange(f"{run.prefix}:deaths", 0, -1)
-    run.redis.zadd(f"{run.prefix}:deaths", {oldest: -250})  # units of four tasks
+    oldest = zset(run.redis, f"{run.prefix}:deaths")[0]
+    run.redis.zadd(f"{run.prefix}:deaths", {str(oldest): -250})  # units of four tasks
     kill(1)
     assert run.stats().dead == 11
     assert run.store.run(operations.closed()).paused == ""

@@ -160,10 +160,10 @@ def test_status_names_what_is_closed_and_resume_opens_it(folder, redis_url):
     with Store(redis_url, run="r") as store, redis.Redis.from_url(redis_url) as client:
         client.hset("nyala:{r}:meta", "paused", "11 of the last 1000 tasks died")
         store.run(operations.suspend("abc", "it failed"))
-    console = Console(file=io.StringIO(), width=200)
-    print_status(folder, console)
+    screen = io.StringIO()
+    print_status(folder, Console(file=screen, width=200))
 
-    shown = console.file.getvalue()
+    shown = screen.getvalue()
     assert "LEASING IS PAUSED: 11 of the last 1000 tasks died" in shown
     assert "the key abc gets no leases for" in shown
     assert f"nyala buffer resume {folder}" in shown
