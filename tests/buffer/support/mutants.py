@@ -33,7 +33,7 @@ sealed = 0
 MUTANTS = {
     "no fence check": Mutant("tasks", "if task[2] ~= fence then return 'STALE' end", "", "I9"),
     "no dedupe": Mutant("tasks", "if task[1] == 'D' then return 'DUP' end", "", "I1"),
-    "no offset check": Mutant("beat", "tokens > 0 and offset == length", "tokens > 0", "I3"),
+    "no offset check": Mutant("beat", "offset == length or replaces", "true", "I3"),
     "claim not sticky": Mutant(
         "claim", "call('ZADD', CLAIMS, k, k)", _UNSEAL + "call('ZADD', CLAIMS, k, k)", "I7"
     ),
