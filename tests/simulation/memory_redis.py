@@ -1,6 +1,6 @@
 """The part of Redis that the scripts of `buffer/lua` use, in memory, with an injected clock.
 
-Its replies are those of a real server: `test_memory_redis.py` plays the same random histories to
+Its replies are those of a real server: `test_memory_redis.py` plays the same histories to
 both. Sets keep the order of insertion, so that nothing depends on a hash seed. An unknown command
 is an error that names it.
 """
@@ -97,6 +97,11 @@ class MemoryRedis:
         other._next_expiry = self._next_expiry
         other.run_id = self.run_id
         return other
+
+    @property
+    def expiries(self) -> dict[bytes, float]:
+        """When keys go by themselves."""
+        return self._expires
 
     def dump(self) -> dict[bytes, Any]:
         """All contents in a form that can be compared."""

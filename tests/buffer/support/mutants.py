@@ -6,7 +6,7 @@ text in one file of `buffer/lua`; a text that is no longer there, or is there tw
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from buffer.client.scripts import FILES, LoadScript, Script, load_script, make_script
 
@@ -140,7 +140,18 @@ MUTANTS = {
 }
 
 
-def broken(mutant: Mutant) -> LoadScript:
+class Edit(Protocol):
+    """One text of one file, exchanged for another."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def old(self) -> str: ...
+    @property
+    def new(self) -> str: ...
+
+
+def broken(mutant: Edit) -> LoadScript:
     """Scripts of a store with this mistake in it.
 
     Raises:

@@ -1,0 +1,151 @@
+"""Actors and brokers in a history against the model: any grant, any offset, any order."""
+
+from __future__ import annotations
+
+from buffer import operations
+from buffer.operations.values import BeatLine
+from tests.buffer.support.model import leases
+from tests.buffer.support.model.both import (
+    EVERY_MS,
+    LONGEST_MS,
+    TIMEOUT_MS,
+    TTL_MS,
+    Grant,
+    Modelled,
+)
+
+ACTORS = ("ann", "bob", "cyd")
+REMEMBERED = 60
+
+
+def lease(h: Modelled) -> None:
+    """An actor with weights of some version asks for work."""
+    model, rng = h.model, h.rng
+    lineage = max(0, model.lineage + rng.choice([0, 0, 0, 0, 0, -1, -2, 1]))
+    step = max(0, model.version + rng.choice([0, 0, 0, -1, -2, 1]))
+    name, n, version = rng.choice(ACTORS), rng.randint(1, 8), (lineage, step)
+    ttl_ms = rng.choice([TTL_MS, TTL_MS, TTL_MS + 1000])
+    key = rng.choice(["", f"key of {name}"])
+    answer = h.same(
+        operations.lease(name, ttl_ms=ttl_ms, n=n, version=version, key=key),
+        lambda: leases.lease(model, name, ttl_ms=ttl_ms, n=n, version=version, key=key),
+    )
+    if answer is not None:
+        h.grants += [Grant(task.task_id, task.fence, name) for task in answer.tasks]
+        del h.grants[:-REMEMBERED]
+
+
+def beat(h: Modelled) -> None:
+    """Chunks that fit, overlap or leave a gap; leases that stood still, or were taken away."""
+    lines = []
+    held = [Grant(i, t.fence or 0, "") for i, t in h.model.tasks.items() if t.state == "L"]
+    for grant in held[:6] if h.rng.random() < 0.5 else h.some(6):
+        length = (task.length or 0) if (task := h.model.tasks.get(grant.task)) else 0
+        offset, tokens = max(0, length + h.rng.choice([0, 0, 0, -1, -2, 1])), h.rng.randint(0, 3)
+        if h.rng.random() < 0.1:  # all tokens at once
+            offset, tokens = 0, length + h.rng.randint(0, 2)
+        chunk = f"<{grant.task} {grant.fence} {offset}+{tokens}>".encode()
+        lines.append(BeatLine(grant.task, grant.fence, offset, tokens, chunk if tokens else b""))
+    timeout_ms, attempts = h.rng.choice([TIMEOUT_MS, TIMEOUT_MS, 0]), h.rng.randint(2, 3)
+    limits = {"ttl_ms": TTL_MS, "progress_timeout_ms": timeout_ms, "max_attempts": attempts}
+    limits |= {"max_bytes": h.rng.choice([10**6, 10**6, 90, 40])}
+    limits |= {"longest_ms": h.rng.choice([0, 0, LONGEST_MS])}
+    h.same(
+        operations.beat(lines=lines, **limits),
+        lambda: leases.beat(h.model, lines=lines, **limits),
+    )
+
+
+def undeliverable(h: Modelled) -> None:
+    """Chunks are larger than a message."""
+    rows, attempts = [(grant.task, grant.fence) for grant in h.some(2)], h.rng.randint(2, 3)
+    h.same(
+        operations.cut(rows, max_attempts=attempts),
+        lambda: leases.cut(h.model, rows, max_attempts=attempts),
+    )
+
+
+def suspend(h: Modelled) -> None:
+    """The failures of a key are too many."""
+    key, why = f"key of {h.rng.choice(ACTORS)}", f"why {h.rng.randrange(9)}"
+    h.same(operations.suspend(key, why), lambda: leases.suspend(h.model, key, why))
+
+
+def share(h: Modelled) -> None:
+    """One key has nothing, and others have it all."""
+    key, n = h.rng.choice(["", "key of ann", "key of nobody"]), h.rng.randint(1, 4)
+    h.same(operations.share(key, n), lambda: leases.share(h.model, key, n))
+
+
+def shrink(h: Modelled) -> None:
+    """Memory is short."""
+    num_bytes = h.rng.choice([1, 60, 200])
+    h.same(operations.shrink(num_bytes), lambda: leases.shrink(h.model, num_bytes))
+
+
+def submit(h: Modelled) -> None:
+    """Finished episodes."""
+    rows = [
+        (grant.task, grant.fence, f"record of {grant.task} by {grant.holder}".encode())
+        for grant in h.some(6)
+    ]
+    h.same(operations.submit(rows), lambda: leases.submit(h.model, rows))
+
+
+def submit_unit(h: Modelled) -> None:
+    """All that an actor holds is finished: units become complete."""
+    rows = [
+        (i, task.fence or 0, f"record of {i}".encode())
+        for i, task in h.model.tasks.items()
+        if task.state == "L"
+    ][: h.rng.randint(3, 12)]
+    h.same(operations.submit(rows), lambda: leases.submit(h.model, rows))
+
+
+def release(h: Modelled) -> None:
+    """Leases are given back."""
+    rows = [(grant.task, grant.fence) for grant in h.some()]
+    h.same(operations.release(rows), lambda: leases.release(h.model, rows))
+
+
+def fail(h: Modelled) -> None:
+    """Failures of both kinds."""
+    rows = [
+        (grant.task, grant.fence, h.rng.choice(["data", "infra"]), f"why {h.rng.randrange(9)}")
+        for grant in h.some()
+    ]
+    limits = {"max_attempts": h.rng.randint(2, 3), "max_data_failures": h.rng.randint(1, 4)}
+    h.same(
+        operations.fail(failures=rows, **limits),
+        lambda: leases.fail(h.model, failures=rows, **limits),
+    )
+
+
+def reap(h: Modelled) -> None:
+    """A broker looks for expired leases."""
+    limits = {"max_attempts": h.rng.randint(2, 3), "batch": h.rng.choice([2, 50])}
+    h.same(
+        operations.reap(every_ms=EVERY_MS, **limits),
+        lambda: leases.reap(h.model, every_ms=EVERY_MS, **limits),
+    )
+
+
+def actor_dies(h: Modelled) -> None:
+    """Its supervisor reports a death."""
+    name, attempts = h.rng.choice(ACTORS), h.rng.randint(2, 3)
+    h.same(
+        operations.release_dead_actor(name, max_attempts=attempts),
+        lambda: leases.release_dead_actor(h.model, name, max_attempts=attempts),
+    )
+
+
+def actors_seen(h: Modelled) -> None:
+    """Heartbeats bring figures."""
+    name, fields = h.rng.choice(ACTORS), {"host": f"h{h.rng.randrange(3)}"}
+
+    def predict() -> None:
+        known = h.model.actors.get(name, (0, {}))[1]
+        seen = {a: v for a, v in h.model.actors.items() if a != name}
+        h.model.actors = seen | {name: (h.model.now_ms, known | fields)}
+
+    h.same(operations.actor_seen({name: fields}), predict)

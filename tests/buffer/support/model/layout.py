@@ -1,0 +1,197 @@
+"""The keys in which the store must hold what the model holds, and nothing besides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from buffer.operations.keys import EVAL_BASE
+from tests.buffer.support.model.batches import kept_in_order
+from tests.buffer.support.model.state import Model, Task
+
+Value: TypeAlias = "dict[bytes, bytes] | list[Any] | set[int] | bytes"
+
+
+def expected(model: Model) -> dict[str, Value]:
+    """Every key of the run without its prefix; empty ones are not there."""
+    found: dict[str, Any] = _run(model) | _units(model) | _tasks(model) | _rounds(model)
+    found |= _replay(model)
+    return {key: value for key, value in found.items() if value}
+
+
+def expiring(model: Model) -> set[str]:
+    """Keys that go by themselves: figures of actors, and what is left of closed rounds."""
+    found = {f"a:{name}" for name in model.actors}
+    for key, round_ in model.rounds.items():
+        if not round_.is_open:
+            name = f"v:{key[0]}:{key[1]}"
+            found |= {name} if round_.results else set()
+            found |= {f"{name}:x"} if round_.failed else set()
+    return found
+
+
+def settings_of(model: Model, meta: Mapping[bytes, bytes]) -> set[bytes]:
+    """Fields of a run that has just begun which never change."""
+    return set(meta) - set(_run(model)["meta"])
+
+
+def plain(dump: Mapping[bytes, Any], prefix: str, settings: set[bytes]) -> dict[str, Value]:
+    """The contents of a store in the form of `expected`, without the run's settings."""
+    found: dict[str, Value] = {}
+    for name, value in dump.items():
+        key = name.decode().removeprefix(f"{prefix}:")
+        held = value
+        if key in ("known", "committed", "cancelled", "purged") or key.startswith("dropped:"):
+            held = {8 * at + bit for at, byte in enumerate(value) for bit in _bits(byte)}
+        if key == "meta":
+            held = {field: text for field, text in value.items() if field not in settings}
+            if held.get(b"kept_bytes") == b"0":
+                del held[b"kept_bytes"]
+        if held:
+            found[key] = held
+    return found
+
+
+def _bits(byte: int) -> list[int]:
+    return [bit for bit in range(8) if byte & 0x80 >> bit]
+
+
+def _run(model: Model) -> dict[str, Any]:
+    meta = {
+        "state": model.state,
+        "lineage": model.lineage,
+        "owner": model.owner,
+        "version": model.version,
+        "committed": model.committed_step,
+        "fence": model.fence,
+        "gen": model.confirmed_server,
+        "seen": model.server,
+        "ttl": model.lease_ms,
+        "grace_until": model.grace_until_ms,
+        "reaped_at": model.reaped_ms,
+        "arrivals": model.arrivals or None,
+        "paused": model.paused,
+        "kept_bytes": sum(kept.num_bytes for kept in model.kept.values()) or None,
+    }
+    fates: dict[str, set[int]] = {}
+    for i, fate in model.fates.items():
+        fates.setdefault(fate, set()).add(i)
+    return {
+        "meta": _hash(meta),
+        "lineages": _hash(model.forks),
+        "known": model.known,
+        "reasons": sorted(reason.encode() for reason in model.reasons),
+        "again": _hash({k: "" if v is None else v for k, v in model.recreated.items()}),
+        "publication": _hash(model.publication),
+        "deaths": _scored(model.deaths),
+        "holders": _scored(model.holders),
+        "suspended": _hash({k: f"{at} {n} {why}" for k, (at, n, why) in model.suspended.items()}),
+        "actors": _scored({name: seen for name, (seen, _) in model.actors.items()}),
+        **{f"a:{name}": _hash(fields) for name, (_, fields) in model.actors.items()},
+        **fates,
+    }
+
+
+def _units(model: Model) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "new": _scored({unit: unit for unit in model.new}),
+        "open": _names(model.open),
+        "buf": _scored(model.buffer),
+        "claims": _scored({k: k for k in model.claims}),
+        **{f"s:{unit}": specs for unit, specs in model.new.items()},
+        **{f"g:{unit}": _names(members) for unit, members in model.open.items()},
+    }
+    for k, batch in model.claims.items():
+        found[f"c:{k}"] = _scored(batch.units)
+        ratings = {f"keep:{u}": f"{m} {b} {r:.17g}" for u, (m, b, r) in batch.ratings.items()}
+        sealed = 1 if batch.is_sealed else None
+        found[f"c:{k}:s"] = _hash({"sealed": sealed, "starts": batch.starts, **ratings})
+    return found
+
+
+def _tasks(model: Model) -> dict[str, Any]:
+    live = {i: task for i, task in model.tasks.items() if i < EVAL_BASE}
+    done = {i: task for i, task in live.items() if task.state == "D"}
+    claimed = {unit for batch in model.claims.values() for unit in batch.units}
+    found: dict[str, Any] = {
+        "ready": _ready(model, None),
+        "lease": _deadlines(live),
+        "lease:eval": _deadlines({i: t for i, t in model.tasks.items() if i >= EVAL_BASE}),
+        "done": _names(i for i in done if model.unit_of(i) not in claimed),
+        "claimed": _names(i for i in done if model.unit_of(i) in claimed),
+        "dead": _scored({i: task.died_ms for i, task in live.items() if task.state == "X"}),
+    }
+    for i, task in model.tasks.items():
+        found[f"t:{i}"] = _hash(_fields(task))
+        found[f"t:{i}:p"] = task.chunks
+        found[f"e:{i}"] = task.record if i < EVAL_BASE else None
+    return found
+
+
+def _fields(task: Task) -> dict[str, object]:
+    return {
+        "st": task.state,
+        "spec": None if task.spec is None else task.spec.decode(),
+        "fence": task.fence,
+        "inc": task.holder,
+        "key": task.key,
+        "failed_by": task.failed_by,
+        "len": task.length,
+        "bytes": task.num_bytes,
+        "progress": task.progress_ms,
+        "att": task.attempts,
+        "lastlen": task.length_charged,
+        "fails": task.failures,
+        "why": task.why,
+        "record": None if task.kept_record is None else int(task.kept_record),
+        "reconciled": 1 if task.is_reconciled else None,
+        "round": None if task.round is None else f"{task.round[0]}:{task.round[1]}",
+    }
+
+
+def _rounds(model: Model) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "rounds": _scored({f"{of}:{step}": step for of, step in model.open_rounds()})
+    }
+    for key, round_ in model.rounds.items():
+        name = f"v:{key[0]}:{key[1]}"
+        found[name] = {str(i).encode(): record for i, record in round_.results.items()}
+        found[f"{name}:r"] = _ready(model, key)
+        found[f"{name}:u"] = _names(round_.unfinished)
+        found[f"{name}:x"] = _names(round_.failed)
+    return found
+
+
+def _replay(model: Model) -> dict[str, Any]:
+    free = {unit: model.kept[unit] for unit in kept_in_order(model)}
+    found: dict[str, Any] = {
+        "replay": _scored({unit: kept.rank for unit, kept in free.items()}),
+        "replay:age": _scored({unit: kept.born for unit, kept in free.items()}),
+        "reused": _scored({u: k.batch for u, k in model.kept.items() if k.batch is not None}),
+    }
+    for unit, kept in model.kept.items():
+        fields = {"ids": " ".join(map(str, kept.tasks)), "bytes": kept.num_bytes, "uses": kept.uses}
+        fields |= {"most": kept.most, "born": kept.born, "rank": f"{kept.rank:.17g}"}
+        found[f"x:{unit}"] = _hash(fields)
+        found |= {f"e:{i}": record for i, record in kept.tasks.items()}
+    return found
+
+
+def _ready(model: Model, round_key: tuple[int, int] | None) -> list[tuple[float, bytes]]:
+    return _scored({i: model.tasks[i].place for i in model.among_ready(round_key)})
+
+
+def _deadlines(tasks: Mapping[int, Task]) -> list[tuple[float, bytes]]:
+    return _scored({i: task.deadline_ms for i, task in tasks.items() if task.state == "L"})
+
+
+def _scored(scores: Mapping[Any, float]) -> list[tuple[float, bytes]]:
+    return sorted((score, str(name).encode()) for name, score in scores.items())
+
+
+def _names(members: Any) -> list[bytes]:
+    return sorted(str(member).encode() for member in members)
+
+
+def _hash(fields: Mapping[Any, object]) -> dict[bytes, bytes]:
+    return {str(k).encode(): str(v).encode() for k, v in fields.items() if v is not None}

@@ -1,0 +1,298 @@
+"""Operations of actors as the store must carry them out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import BeatLine, BeatVerdict, LeaseAnswer, LeasedTask
+from tests.buffer.support.model.state import Model, Task
+
+HOLDER_MS = 3_600_000
+
+
+def lease(
+    model: Model, incarnation: str, *, ttl_ms: int, n: int, version: tuple[int, int], key: str
+) -> LeaseAnswer:
+    """Evaluations first, then tasks of started units, then new units as far as there is room."""
+    if model.state != "RUNNING":
+        return LeaseAnswer("DONE" if model.state == "ENDED" else "WAIT", [])
+    if (
+        model.paused is not None or version[0] > model.lineage
+    ):  # the store was rewound: wait for the learner
+        return LeaseAnswer("WAIT", [])
+    picked: list[int] = []
+    for round_key in model.open_rounds():
+        if version >= round_key:
+            picked += model.among_ready(round_key)[: n - len(picked)]
+    picked += model.among_ready(None)[: n - len(picked)]
+    picked += _start_units(model, n - len(picked), version, is_first=not picked)
+    if not picked:
+        return LeaseAnswer("WAIT" if model.new else "EMPTY", [])
+    model.fence = max(model.fence + 1, model.now_us)
+    model.lease_ms = ttl_ms
+    answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key) for i in picked])
+    if key:
+        model.holders[key] = model.now_ms
+        oldest = model.now_ms - HOLDER_MS
+        model.holders = {tag: at for tag, at in model.holders.items() if at > oldest}
+    return answer
+
+
+def _start_units(model: Model, room: int, version: tuple[int, int], *, is_first: bool) -> list[int]:
+    """A unit is split between two actors only when one cannot hold it alone."""
+    limits, picked = model.limits, list[int]()
+    batches = limits.max_policy_lag + 1 - policy_lag(model, version)
+    cap = batches * limits.units_per_batch * limits.margin
+    for unit in sorted(model.new, key=lambda unit: (unit, str(unit))):
+        splits = 0 < room < limits.group_size
+        if units_in_flight(model) >= cap or room < 1 or (splits and not is_first):
+            break
+        members, specs = model.members(unit), model.new.pop(unit)
+        model.open[unit] = set(members)
+        for i, spec in zip(members, specs, strict=True):
+            model.tasks[i] = Task(spec, place=i)
+        picked += members[:room]
+        room -= len(members[:room])
+        is_first = False
+    return picked
+
+
+def policy_lag(model: Model, version: tuple[int, int]) -> int:
+    """Batches by which weights are behind, those of abandoned branches included."""
+    lineage, step = version
+    fork = min([step, *(model.forks.get(x, 0) for x in range(lineage + 1, model.lineage + 1))])
+    return max(0, model.version - fork) + (step - fork)
+
+
+def units_in_flight(model: Model) -> int:
+    """Begun, and not yet trained."""
+    claimed = sum(len(claim.units) for k, claim in model.claims.items() if k > model.version)
+    return len(model.open) + len(model.buffer) + claimed
+
+
+def _grant(model: Model, i: int, incarnation: str, key: str) -> LeasedTask:
+    task = model.tasks[i]
+    task.key = key
+    task.state, task.fence, task.holder = "L", model.fence, incarnation
+    task.progress_ms = model.now_ms
+    task.deadline_ms = model.now_ms + (model.lease_ms or 0)
+    assert task.spec is not None
+    return LeasedTask(i, model.fence, task.spec, task.length or 0, tuple(task.chunks))
+
+
+def beat(
+    model: Model,
+    *,
+    ttl_ms: int,
+    lines: Sequence[BeatLine],
+    progress_timeout_ms: int,
+    max_attempts: int,
+    max_bytes: int,
+    longest_ms: int,
+) -> list[BeatVerdict]:
+    """Renew leases, append what fits; one that stands still, lasts or grows too much is TAKEN."""
+    answers = []
+    for line in lines:
+        verdict, task = model.judge(line.task_id, line.fence), model.tasks.get(line.task_id)
+        if verdict != "OK" or task is None:
+            answers.append(BeatVerdict(verdict, 0))
+            continue
+        length = task.length or 0
+        replaces = line.offset == 0 and line.num_tokens > length > 0
+        grows = line.num_tokens > 0 and (line.offset == length or replaces)
+        num_bytes = len(line.chunk) + (0 if replaces else task.num_bytes or 0)
+        why = None
+        if not grows and _is_over(model, task.progress_ms or 0, progress_timeout_ms):
+            why = "no progress"
+        elif _is_over(model, line.fence / 1000, longest_ms):
+            why = "too slow"
+        if grows and num_bytes > max_bytes and (line.offset == 0 or len(line.chunk) > max_bytes):
+            why = "too many bytes"
+        if why is not None:
+            verdict = "TAKEN"
+            model.take_away(line.task_id, max_attempts, why)
+        else:
+            task.state, task.deadline_ms = "L", model.now_ms + ttl_ms
+            if grows and num_bytes <= max_bytes:
+                length = _append(model, task, line, num_bytes, replaces=replaces)
+            elif grows:
+                verdict, length = "GAP", 0  # all tokens in one chunk are smaller than in many
+            elif line.num_tokens > 0 and line.offset + line.num_tokens > length:
+                verdict = "GAP"
+        answers.append(BeatVerdict(verdict, length))
+    return answers
+
+
+def _is_over(model: Model, since_ms: float, limit_ms: int) -> bool:
+    return limit_ms > 0 and model.now_ms - max(since_ms, model.grace_until_ms or 0) > limit_ms
+
+
+def _append(model: Model, task: Task, line: BeatLine, num_bytes: int, *, replaces: bool) -> int:
+    task.length, task.progress_ms = line.offset + line.num_tokens, model.now_ms
+    task.num_bytes = num_bytes
+    task.chunks = [line.chunk] if replaces else [*task.chunks, line.chunk]
+    if len(task.chunks) >= model.limits.max_chunks:
+        task.chunks = [b"".join(task.chunks)]
+    return task.length
+
+
+def cut(model: Model, rows: Sequence[tuple[int, int]], *, max_attempts: int) -> list[str]:
+    """What could not be delivered begins anew, and is charged."""
+    verdicts = []
+    for i, fence in rows:
+        verdicts.append(model.judge(i, fence))
+        if verdicts[-1] == "OK":
+            model.cut(i)
+            model.take_away(i, max_attempts, "too large to deliver")
+    return verdicts
+
+
+def shrink(model: Model, num_bytes: int) -> tuple[int, int]:
+    """The largest chunks of ready tasks go until so much is free."""
+    sizes = {i: model.tasks[i].num_bytes or 0 for i in model.among_ready(None)}
+    freed = count = 0
+    for i in sorted(sizes, key=lambda i: (-sizes[i], str(i))):
+        if freed >= num_bytes or not sizes[i]:
+            break
+        model.cut(i)
+        freed, count = freed + sizes[i], count + 1
+    return count, freed
+
+
+def submit(model: Model, rows: Sequence[tuple[int, int, bytes]]) -> list[str]:
+    """Finished episodes; a unit without unfinished members enters the buffer."""
+    verdicts, done = [], dict[int, set[int]]()
+    for i, fence, record in rows:
+        verdict = model.judge(i, fence)
+        if verdict == "OK":
+            task = model.tasks[i]
+            task.state, task.chunks = "D", []
+            if task.round is not None:
+                model.rounds[task.round].results[i] = record
+                model.rounds[task.round].unfinished.discard(i)
+            else:
+                task.record = record
+                done.setdefault(model.unit_of(i), set()).add(i)
+        verdicts.append(verdict)
+    for unit, ids in done.items():
+        model.finish_members(unit, ids)
+    return verdicts
+
+
+def release(model: Model, rows: Sequence[tuple[int, int]]) -> list[str]:
+    """Leases come back, and nothing is charged."""
+    verdicts = []
+    for i, fence in rows:
+        verdicts.append(model.judge(i, fence))
+        if verdicts[-1] == "OK" and model.tasks[i].state == "L":
+            model.give_back(i)
+    return verdicts
+
+
+def fail(
+    model: Model,
+    *,
+    max_attempts: int,
+    max_data_failures: int,
+    failures: Sequence[tuple[int, int, str, str]],
+) -> list[str]:
+    """Data failures have a budget of their own."""
+    verdicts = []
+    for i, fence, kind, why in failures:
+        verdicts.append(model.judge(i, fence))
+        if verdicts[-1] != "OK":
+            continue
+        if kind == "data":
+            model.charge_data(i, max_data_failures, why)
+        else:
+            model.charge(i, max_attempts, why)
+    return verdicts
+
+
+def reap(model: Model, *, max_attempts: int, batch: int, every_ms: int) -> list[int]:
+    """Expired leases come back; none in the grace after a recovery, a gap or a jump."""
+    now, ttl_ms = model.now_ms, model.lease_ms or 0
+    gap_ms = now - (now if model.reaped_ms is None else model.reaped_ms)
+    model.reaped_ms = now
+    if gap_ms < 0 or gap_ms > max(ttl_ms / 2, 3 * every_ms):
+        model.grace_until_ms = now + ttl_ms
+        for i in model.leased():
+            model.tasks[i].deadline_ms = min(model.tasks[i].deadline_ms, model.grace_until_ms)
+    if model.state == "RECOVERING" or now < (model.grace_until_ms or 0):
+        return []
+    reaped: list[int] = []
+    for is_eval in (False, True):
+        leases = [i for i in model.leased() if (i >= EVAL_BASE) == is_eval]
+        expired = [i for i in leases if model.tasks[i].deadline_ms <= now][:batch]
+        reaped += _take_back(model, expired, max_attempts, "lease expired")
+    return reaped
+
+
+def release_dead_actor(model: Model, incarnation: str, *, max_attempts: int) -> list[int]:
+    """All of a dead actor's leases come back, and no message of it revives one."""
+    if model.state != "RUNNING":
+        return []
+    held = [i for i in model.leased() if model.tasks[i].holder == incarnation]
+    return _take_back(model, held, max_attempts, "its actor died", raise_fence=True)
+
+
+def _take_back(
+    model: Model, ids: list[int], max_attempts: int, why: str, *, raise_fence: bool = False
+) -> list[int]:
+    """A member that dies may end its unit, and with it the leases of the others."""
+    taken = []
+    for i in ids:
+        task = model.tasks.get(i)
+        if task is None or task.state != "L":
+            continue
+        if raise_fence and task.fence is not None:
+            task.fence += 1
+        model.charge(i, max_attempts, why)
+        taken.append(i)
+    return taken
+
+
+def suspend(model: Model, key: str, reason: str) -> list[int]:
+    """A key gets no leases, each time for twice as long; what it holds goes to others."""
+    ends_at, times, _ = model.suspended.get(key, (0, 0, ""))
+    times = 0 if model.now_ms > ends_at + HOLDER_MS else times
+    until_ms = model.now_ms + min(60_000 * 2**times, 3_600_000)
+    model.suspended[key] = (until_ms, times + 1, reason)
+    held = [i for i in model.leased() if model.tasks[i].key == key]
+    for i in held:
+        _return_uncharged(model, i)
+    return held
+
+
+def share(model: Model, key: str, n: int) -> list[int]:
+    """The key with the most leases gives some back, the newest first, down to an even share."""
+    if model.state != "RUNNING":
+        return []
+    ids_of: dict[str, list[int]] = {}
+    for i in model.leased():
+        if i < EVAL_BASE:
+            ids_of.setdefault(model.tasks[i].key or "", []).append(i)
+    if key in ids_of or not ids_of:
+        return []
+    total = sum(map(len, ids_of.values()))
+    fair = -(-total // (len(ids_of) + 1))
+    hog = min(ids_of, key=lambda tag: (-len(ids_of[tag]), tag))
+    largest = sorted(ids_of[hog], key=lambda i: (-(model.tasks[i].fence or 0), -i))
+    given = largest[: max(0, min(len(largest) - fair, fair, n))]
+    for i in given:
+        _return_uncharged(model, i)
+    return given
+
+
+def _return_uncharged(model: Model, i: int) -> None:
+    task = model.tasks[i]
+    task.fence = (task.fence or 0) + 1
+    model.give_back(i)
+
+
+def resume(model: Model) -> bool:
+    """An operator ends the pause and all suspensions."""
+    was_closed = model.paused is not None or bool(model.suspended or model.deaths)
+    model.paused, model.suspended, model.deaths = None, {}, {}
+    return was_closed

@@ -1,0 +1,364 @@
+"""What the store holds, in Python's own terms, and the moves of tasks and units between places.
+
+    unit:  new -> open -> buffer -> claim of batch k -> committed       or dropped, cancelled
+    task:  R(eady) <-> L(eased) -> D(one)                               or X (dead letter)
+
+This package is the specification of `buffer/lua`: one function per operation, which changes the
+model and returns the reply that the store must give. It shares no code with what it judges.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from buffer.operations.keys import EVAL_BASE
+
+RESUMED = -1
+"""Place of a resumed task among the ready ones: ahead of all that nobody has begun."""
+
+
+RECENT_TASKS, MOST_DEATHS = 1000, 10
+
+
+class Refused(Exception):
+    """The store answers with this error, and nothing has changed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the run began with."""
+
+    group_size: int = 3
+    min_group_size: int = 2
+    units_per_batch: int = 3
+    max_policy_lag: int = 1
+    margin: float = 1.5
+    max_chunks: int = 3
+    units_per_call: int = 1
+    """That CLAIM moves at once."""
+
+
+@dataclass
+class Task:
+    """A task of a unit that was begun, or of an evaluation round."""
+
+    spec: bytes | None
+    state: str = "R"
+    fence: int | None = None
+    holder: str | None = None
+    key: str | None = None
+    """Tag of its holder's key."""
+    failed_by: str | None = None
+    """The only key under which it failed; empty where that says nothing."""
+    deadline_ms: int = 0
+    place: int = RESUMED
+    """Among the ready."""
+    length: int | None = None
+    chunks: list[bytes] = field(default_factory=list)
+    num_bytes: int | None = None
+    """Of its chunks."""
+    progress_ms: int | None = None
+    attempts: int | None = None
+    length_charged: int | None = None
+    failures: int | None = None
+    why: str | None = None
+    died_ms: int = 0
+    record: bytes | None = None
+    kept_record: bool | None = None
+    """Whether it became a dead letter together with its record."""
+    is_reconciled: bool = False
+    round: tuple[int, int] | None = None
+
+
+@dataclass
+class Claim:
+    """Batch k: its units by order of arrival, and how they are rated for reuse once sealed."""
+
+    units: dict[int, int] = field(default_factory=dict)
+    is_sealed: bool = False
+    starts: int | None = None
+    ratings: dict[int, tuple[int, int, float]] = field(default_factory=dict)
+
+    def in_order(self) -> list[int]:
+        """Its units, the oldest first."""
+        return sorted(self.units, key=lambda unit: (self.units[unit], str(unit)))
+
+
+@dataclass
+class Kept:
+    """A committed unit that may be trained again."""
+
+    tasks: dict[int, bytes | None]
+    """With their records, unless a rewind took them."""
+    most: int
+    born: int
+    rank: float
+    uses: int = 0
+    batch: int | None = None
+    """That has drawn it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its records."""
+        return sum(len(record or b"") for record in self.tasks.values())
+
+
+@dataclass
+class Round:
+    """Evaluation at one step of one lineage."""
+
+    unfinished: set[int] = field(default_factory=set)
+    results: dict[int, bytes] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)
+    is_open: bool = True
+
+
+@dataclass
+class Model:
+    """One run."""
+
+    limits: Limits
+    now_us: int
+    server: str
+    state: str = "RUNNING"
+    lineage: int = 0
+    owner: str | None = None
+    version: int = 0
+    committed_step: int = 0
+    fence: int = 0
+    confirmed_server: str = ""
+    lease_ms: int | None = None
+    grace_until_ms: int | None = None
+    reaped_ms: int | None = None
+    arrivals: int = 0
+    forks: dict[int, int] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)
+    fates: dict[int, str] = field(default_factory=dict)
+    """Of tasks that have ended: committed, cancelled, purged, dropped:<reason>."""
+    reasons: set[str] = field(default_factory=set)
+    tasks: dict[int, Task] = field(default_factory=dict)
+    new: dict[int, list[bytes]] = field(default_factory=dict)
+    open: dict[int, set[int]] = field(default_factory=dict)
+    """Unit -> its members that are neither done nor dead."""
+    buffer: dict[int, int] = field(default_factory=dict)
+    claims: dict[int, Claim] = field(default_factory=dict)
+    kept: dict[int, Kept] = field(default_factory=dict)
+    rounds: dict[tuple[int, int], Round] = field(default_factory=dict)
+    recreated: dict[int, int | None] = field(default_factory=dict)
+    publication: dict[str, str] = field(default_factory=dict)
+    actors: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    paused: str | None = None
+    """Why nothing is leased."""
+    deaths: dict[int, int] = field(default_factory=dict)
+    """Recent dead letter -> units that were complete by then."""
+    holders: dict[str, int] = field(default_factory=dict)
+    """Tag of a key -> when it leased last."""
+    suspended: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    """Tag of a key -> until when, for which time, and why."""
+
+    @property
+    def now_ms(self) -> int:
+        """The store's clock."""
+        return self.now_us // 1000
+
+    def members(self, unit: int) -> list[int]:
+        """Ids of a unit's tasks."""
+        size = self.limits.group_size
+        return list(range(unit * size, (unit + 1) * size))
+
+    def unit_of(self, task: int) -> int:
+        """The unit of a training task."""
+        return task // self.limits.group_size
+
+    def among_ready(self, round_key: tuple[int, int] | None) -> list[int]:
+        """Ready tasks of a round, or of training, in the order in which they are leased."""
+        ready = {
+            i: task.place
+            for i, task in self.tasks.items()
+            if task.state == "R" and task.round == round_key and self._is_waiting(i)
+        }
+        return sorted(ready, key=lambda i: (ready[i], str(i)))
+
+    def _is_waiting(self, task: int) -> bool:
+        return task >= EVAL_BASE or self.unit_of(task) in self.open
+
+    def leased(self) -> list[int]:
+        """Leased tasks as they expire: training before evaluation."""
+        held = [i for i, task in self.tasks.items() if task.state == "L"]
+        return sorted(held, key=lambda i: (i >= EVAL_BASE, self.tasks[i].deadline_ms, str(i)))
+
+    def finished(self, unit: int) -> list[int]:
+        """Members of a unit that were submitted."""
+        return [i for i in self.members(unit) if i in self.tasks and self.tasks[i].state == "D"]
+
+    def is_dead(self, task: int) -> bool:
+        """A dead letter, or what was one."""
+        return self.fates.get(task) == "purged" or (
+            task in self.tasks and self.tasks[task].state == "X"
+        )
+
+    def check_learner(self, lineage: int) -> None:
+        """Only the learner that owns the run may change it."""
+        if lineage < self.lineage:
+            raise Refused(f"LOST {self.lineage}")
+        if lineage > self.lineage:
+            raise Refused(f"REWOUND {self.lineage}")
+
+    def judge(self, i: int, fence: int) -> str:
+        """What the holder of a fence hears: OK, DUP, STALE or GONE."""
+        task = self.tasks.get(i)
+        if task is None:
+            return "STALE" if i < EVAL_BASE and self.unit_of(i) in self.new else "GONE"
+        if task.fence != fence or task.state == "X":
+            return "STALE"
+        return "DUP" if task.state == "D" else "OK"
+
+    def give_back(self, i: int) -> None:
+        """A task waits to be resumed."""
+        self.tasks[i].state, self.tasks[i].place = "R", RESUMED
+
+    def charge(self, i: int, max_attempts: int, why: str) -> None:
+        """One more attempt without progress; progress since the last one makes it the first."""
+        task = self.tasks[i]
+        length = task.length or 0
+        grew = length > (task.length_charged or 0)
+        task.attempts = 1 if grew else (task.attempts or 0) + 1
+        task.length_charged = length
+        self._end_attempt(i, task.attempts, max_attempts, why)
+
+    def _end_attempt(self, i: int, failures: int, most: int, why: str) -> None:
+        """Nothing dies while leasing is paused; of several keys, one alone kills less easily."""
+        task = self.tasks[i]
+        key, by = task.key or "", task.failed_by if failures > 1 else None
+        if (by is not None and by != key) or len(self.holders) < 2:
+            key = ""
+        task.failed_by = key
+        if failures < most * (3 if key else 1) or self.paused is not None:
+            self.give_back(i)
+        else:
+            self.bury(i, why)
+
+    def take_away(self, i: int, max_attempts: int, why: str) -> None:
+        """A lease ends, and its holder cannot revive it; one that was reaped has been charged."""
+        self.tasks[i].fence = None
+        if self.tasks[i].state == "L":
+            self.charge(i, max_attempts, why)
+
+    def cut(self, i: int) -> None:
+        """An unfinished completion goes; its task begins anew."""
+        task = self.tasks[i]
+        task.chunks, task.num_bytes, task.length, task.length_charged = [], None, None, None
+
+    def charge_data(self, i: int, max_failures: int, why: str) -> None:
+        """The task itself failed, which no progress makes good."""
+        task = self.tasks[i]
+        task.failures = (task.failures or 0) + 1
+        self._end_attempt(i, task.failures, max_failures, why)
+
+    def bury(self, i: int, why: str) -> None:
+        """A task is not tried any more: a dead letter, or a failed evaluation."""
+        task = self.tasks[i]
+        if task.round is not None:
+            self.rounds[task.round].unfinished.discard(i)
+            self.rounds[task.round].failed.add(i)
+            del self.tasks[i]
+            return
+        task.state, task.why, task.died_ms = "X", why, self.now_ms
+        if task.failed_by == "":
+            self._note_death(i)
+        unit = self.unit_of(i)
+        alive = [member for member in self.members(unit) if not self.is_dead(member)]
+        if len(alive) < min(self.limits.min_group_size, self.limits.group_size):
+            self.drop_unit(unit, "group_broken")
+        else:
+            self.finish_members(unit, {i})
+
+    def _note_death(self, i: int) -> None:
+        """More than one in a hundred of the recent tasks died: leasing is paused."""
+        self.deaths[i] = self.arrivals
+        oldest = self.arrivals - RECENT_TASKS / self.limits.group_size
+        self.deaths = {task: at for task, at in self.deaths.items() if at > oldest}
+        if len(self.deaths) <= MOST_DEATHS:
+            return
+        ids = sorted(self.deaths, key=lambda task: (self.deaths[task], str(task)))
+        dead = [self.tasks.get(task) for task in ids]
+        why, count = _commonest([task.why or "" if task else "" for task in dead])
+        holder, held = _commonest([task.holder or "" if task else "" for task in dead])
+        self.paused = (
+            f"{len(ids)} of the last {RECENT_TASKS} tasks died, {count} of them of: {why[:200]}; "
+            f"{held} in the hands of {holder}"
+        )
+
+    def finish_members(self, unit: int, done: set[int]) -> None:
+        """When the last member is done or dead, the unit enters the buffer."""
+        self.open[unit] -= done
+        if not self.open[unit]:
+            del self.open[unit]
+            self.buffer[unit] = self.next_arrival()
+
+    def next_arrival(self) -> int:
+        """A number higher than all before."""
+        self.arrivals += 1
+        return self.arrivals
+
+    def drop_unit(self, unit: int, reason: str) -> int:
+        """End a unit for a reason."""
+        self.reasons.add(reason)
+        return self.end_unit(unit, f"dropped:{reason}")
+
+    def end_unit(self, unit: int, fate: str) -> int:
+        """End a unit; its dead members stay dead letters. Returns how many tasks ended."""
+        self.new.pop(unit, None)
+        self.open.pop(unit, None)
+        self.buffer.pop(unit, None)
+        ended = [i for i in self.members(unit) if not self.is_dead(i)]
+        for i in ended:
+            self.tasks.pop(i, None)
+            self.fates[i] = fate
+        return len(ended)
+
+    def remove_claim(self, k: int) -> None:
+        """Nothing is left of a batch."""
+        self.claims.pop(k, None)
+
+    def close_round(self, key: tuple[int, int]) -> int:
+        """End a round; its results stay readable. Returns how many tasks were unfinished."""
+        if key not in self.rounds:
+            return 0
+        closed = self.rounds[key]
+        count = len(closed.unfinished)
+        for i in (*closed.unfinished, *closed.results):
+            self.tasks.pop(i, None)
+        closed.unfinished, closed.is_open = set(), False
+        return count
+
+    def open_rounds(self) -> list[tuple[int, int]]:
+        """In the order of their steps."""
+        keys = [key for key, found in self.rounds.items() if found.is_open]
+        return sorted(keys, key=lambda key: (key[1], f"{key[0]}:{key[1]}"))
+
+    def close_all_rounds(self) -> None:
+        """A learner ended."""
+        for key in self.open_rounds():
+            self.close_round(key)
+
+    def draw_rank(self, sampling: str, number: float, kept: int) -> int:
+        """Which of the kept units, in their order, a number in [0, 1) draws."""
+        if sampling == "newest":
+            return 0
+        if sampling == "uniform":
+            return math.floor(number * kept)
+        rank: int = math.floor((kept + 1) ** number) - 1
+        return min(rank, kept - 1)
+
+
+def _commonest(values: list[str]) -> tuple[str, int]:
+    """The value that first is there more often than the ones before, and how often it is."""
+    counts: dict[str, int] = {}
+    best = ""
+    for value in values:
+        counts[value] = counts.get(value, 0) + 1
+        if counts[value] > counts.get(best, 0):
+            best = value
+    return best, counts.get(best, 0)

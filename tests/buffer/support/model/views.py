@@ -1,0 +1,129 @@
+"""Reading operations: what the store must say of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from buffer.operations.keys import EVAL_BASE
+from buffer.operations.values import (
+    ClaimCounts,
+    DeadLetter,
+    DeadTask,
+    EvalCounts,
+    EvalRound,
+    Stats,
+    TaskSeen,
+    WaitingUnit,
+)
+from tests.buffer.support.model.state import Claim, Model
+
+
+def stats(model: Model) -> Stats:
+    """Counts of everything."""
+    fates = Counter(model.fates.values())
+    states = Counter(task.state for i, task in model.tasks.items() if i < EVAL_BASE)
+    claimed = sum(len(model.finished(unit)) for c in model.claims.values() for unit in c.units)
+    rounds = [model.rounds[key] for key in model.open_rounds()]
+    leased = sum(model.tasks[i].state == "L" for found in rounds for i in found.unfinished)
+    unfinished = sum(len(found.unfinished) for found in rounds)
+    kept = model.kept.values()
+    return Stats(
+        state=model.state,
+        lineage=model.lineage,
+        version=model.version,
+        committed_step=model.committed_step,
+        hashes={"environment": "e"},
+        created=len(model.known),
+        ready=len(model.among_ready(None)) + len(model.new) * model.limits.group_size,
+        leased=states["L"],
+        buffered=states["D"] - claimed,
+        claimed=claimed,
+        committed=fates["committed"],
+        dropped={reason: fates[f"dropped:{reason}"] for reason in model.reasons},
+        dead=states["X"] + fates["purged"],
+        cancelled=fates["cancelled"],
+        new_units=len(model.new),
+        open_units=len(model.open),
+        buffered_units=len(model.buffer),
+        claims=tuple(
+            ClaimCounts(k, len(batch.units), batch.is_sealed, batch.starts or 0)
+            for k, batch in sorted(model.claims.items())
+        ),
+        eval=EvalCounts(
+            unfinished - leased,
+            leased,
+            sum(len(found.results) for found in rounds),
+            sum(len(found.failed) for found in rounds),
+        ),
+        purged=fates["purged"],
+        kept_units=sum(unit.batch is None for unit in kept),
+        reused_units=sum(unit.batch is not None for unit in kept),
+        kept_bytes=sum(unit.num_bytes for unit in kept),
+    )
+
+
+def inspect(model: Model, ids: Sequence[int]) -> dict[int, TaskSeen]:
+    """State of live tasks; one of a unit that is not begun is ready."""
+    seen = {}
+    for i in ids:
+        task = model.tasks.get(i)
+        if task is not None:
+            numbers = task.fence or 0, task.holder or "", task.length or 0, task.attempts or 0
+            seen[i] = TaskSeen(i, task.state, *numbers)
+        elif i < EVAL_BASE and model.unit_of(i) in model.new:
+            seen[i] = TaskSeen(i, "R", 0, "", 0, 0)
+    return seen
+
+
+def dead_letters(model: Model) -> list[DeadLetter]:
+    """The oldest first."""
+    dead = [i for i, task in model.tasks.items() if task.state == "X"]
+    return [_letter(model, i) for i in sorted(dead, key=lambda i: (model.tasks[i].died_ms, str(i)))]
+
+
+def _letter(model: Model, i: int) -> DeadLetter:
+    task = model.tasks[i]
+    tried = (task.attempts or 0) + (task.failures or 0)
+    return DeadLetter(i, task.died_ms, task.why or "", tried, task.length or 0)
+
+
+def dead_letter(model: Model, i: int) -> DeadTask | None:
+    """A dead letter with all that it keeps."""
+    task = model.tasks.get(i)
+    if task is None or task.state != "X":
+        return None
+    return DeadTask(
+        _letter(model, i), task.holder or "", task.spec or b"", task.record, task.chunks
+    )
+
+
+def peek(model: Model, units: int) -> list[WaitingUnit]:
+    """The oldest complete units."""
+    waiting = sorted(model.buffer, key=lambda unit: model.buffer[unit])[:units]
+    return [WaitingUnit(unit, num_bytes(model, [unit]), model.finished(unit)) for unit in waiting]
+
+
+def num_bytes(model: Model, units: Sequence[int]) -> int:
+    """Of the records of some units."""
+    tasks = [i for unit in units for i in model.finished(unit)]
+    return sum(len(model.tasks[i].record or b"") for i in tasks)
+
+
+def claim_bytes(model: Model, k: int) -> int:
+    """Of the records of batch k."""
+    return num_bytes(model, list(model.claims.get(k, Claim()).units))
+
+
+def records(model: Model, ids: Sequence[int]) -> list[bytes | None]:
+    """Records of training tasks; committed ones have them while their unit is kept."""
+    kept = {i: record for unit in model.kept.values() for i, record in unit.tasks.items()}
+    return [model.tasks[i].record if i in model.tasks else kept.get(i) for i in ids]
+
+
+def eval_round(model: Model, key: tuple[int, int]) -> EvalRound:
+    """A round so far, open or closed."""
+    found = model.rounds.get(key)
+    if found is None:
+        return EvalRound(0, 0, {})
+    return EvalRound(len(found.unfinished), len(found.failed), found.results)

@@ -1,0 +1,42 @@
+"""The store against its specification, `support/model`: replies and contents are equal.
+
+Other seeds: NYALA_SEED=1000 NYALA_SEEDS=500 pytest tests/buffer/test_model.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from buffer.client.scripts import load_script
+from tests.buffer.support.model.both import Mismatch
+from tests.buffer.support.model.history import play
+from tests.buffer.support.model.planted_bugs import LISTS, Bug
+from tests.buffer.support.model.stores import InMemory
+from tests.buffer.support.mutants import broken
+
+FIRST_SEED = int(os.environ.get("NYALA_SEED", "0"))
+SEEDS = int(os.environ.get("NYALA_SEEDS", "1" if "NYALA_SEED" in os.environ else "40"))
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+def test_the_store_does_what_the_model_says(seed: int) -> None:
+    history = play(InMemory(load_script), seed)
+
+    assert len(set(history.told)) > 20, "hardly anything happened"
+
+
+@pytest.mark.parametrize(
+    "bug", [bug for bugs in LISTS.values() for bug in bugs], ids=lambda bug: bug.file
+)
+def test_a_planted_bug_is_still_in_the_scripts(bug: Bug) -> None:
+    broken(bug)
+
+
+def test_a_history_notices_a_store_that_differs() -> None:
+    scripts = broken(Bug("release", "give_back(ARGV[i])", "give_back(ARGV[1])"))
+
+    with pytest.raises(Mismatch, match=r"holds|answered"):  # noqa: PT012 - any of these seeds
+        for seed in range(20):
+            play(InMemory(scripts), seed)
