@@ -1,0 +1,175 @@
+"""Checkpoints and lineages on a disk that loses power at any operation, tears, rots and fills up.
+
+A learner saves, publishes under its lineages, and COMMITs, one after the other, until the power
+goes. What it had committed is then in a checkpoint that can be trusted, and no lineage that it had
+begun is forgotten.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from configs import durable
+from configs.errors import CheckpointError
+from learner.checkpointing import checkpoint
+from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.resume import read_lineages, write_lineages
+from learner.reporting.metrics import Totals
+from tests.simulation.disk import FaultyDisk, PowerLossError
+
+ALONE: Any = SimpleNamespace(is_first=True, rank=0, control=None, barrier=lambda: None)
+NOTHING: Any = None
+
+
+@dataclass
+class Machine:
+    """A learner without tensors, its disk, and what it has told the rest of the world."""
+
+    folder: Path
+    disk: FaultyDisk
+    committed: int = 0
+    lineages: dict[int, int] = field(default_factory=dict)
+    """Those under which something was published."""
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder / "checkpoints", keep=2, ranks=ALONE)
+
+    def live(self) -> None:
+        """Resume, begin a lineage, and train some batches, with COMMIT after each checkpoint."""
+        newest = self.checkpoints.newest()
+        step = newest[1].step if newest is not None else 0
+        remembered = read_lineages(self.folder)
+        lineage = max([0, *remembered, *([newest[1].lineage] if newest else [])]) + 1
+        write_lineages(self.folder, remembered | {lineage: step})
+        self.lineages[lineage] = step
+        for k in range(step + 1, step + 4):
+            self.checkpoints.save(_state(k, lineage), NOTHING, NOTHING)
+            self.committed = k
+
+    def step_on_disk(self) -> int:
+        """The batch up to which a learner that starts now resumes."""
+        newest = self.checkpoints.newest()
+        return newest[1].step if newest is not None else 0
+
+
+def _state(step: int, lineage: int) -> LearnerState:
+    return LearnerState(
+        run="r",
+        settings_hash="h",
+        step=step,
+        lineage=lineage,
+        cursor=step,
+        trained=((0, step),),
+        totals=Totals(),
+    )
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine whose checkpoints have one file of tensors."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    disk = FaultyDisk(folder, random.Random(0))
+
+    def save_tensors(_tensors: object, *, checkpoint_id: Path, **_group: object) -> None:
+        durable.DISK.write(checkpoint_id / "__0_0.distcp", b"weights" * 50)
+
+    monkeypatch.setattr(durable, "DISK", disk)
+    monkeypatch.setattr(checkpoint, "save_tensors", save_tensors)
+    monkeypatch.setattr(Checkpoints, "_tensors", lambda *_: {})
+    return Machine(folder, disk)
+
+
+def _lose_power_at(machine: Machine, operation: int, *, worst: bool = False) -> bool:
+    """Live until an operation of the disk; returns whether life got that far."""
+    disk = machine.disk
+    disk.operations, disk.loses_power_after = 0, operation
+    try:
+        machine.live()
+    except PowerLossError:
+        survived = False
+    else:
+        survived = True
+    disk.loses_power_after = None
+    disk.lose_power(worst=worst)
+    return not survived
+
+
+@pytest.mark.parametrize("worst", [True, False])
+def test_what_is_committed_survives_a_power_loss_at_any_operation(
+    machine: Machine, worst: bool
+) -> None:
+    losses = 0
+    for operation in range(1, 71):
+        machine.disk.rng.seed(operation)
+        losses += _lose_power_at(machine, operation % 70 + 1, worst=worst)
+
+        assert machine.step_on_disk() >= machine.committed, f"COMMIT was ahead at {operation}"
+        known = read_lineages(machine.folder)
+        assert machine.lineages.items() <= known.items(), f"a lineage is forgotten at {operation}"
+    assert losses > 30
+
+
+def test_a_full_disk_costs_no_checkpoint_that_was_there(machine: Machine) -> None:
+    machine.live()
+    machine.disk.is_full = True
+
+    with pytest.raises(OSError, match="No space left"):
+        machine.checkpoints.save(_state(9, 1), NOTHING, NOTHING)
+    machine.disk.lose_power(worst=True)
+
+    assert machine.step_on_disk() == machine.committed == 3
+    machine.disk.is_full = False
+    machine.checkpoints.save(_state(9, 1), NOTHING, NOTHING)
+    assert machine.step_on_disk() == 9
+
+
+def test_a_bit_that_rots_is_noticed_wherever_it_is(machine: Machine) -> None:
+    for seed in range(15):
+        machine.live()
+        newest = machine.checkpoints.all()[-1]
+        machine.disk.rng.seed(seed)
+        machine.disk.rot(machine.disk.rng.choice(sorted(newest.iterdir())))
+
+        assert machine.step_on_disk() == machine.committed - 1, "a rotten checkpoint was trusted"
+        machine.committed -= 1  # as the learner reports: RESUMING BEFORE THE LAST COMMIT
+
+
+def test_a_disk_that_lies_about_its_syncs_is_found_out_and_never_trusted(machine: Machine) -> None:
+    machine.live()
+    machine.disk.is_lying = True
+    for seed in range(15):
+        machine.disk.rng.seed(seed)
+        try:
+            machine.live()
+        except CheckpointError:
+            break  # nothing is left that can be trusted, and a person is told
+        machine.disk.lose_power()
+        found = machine.checkpoints.all()
+        try:
+            assert not found or machine.step_on_disk() <= machine.committed
+        except CheckpointError:
+            break
+
+
+@pytest.mark.parametrize(
+    "skipped", ["content", "name"], ids=lambda what: f"the sync of a {what} is left out"
+)
+def test_a_sync_that_is_left_out_is_noticed(machine: Machine, skipped: str) -> None:
+    sync = machine.disk.sync
+
+    def half(path: Path) -> None:
+        if path.is_dir() == (skipped == "content"):
+            sync(path)
+
+    machine.disk.sync = half  # type: ignore[method-assign]
+
+    with pytest.raises((AssertionError, CheckpointError)):
+        test_what_is_committed_survives_a_power_loss_at_any_operation(machine, worst=True)
