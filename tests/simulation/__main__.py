@@ -7,10 +7,27 @@ import json
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from tests.simulation.simulation import Scenario, simulate
+from tests.simulation.scenario import Scenario, brief
+from tests.simulation.simulation import simulate
+
+
+def run_brief(first: int, count: int) -> None:
+    """Play short simulations of successive seeds; the first that fails ends it."""
+    began, deaths = time.monotonic(), Counter[str]()
+    for seed in range(first, first + count):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                counts = simulate(brief(seed), Path(folder)).figures["counts"]
+            except BaseException as error:
+                error.add_note(f"in `python -m tests.simulation --brief 1 --seed {seed}`")
+                raise
+        deaths.update({k: v for k, v in counts.items() if k.startswith("death") or k == "rewinds"})
+    took_s = time.monotonic() - began
+    print(json.dumps({"seeds": count, "wall_s": round(took_s, 1), **deaths}, indent=2))
 
 
 def main() -> None:
@@ -19,7 +36,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--actors", type=int, default=16)
     parser.add_argument("--hours", type=float, default=1.0, help="simulated hours with faults")
+    parser.add_argument("--brief", type=int, default=0, help="so many short simulations instead")
     options = parser.parse_args()
+    if options.brief:
+        run_brief(options.seed, options.brief)
+        return
     seconds = options.hours * 3600
     scenario = Scenario(seed=options.seed, actors=options.actors, faulty_s=seconds)
     if options.actors > 32:

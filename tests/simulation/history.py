@@ -24,6 +24,9 @@ CHANGES = {"beat": 4, "submit": 2, "release": 2, "fail": 4}
 NUMBERS = {"beat": 6, "submit": 0}
 """Of those whose lines are one argument: which."""
 
+LIAR = "liar"
+"""Names of lying actors begin so."""
+
 MOST_GAPS = 3
 """Chunks from different places that meet a gap in a row: copies of older ones may be late."""
 
@@ -49,6 +52,8 @@ class History:
         self.now = Memory()
         self.makers: dict[tuple[int, int], str] = {}
         """Who was granted (task, fence), ever."""
+        self.spoiled: set[int] = set()
+        """Tasks that a liar was granted, ever: their tokens may be anything."""
         self.orphans: dict[int, float] = {}
         """Tasks of killed actors that nobody has taken over, and since when."""
         self.written: dict[tuple[int, int], None] = {}
@@ -81,6 +86,8 @@ class History:
             assert (task, fence) not in self.makers, f"I8: fence {fence} of {task} granted again"
             assert fence > self.now.fences.get(task, 0), f"I8: fence of task {task} went back"
             self.makers[task, fence] = incarnation
+            if incarnation.startswith(LIAR):
+                self.spoiled.add(task)
             self.now.fences[task] = fence
             self._taken_over(task)
         self.count["leases"] += len(tasks)
@@ -113,6 +120,8 @@ class History:
         if verdict != b"GAP":
             self.gaps.pop((task, fence), None)
             return
+        if task in self.spoiled:
+            return
         offsets = self.gaps.setdefault((task, fence), {})
         offsets[offset] = None
         assert len(offsets) <= MOST_GAPS, f"GAP: task {task} never closes it: {list(offsets)}"
@@ -120,6 +129,13 @@ class History:
     def acknowledged(self, task: int, fence: int) -> None:
         """An actor was told that its episode is safe (I10)."""
         assert (task, fence) in self.written, f"I10: task {task} was acknowledged and not written"
+
+    def lied(self, liar: str, task: int, fence: int, verdict: str) -> None:
+        """A liar was answered: what it may change is what it was granted itself (I9)."""
+        self.count[f"lies {verdict}"] += 1
+        if verdict in ("OK", "DUP", "GAP"):
+            maker = self.makers.get((task, fence))
+            assert maker == liar, f"I9: {verdict} to {liar} for task {task}, which {maker} holds"
 
     def life_begins(self, lineage: int, step: int) -> None:
         """A learner took over."""
@@ -138,6 +154,9 @@ class History:
 
     def check_makers(self, episode: Episode) -> None:
         """Every token was made under a fence that its maker was granted (I4)."""
+        if episode.task_id in self.spoiled:
+            self.count["spoiled episodes"] += 1
+            return
         for run in episode.completion.fences:
             maker = self.makers.get((episode.task_id, run.fence))
             assert maker == run.incarnation, f"I4: {run} of task {episode.task_id}"

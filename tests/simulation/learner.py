@@ -119,7 +119,8 @@ class Learner:
             if due or recoveries != self._store.recoveries:
                 recoveries = self._store.recoveries
                 await self._checkpoint(ledger, feeder)
-            assert set(claims.dropped.units) <= {"stale", "poison", "forgotten"}, claims.dropped
+            reasons = set(claims.dropped.units) - {"stale", "poison", "forgotten"}
+            assert not reasons or self._history.spoiled, claims.dropped
         await self._finish(ledger, feeder)
 
     def _judge(self, batch: ClaimedBatch, ledger: Ledger) -> None:
@@ -127,8 +128,10 @@ class Learner:
         self._history.sealed(batch)
         size = self._settings.run.group_size
         for episode in batch.episodes:
-            check_episode(episode, size)
             self._history.check_makers(episode)
+            if episode.task_id in self._history.spoiled:
+                continue
+            check_episode(episode, size)
             if not batch.is_replay:
                 lag = oldest_lag(episode, batch.step, ledger.lineage, ledger.lineages)
                 assert lag <= self._settings.run.max_policy_lag, f"I13: lag {lag} in {batch.step}"

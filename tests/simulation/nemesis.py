@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,15 @@ class Rates:
 class Nemesis:
     """Strikes at random moments until told to rest."""
 
-    def __init__(self, simulation: Simulation, rng: random.Random, rates: Rates) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        rng: random.Random,
+        rates: Rates,
+        certain: Sequence[str] = (),
+    ) -> None:
         self._world, self._rng = simulation, rng
+        self._certain = [getattr(self, name) for name in certain]
         actors, brokers = len(simulation.actors), len(simulation.brokers)
         self._faults = {
             self.crash: rates.crash * actors,
@@ -66,18 +74,24 @@ class Nemesis:
         world = self._world
         world.network.weather, world.server.lost_replies = STORM, LOST_REPLIES
         ends_at = world.loop.time() + seconds
-        total = sum(self._faults.values())
-        while total:
-            pause_s = self._rng.expovariate(total / 3600)
-            if world.loop.time() + pause_s > ends_at:
-                break
-            await asyncio.sleep(pause_s)
-            [fault] = self._rng.choices(list(self._faults), list(self._faults.values()))
+        for after_s, fault in self._moments(seconds):
+            await asyncio.sleep(ends_at - seconds + after_s - world.loop.time())
             world.history.note(fault.__name__)
             world.trace.note(fault.__name__)
             fault()
         await asyncio.sleep(max(0.0, ends_at - world.loop.time()))
         world.network.weather, world.server.lost_replies = Weather(), 0.0
+
+    def _moments(self, seconds: float) -> list[tuple[float, Callable[[], None]]]:
+        """When each fault strikes: those that are certain once, the others by their rates."""
+        rng, total = self._rng, sum(self._faults.values())
+        found = [(rng.uniform(0.3, 1.0) * seconds, fault) for fault in self._certain]
+        at_s = rng.expovariate(total / 3600) if total else seconds
+        while at_s < seconds:
+            [fault] = rng.choices(list(self._faults), list(self._faults.values()))
+            found.append((at_s, fault))
+            at_s += rng.expovariate(total / 3600)
+        return sorted(found, key=lambda moment: moment[0])
 
     def crash(self) -> None:
         """SIGKILL, or the machine is gone and its connections stay open."""
@@ -118,6 +132,7 @@ class Nemesis:
         def strike() -> None:
             world.server.is_away = True
             world.server.begin_life(database)
+            world.history.note("rewinds")
             world.history.now = memory
             world.after(self._rng.uniform(0.1, 3.0), self._back)
 

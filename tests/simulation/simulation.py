@@ -17,73 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from broker.transport.keys import make_keys
-from buffer.client.scripts import LoadScript, load_script
-from configs.settings import (
-    ActorSettings,
-    BrokerSettings,
-    BufferSettings,
-    LearnerSettings,
-    RunSettings,
-    Settings,
-)
 from tests.simulation import broker as simulated_broker
 from tests.simulation.actor import Actor
 from tests.simulation.event_loop import OUTSIDE, Process, VirtualLoop
-from tests.simulation.history import History
+from tests.simulation.history import LIAR, History
 from tests.simulation.learner import Disk, Learner
-from tests.simulation.nemesis import Nemesis, Rates
+from tests.simulation.liar import Liar
+from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import Network, Trace
+from tests.simulation.scenario import Scenario
 from tests.simulation.stand_in_time import EPOCH_S, stand_in
 from tests.simulation.store import Server
 
-CALM_BATCHES = 5
 CALM_LIMIT_S = 600.0
 END_LIMIT_S = 60.0
 HEALED_S = 40.0  # the longest pause, and the grace after it, are over
 RESTART_S = 2.0
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """What to simulate."""
-
-    seed: int = 0
-    actors: int = 10
-    brokers: int = 2
-    faulty_s: float = 30.0
-    group_size: int = 4
-    groups_per_batch: int = 4
-    capacity: int = 6
-    margin: float = 3.0
-    """Room for all actors: those that wait ask ten times a second, which costs most here."""
-    step_s: float = 0.5
-    """Between two times that an actor's engine hands over tokens."""
-    train_s: float = 1.0
-    snapshot_s: float = 1.0
-    check_every_s: float = 5.0
-    rates: Rates = field(default_factory=Rates)
-    outage_s: tuple[float, float] = (0.1, 10.0)
-    """How long the store is away."""
-    scripts: LoadScript = load_script
-
-    def settings(self, folder: Path) -> Settings:
-        """The settings of the run."""
-        return Settings(
-            run=RunSettings(
-                name="simulated",
-                directory=folder,
-                model="init",
-                environment="talks",
-                steps=10**6,
-                group_size=self.group_size,
-                groups_per_batch=self.groups_per_batch,
-                eval_episodes=0,
-            ),
-            buffer=BufferSettings(margin=self.margin),
-            broker=BrokerSettings(),
-            actors=ActorSettings(max_concurrent_episodes=self.capacity, snapshot_s=self.snapshot_s),
-            learner=LearnerSettings(checkpoint_every=4),
-        )
 
 
 @dataclass(eq=False)
@@ -128,6 +77,7 @@ class Simulation:
         self.keys = make_keys(folder / "keys")
         self.actors = [Slot(f"actor-{i}") for i in range(scenario.actors)]
         self.brokers = [Slot(f"tcp://broker:{i + 1}") for i in range(scenario.brokers)]
+        self.liars = [Slot(f"{LIAR}-{i}") for i in range(scenario.liars)]
         self.learner = Slot("learner")
         self.on_progress: Callable[[float], None] = lambda _now: None
         self._lives = itertools.count(1)
@@ -164,16 +114,19 @@ class Simulation:
         if slot.process is None:
             return
         process, slot.process, slot.actor = slot.process, None, None
+        self.history.note("deaths of actors" if slot in self.actors else "deaths of liars")
         self.history.died(process.name, self.server.database)
         self.network.close_all(process, vanished=vanished)
         self.loop.kill(process)
-        self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_actor, slot)
+        if slot in self.actors:
+            self.after(self.rng.uniform(0.5, 2.0) * RESTART_S, self._start_actor, slot)
 
     def kill_broker(self, slot: Slot) -> None:
         """Kill a broker; it is started again soon."""
         if slot.process is None:
             return
         process, slot.process = slot.process, None
+        self.history.note("deaths of brokers")
         self.network.unbind(slot.name)
         self.loop.kill(process)
         self.after(self.rng.uniform(0.2, 2.0) * RESTART_S, self._start_broker, slot)
@@ -183,6 +136,7 @@ class Simulation:
         if self.learner.process is None:
             return
         process, self.learner.process = self.learner.process, None
+        self.history.note("deaths of the learner")
         self.loop.kill(process)
         self.after(self.rng.uniform(0.2, 2.0) * RESTART_S, self._start_learner)
 
@@ -202,16 +156,22 @@ class Simulation:
         self._start_learner()
         for actor in self.actors:
             self.after(self.rng.uniform(0, 3), self._start_actor, actor)
-        nemesis = Nemesis(self, self._generator("nemesis"), self.scenario.rates)
+        for liar in self.liars:
+            self.after(2.0, self._start_liar, liar)
+        scenario, rng = self.scenario, self._generator("nemesis")
+        nemesis = Nemesis(self, rng, scenario.rates, scenario.certain_faults)
         await nemesis.rage(self.scenario.faulty_s)
+        for liar in self.liars:
+            self.kill_actor(liar, vanished=False)
         await self._recover()
-        await self._lose_one_in_the_calm()
+        if scenario.is_lost_in_the_calm:
+            await self._lose_one_in_the_calm()
         await self._end()
 
     async def _recover(self) -> None:
         """After the last fault the run goes on: batches are trained again (I15)."""
         self.history.forget_orphans()
-        goal = self.history.steps_in_all + CALM_BATCHES
+        goal = self.history.steps_in_all + self.scenario.calm_batches
         await self._until(
             lambda: self.history.steps_in_all >= goal, CALM_LIMIT_S, "the run stands still"
         )
@@ -287,6 +247,23 @@ class Simulation:
         process = slot.process = Process(name)
         self._start(slot, process, live(), lambda: self._start_actor(slot))
 
+    def _start_liar(self, slot: Slot) -> None:
+        name = f"{slot.name}.{next(self._lives)}"
+        endpoints = [broker.name for broker in self.brokers]
+
+        async def live() -> None:
+            liar = Liar(
+                name,
+                self.settings,
+                endpoints,
+                self._generator(name),
+                on_verdict=self.history.lied,
+            )
+            await liar.live()
+
+        process = slot.process = Process(name)
+        self._start(slot, process, live(), lambda: None)
+
     def _start_broker(self, slot: Slot) -> None:
         process = slot.process = Process(slot.name)
         serving = simulated_broker.serve(
@@ -340,7 +317,7 @@ class Simulation:
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
-        for slot in (*self.actors, *self.brokers, self.learner):
+        for slot in (*self.actors, *self.liars, *self.brokers, self.learner):
             if slot.process is not None:
                 self.loop.kill(slot.process)
         if tasks:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from actors.episodes.held_leases import HeldLeases
 from broker.protocol.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
 from broker.server.service import Service
 from tests.simulation.nemesis import Rates
-from tests.simulation.simulation import Scenario, simulate
+from tests.simulation.scenario import Scenario, brief
+from tests.simulation.simulation import simulate
 
 ROOT = Path(__file__).parents[2]
 NO_FAULTS = Rates(
@@ -36,12 +38,25 @@ NO_FAULTS = Rates(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_nothing_is_lost_repeated_or_mixed_whatever_goes_wrong(tmp_path: Path, seed: int) -> None:
     result = simulate(Scenario(seed=seed), tmp_path)
 
     assert result.figures["steps"] > 0
     assert result.figures["network"]["lost"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 200, 5))
+def test_five_short_simulations_survive_a_death_of_each_role(tmp_path: Path, first: int) -> None:
+    counts = Counter[str]()
+    for seed in range(first, first + 5):
+        result = simulate(brief(seed), tmp_path / str(seed))
+        counts.update(result.figures["counts"])
+
+        assert result.figures["steps"] > 0, seed
+    for fault in ("deaths of actors", "deaths of brokers", "deaths of the learner", "rewinds"):
+        assert counts[fault] > 0, f"no {fault} in these five: the nemesis is too mild"
 
 
 @pytest.mark.slow

@@ -1,0 +1,86 @@
+"""What a simulation plays: its size, its speed, and its faults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from buffer.client.scripts import LoadScript, load_script
+from configs.settings import (
+    ActorSettings,
+    BrokerSettings,
+    BufferSettings,
+    LearnerSettings,
+    RunSettings,
+    Settings,
+)
+from tests.simulation.nemesis import Rates
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What to simulate."""
+
+    seed: int = 0
+    actors: int = 10
+    brokers: int = 2
+    liars: int = 0
+    """Actors that lie until the faults are over."""
+    faulty_s: float = 30.0
+    group_size: int = 4
+    groups_per_batch: int = 4
+    capacity: int = 6
+    margin: float = 3.0
+    """Room for all actors: those that wait ask ten times a second, which costs most here."""
+    step_s: float = 0.5
+    """Between two times that an actor's engine hands over tokens."""
+    train_s: float = 1.0
+    snapshot_s: float = 1.0
+    check_every_s: float = 5.0
+    rates: Rates = field(default_factory=Rates)
+    certain_faults: tuple[str, ...] = ()
+    """Of the nemesis: each strikes once at least, whatever the rates."""
+    calm_batches: int = 5
+    """After the last fault so many are trained."""
+    is_lost_in_the_calm: bool = True
+    """Whether an actor dies once more when all is quiet, and its takeover is timed."""
+    outage_s: tuple[float, float] = (0.1, 10.0)
+    """How long the store is away."""
+    scripts: LoadScript = load_script
+
+    def settings(self, folder: Path) -> Settings:
+        """The settings of the run."""
+        return Settings(
+            run=RunSettings(
+                name="simulated",
+                directory=folder,
+                model="init",
+                environment="talks",
+                steps=10**6,
+                group_size=self.group_size,
+                groups_per_batch=self.groups_per_batch,
+                eval_episodes=0,
+            ),
+            buffer=BufferSettings(margin=self.margin),
+            broker=BrokerSettings(),
+            actors=ActorSettings(max_concurrent_episodes=self.capacity, snapshot_s=self.snapshot_s),
+            learner=LearnerSettings(checkpoint_every=4),
+        )
+
+
+DEATHS = ("crash", "broker_crash", "learner_crash", "store_rewind")
+
+
+def brief(seed: int) -> Scenario:
+    """Ten seconds of faults, among them a death of each role and a rewind, in half a second."""
+    return Scenario(
+        seed=seed,
+        actors=2,
+        liars=seed % 2,
+        faulty_s=10.0,
+        groups_per_batch=1,
+        capacity=4,
+        certain_faults=DEATHS,
+        calm_batches=2,
+        is_lost_in_the_calm=False,
+    )
