@@ -21,12 +21,13 @@ import itertools
 import random
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TypeVar
 
 import structlog
 import zmq
 
-from broker.protocol.codec import decode, encode, sequence_of
+from broker.protocol.codec import decode, encode, header_of
 from broker.protocol.messages import (
     BeatRequest,
     Bye,
@@ -56,6 +57,8 @@ FIRST_WAIT_S = 0.2  # a reply takes milliseconds; after this it was lost or the 
 LAST_WAIT_S = 5.0
 UNSENT_WAIT_S = 0.05  # without a connection a send fails at once and costs nothing to repeat
 DEFAULT_DEADLINE_S = 60.0
+PROMPT = (Hello, BeatRequest, Bye)
+"""Calls that wait for no other call: one of each at a time."""
 
 log = structlog.get_logger()
 Reply = TypeVar("Reply")
@@ -192,12 +195,16 @@ class BrokerClient:
                 f"got {len(frame)} bytes; the broker would cut the connection without a reply"
             )
         try:
-            async with asyncio.timeout(deadline_s), self._credit:
+            async with asyncio.timeout(deadline_s), self._place(message):
                 return await self._until_answered(seq, frame, kind, broker_wait_s)
         except TimeoutError:
             name = type(message).__name__
             text = f"{name} had no answer in {deadline_s:g} s from {self._connection.description}"
             raise DeadlineError(text) from None
+
+    def _place(self, message: object) -> AbstractAsyncContextManager[None]:
+        """Bound the calls under way, but for those that no other may hold up."""
+        return nullcontext() if isinstance(message, PROMPT) else self._credit
 
     async def _until_answered(
         self, seq: int, frame: bytes, kind: type[Reply], broker_wait_s: float
@@ -246,7 +253,7 @@ class BrokerClient:
     async def _handle_refusal(self, refusal: Refusal, kind: type, pause_s: float) -> None:
         """Return when the request may be sent again, or raise."""
         if refusal.code in {"store", "busy"}:
-            await asyncio.sleep(_jitter(pause_s))
+            await asyncio.sleep(_jitter(max(pause_s, min(refusal.retry_after_s, LAST_WAIT_S))))
         elif refusal.code == "hello" and kind is not Welcome and self._registration is not None:
             await self._repeat_hello(self._registration)
         else:
@@ -275,7 +282,7 @@ class BrokerClient:
                 envelope = decode(frame, max_bytes=self._max_message_bytes)
                 seq, message = envelope.seq, envelope.message
             except RecordError as error:
-                seq = sequence_of(frame)
+                seq = header_of(frame).seq
                 message = Refusal(code="reply", text=str(error))
             answer = self._pending.get(seq)
             if answer is not None and not answer.done():

@@ -11,7 +11,7 @@ Example:
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgpack
 from msgspec import Meta, MsgspecError, Raw, Struct
@@ -24,7 +24,7 @@ from .manifest import WeightManifest
 from .messages import BrokerMessage, TaskSpec
 from .weight_messages import WeightMessage
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 HEADER_FIELDS = 4
 HEADER_BYTES = 1024  # of it, with names as long as they may be
 
@@ -41,6 +41,14 @@ class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
     seq: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     """Number of the request within its incarnation; the reply carries the same."""
     message: BrokerMessage | WeightMessage | WeightManifest
+
+
+class Header(NamedTuple):
+    """What the first bytes of a frame say; empty or 0 where they are no message's."""
+
+    incarnation: str = ""
+    seq: int = 0
+    op: str = ""
 
 
 class _Version(Struct):
@@ -81,21 +89,28 @@ def decode(frame: Frame, *, max_bytes: int) -> Envelope:
         raise RecordError(f"a message must be of its type: {error!s:.300}") from None
 
 
-def sequence_of(frame: Frame) -> int:
-    """Return the `seq` of a frame that is not decoded, so that its sender gets an answer, or 0.
+def header_of(frame: Frame) -> Header:
+    """Return the sender, number and kind of a frame that is not decoded, as far as it has them.
 
-    Reads the header alone: a message that is refused anyway must cost next to nothing.
+    Reads the first bytes alone: a message that is refused anyway must cost next to nothing.
     """
     reader = msgpack.Unpacker(raw=False, max_buffer_size=HEADER_BYTES, max_ext_len=0)
     reader.feed(frame[:HEADER_BYTES])
+    found: dict[str, object] = {}
     try:
         for _ in range(min(reader.read_map_header(), HEADER_FIELDS)):
-            name, value = reader.unpack(), reader.unpack()
-            if name == "seq":
-                return value if type(value) is int and 0 <= value < 2**63 else 0
+            name = reader.unpack()
+            found[name] = reader.unpack()
+        if reader.unpack() == "message" and reader.read_map_header() and reader.unpack() == "op":
+            found["op"] = reader.unpack()
     except (msgpack.UnpackException, *_MALFORMED):
         pass
-    return 0
+    incarnation, seq, op = found.get("inc"), found.get("seq"), found.get("op")
+    return Header(
+        incarnation if isinstance(incarnation, str) else "",
+        seq if type(seq) is int and 0 <= seq < 2**63 else 0,
+        op if isinstance(op, str) else "",
+    )
 
 
 def encode_spec(spec: TaskSpec) -> bytes:

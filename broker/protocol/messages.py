@@ -239,6 +239,8 @@ class Refusal(Message, frozen=True, tag="refusal"):
 
     code: Text
     text: Text
+    retry_after_s: Real = 0.0
+    """Of `busy` and `store`: the same sent again any sooner is refused again."""
 
 
 BrokerMessage: TypeAlias = (

@@ -12,6 +12,7 @@ from configs.errors import SettingsError
 from configs.settings import BrokerSettings, Settings
 
 from .audit import Audit
+from .lanes import ReadingClock
 from .leasing import Leasing
 from .liveness import Liveness
 from .service import Service
@@ -24,6 +25,8 @@ class Components:
 
     audit: Audit
     peers: Liveness
+    reading: ReadingClock
+    """Of the peers' silence."""
     cache: StoreCache
     leasing: Leasing
     service: Service
@@ -42,11 +45,12 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
     """
     _check_message_limit(settings.broker, settings.buffer.max_episode_bytes)
     audit = Audit(audit_file)
+    reading = ReadingClock(time.monotonic)
     peers = Liveness(
         heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
         max_actors=settings.broker.max_actors,
         max_actors_per_key=settings.broker.max_actors_per_key,
-        clock=time.monotonic,
+        clock=reading,
     )
     cache = StoreCache(store, pause_at_memory=settings.buffer.pause_at_memory)
     leasing = Leasing(store, settings.broker, peers, cache)
@@ -60,7 +64,7 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
         leasing=leasing,
         audit=audit,
     )
-    return Components(audit, peers, cache, leasing, service)
+    return Components(audit, peers, reading, cache, leasing, service)
 
 
 def _check_message_limit(broker: BrokerSettings, max_episode_bytes: int) -> None:

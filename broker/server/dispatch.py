@@ -1,9 +1,10 @@
 """Dispatch: reads messages of a socket, has each answered in a task of its own, sends replies.
 
-Consumes frames of [routing id, message]; waits for the next, or for room. A full broker stops
-reading and so holds all senders back; a peer over its share, or whose key was revoked, is refused
-before its message is decoded, one without permission after that. Whatever a peer sends, the next
-message is read.
+Consumes frames of [routing id, message]; waits for the next, or for room. What arrives counts as a
+sign of life at once, whatever becomes of it, and takes its lane: heartbeats pass by work. Work that
+would wait too long, a peer over its share and one whose key was revoked are refused before the
+message is decoded, one without permission after that. A broker that holds too many bytes stops
+reading and so holds all senders back. Whatever a peer sends, the next message is read.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ from functools import partial
 import structlog
 import zmq
 
-from broker.protocol.codec import Envelope, decode, encode, sequence_of
+from broker.protocol.codec import Envelope, decode, encode, header_of
 from broker.protocol.messages import LeaseReply, LeaseRequest, Refusal
-from broker.transport.allow_list import AllowList, Member
+from broker.transport.allow_list import AllowList
 from broker.transport.router import Router
 from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings
 
 from .admin import AdminService
 from .components import Components
-from .flow_control import ReplyLimiter, RequestLimiter, Slot, peer_share_bytes
+from .flow_control import ReplyLimiter, RequestLimiter, peer_share_bytes
+from .lanes import PROMPT, SHARE_OF_TIMEOUT, Lane, Request
 from .leasing import UNSERVED
 from .liveness import Peer
 from .permissions import ADMIN_REQUESTS, check_permission
 
 DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to stop
+READ_AT_ONCE = 32  # messages; then what was read before gets its turn
 REVOKED = Refusal("revoked", "this key has been taken off the allow-list; use another")
-BUSY = Refusal("busy", "this peer has too much at the broker already; send the same again later")
+BUSY = "the broker, or this peer's share of it, is full; send the same again later"
 
 log = structlog.get_logger()
 
@@ -71,30 +74,32 @@ class Dispatcher:
         clock = asyncio.get_running_loop().time
         self._reply_limiter = ReplyLimiter(max_peer_bytes=share, clock=clock)
         self._requests: set[asyncio.Task[None]] = set()
+        self._reading = parts.reading
+        most_wait_s = SHARE_OF_TIMEOUT * settings.heartbeat_timeout_s
+        self._busy = Refusal("busy", BUSY, retry_after_s=most_wait_s)
+        self._prompt, self._work = (
+            Lane(self._start, self._shed, most_wait_s=most_wait_s, clock=clock) for _ in range(2)
+        )
 
     async def receive(self) -> None:
-        """Read messages and give each a task of its own, as long as there is room."""
+        """Read messages and put each into its lane, as long as there is room."""
+        num_read = 0
         while True:
             await self._limiter.wait_for_room()
             frames = await self._router.receive()
-            if len(frames) != 2:
+            if len(frames) == 2:
+                self._read(frames[0].bytes, frames[1])
+            else:
                 self._audit.record_refusal("frames", str(frames[-1].get("User-Id")))
-                await asyncio.sleep(0)  # a flood must not keep the others from their turn
-                continue
-            key = str(frames[1].get("User-Id"))
-            route, frame = frames[0].bytes, frames[1].buffer
-            # Its key may have been removed while its holder is connected.
-            member = self._allowed.member(key.encode())
-            # Here and not in the task: in a burst `recv` never yields, so no task would have begun.
-            slot = None if member is None else self._limiter.admit(len(frame), route)
-            if member is None or slot is None:
-                refusal, peer = (REVOKED, key) if member is None else (BUSY, member.name)
-                self._refuse(route, sequence_of(frame), refusal, peer)
+            num_read += 1
+            if num_read % READ_AT_ONCE == 0:  # in a burst `receive` never yields
                 await asyncio.sleep(0)
-                continue
-            task = asyncio.create_task(self._request(route, frame, key, member, slot))
-            self._requests.add(task)
-            task.add_done_callback(partial(self._finished, slot))
+
+    def tick(self) -> None:
+        """Refuse what has waited too long; called some times a second."""
+        self._reading.tick(is_reading=self._limiter.has_room)
+        self._prompt.advance()
+        self._work.advance()
 
     async def drain(self) -> None:
         """Finish the requests that are at the store."""
@@ -105,41 +110,67 @@ class Dispatcher:
             for request in late:
                 request.cancel()
 
-    def _finished(self, slot: Slot, task: asyncio.Task[None]) -> None:
-        self._requests.discard(task)
-        slot.release()
+    def _read(self, route: bytes, part: zmq.Frame) -> None:
+        """Note a sign of life, and put a message into its lane or refuse it."""
+        key, frame = str(part.get("User-Id")), part.buffer
+        header = header_of(frame)
+        # Its key may have been removed while its holder is connected.
+        member = self._allowed.member(key.encode())
+        if member is None:
+            self._refuse(route, header.seq, REVOKED, key)
+            return
+        self._peers.observe(header.incarnation, key)
+        is_prompt = header.op in PROMPT
+        slot = self._limiter.admit(len(frame), route, is_prompt=is_prompt)
+        if slot is None:
+            self._refuse(route, header.seq, self._busy, member.name)
+            return
+        request = Request(route, frame, header.seq, key, member, slot)
+        (self._prompt if is_prompt else self._work).offer(request)
 
-    async def _request(
-        self, route: bytes, frame: memoryview, key: str, member: Member, slot: Slot
-    ) -> None:
+    def _start(self, request: Request) -> None:
+        task = asyncio.create_task(self._request(request))
+        self._requests.add(task)
+        task.add_done_callback(partial(self._finished, request))
+
+    def _finished(self, request: Request, task: asyncio.Task[None]) -> None:
+        self._requests.discard(task)
+        request.release()
+
+    def _shed(self, request: Request) -> None:
+        request.release()
+        self._refuse(request.route, request.seq, self._busy, request.member.name)
+
+    async def _request(self, request: Request) -> None:
         """Answer one message; whatever happens, the broker goes on."""
         try:
+            assert request.frame is not None
             try:
-                envelope = decode(frame, max_bytes=self._max_bytes)
+                envelope = decode(request.frame, max_bytes=self._max_bytes)
             except RecordError as error:
                 refusal = Refusal("malformed", str(error))
-                self._refuse(route, sequence_of(frame), refusal, member.name)
+                self._refuse(request.route, request.seq, refusal, request.member.name)
                 return
-            del frame  # a LEASE that waits for work must not keep its frame alive
-            reply = await self._answer(envelope, key, member)
-            slot.release()  # a LEASE may now wait for work
-            peer = self._peers.observe(envelope.inc, key)
+            request.frame = None
+            reply = await self._answer(envelope, request)
+            request.release()  # a LEASE may now wait for work
+            peer = self._peers.observe(envelope.inc, request.key)
             if isinstance(reply, LeaseReply) and peer is not None:
-                await self._answer_lease(route, envelope, peer, reply)
+                await self._answer_lease(request.route, envelope, peer, reply)
             elif isinstance(reply, Refusal):
-                self._refuse(route, envelope.seq, reply, member.name)
+                self._refuse(request.route, envelope.seq, reply, request.member.name)
             elif reply is not None:
-                self._send(route, envelope.seq, reply)
+                self._send(request.route, envelope.seq, reply)
         except Exception:  # the edge of the loop: one request must not end the others
             log.exception("a request failed; its actor will send it again")
 
-    async def _answer(self, envelope: Envelope, key: str, member: Member) -> object | None:
-        refusal = check_permission(member, envelope.message)
+    async def _answer(self, envelope: Envelope, request: Request) -> object | None:
+        refusal = check_permission(request.member, envelope.message)
         if refusal is not None:
             return refusal
         if isinstance(envelope.message, ADMIN_REQUESTS):
-            return await self._admin.answer(envelope, member)
-        return await self._service.answer(envelope, key)
+            return await self._admin.answer(envelope, request.member)
+        return await self._service.answer(envelope, request.key)
 
     async def _answer_lease(
         self, route: bytes, envelope: Envelope, peer: Peer, first: LeaseReply

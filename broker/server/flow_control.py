@@ -1,9 +1,9 @@
 """Flow control: bounds on requests, on replies that wait for a peer, and on failures of a key.
 
-Requests: a full broker stops reading; ZeroMQ's queues fill, then TCP holds the senders back. A peer
-over its own share is refused before that, so that it cannot fill the whole: it sends again later,
-while all others go on. A LEASE that waits for work does not count: it is a few hundred bytes, and
-each actor has one.
+Requests: a broker that holds too many bytes stops reading; ZeroMQ's queues fill, then TCP holds the
+senders back. A peer over its own share, and work that would take the room of heartbeats, are
+refused before that: they come again later, while all others go on. A LEASE that waits for work does
+not count: it is a few hundred bytes, and each actor has one.
 
 Replies: ZeroMQ bounds the queue of a peer by messages, not by bytes, and a lease that continues an
 episode may be as large as a message can be. ZeroMQ does not report when a reply has left the queue,
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from broker.transport.sockets import RECEIVE_HWM, STALLED_MS
 from configs.settings import BrokerSettings
 
-MAX_REQUESTS = 256  # hides a store round trip of 10 ms at 25 000 requests a second
 MAX_REQUESTS_PER_PEER = 64  # a client keeps half of that in flight, and a copy of each may follow
 MAX_FRAMES = 4  # largest messages held at once, so memory <= this * max_message_bytes
+WORK_FRAMES = 3  # of them, those of records; the rest is for heartbeats
 SMALL_BYTES = 16 * 1024  # verdicts and refusals: ZeroMQ's own limit holds 64 of them to 1 MiB
 WINDOW_S = STALLED_MS / 1000
 HELLOS = 20  # of one key in such a window, beside two for each of its actors
@@ -65,8 +65,8 @@ class RequestLimiter:
 
     def __init__(self, *, max_message_bytes: int, max_peer_bytes: int) -> None:
         self._max_bytes = MAX_FRAMES * max_message_bytes
+        self._max_work_bytes = WORK_FRAMES * max_message_bytes
         self._max_peer_bytes = max_peer_bytes
-        self._requests = 0
         self._bytes = 0
         self._shares: dict[bytes, _Share] = {}
         self._has_room = asyncio.Event()
@@ -76,12 +76,24 @@ class RequestLimiter:
         """Wait until another request may be read; for the one task that reads."""
         await self._has_room.wait()
 
-    def admit(self, num_bytes: int, peer: bytes) -> Slot | None:
+    @property
+    def has_room(self) -> bool:
+        """Whether another request may be read."""
+        return self._has_room.is_set()
+
+    def admit(self, num_bytes: int, peer: bytes, *, is_prompt: bool = True) -> Slot | None:
         """Count a request that was just read, before anything else may run.
 
+        Args:
+            num_bytes: Of its frame.
+            peer: Its sender.
+            is_prompt: It is no work, and may take the room that work leaves.
+
         Returns:
-            Its slot; None if its peer is over its share.
+            Its slot; None if its peer is over its share, or work over that of all work.
         """
+        if not is_prompt and self._bytes and self._bytes + num_bytes > self._max_work_bytes:
+            return None
         share = self._shares.get(peer)
         if share is None:
             share = self._shares[peer] = _Share()
@@ -92,7 +104,7 @@ class RequestLimiter:
             return None
         share.requests += 1
         share.num_bytes += num_bytes
-        self._count(1, num_bytes)
+        self._count(num_bytes)
         return Slot(lambda: self._release(peer, num_bytes))
 
     def _release(self, peer: bytes, num_bytes: int) -> None:
@@ -101,12 +113,11 @@ class RequestLimiter:
         share.num_bytes -= num_bytes
         if not share.requests:
             del self._shares[peer]
-        self._count(-1, -num_bytes)
+        self._count(-num_bytes)
 
-    def _count(self, requests: int, num_bytes: int) -> None:
-        self._requests += requests
+    def _count(self, num_bytes: int) -> None:
         self._bytes += num_bytes
-        if self._requests >= MAX_REQUESTS or self._bytes >= self._max_bytes:
+        if self._bytes >= self._max_bytes:
             self._has_room.clear()
         else:
             self._has_room.set()

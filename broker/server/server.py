@@ -112,12 +112,16 @@ class Broker:
             authenticator.check()
             await watch.check()
 
+        async def tick() -> None:
+            dispatcher.tick()
+            self._parts.leasing.queue.wake()
+
         async with asyncio.TaskGroup() as group:
             loops = [
                 group.create_task(work)
                 for work in (
                     dispatcher.receive(),
-                    _every(TICK_S, self._wake_waiting, stop),
+                    _every(TICK_S, tick, stop),
                     _every(PUBLICATION_S, self._parts.cache.refresh_publication, stop),
                     _every(MEMORY_S, self._parts.cache.refresh_memory, stop),
                     _every(MEMORY_S, self._parts.cache.refresh_closed, stop),
@@ -160,9 +164,6 @@ class Broker:
             run=self._run,
             settings=self._settings,
         )
-
-    async def _wake_waiting(self) -> None:
-        self._parts.leasing.queue.wake()
 
     def _on_new_server(self, run_id: str, state: str) -> bool:
         """Accept a Redis that this broker has not met; the store itself closes what must wait."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.server.flow_control import MAX_REQUESTS, RequestLimiter
+from broker.server import flow_control
+from broker.server.flow_control import RequestLimiter
 from broker.server.leasing import GracePeriod, WaitQueue
 from broker.server.liveness import FORGET_AFTER, Liveness
 from tests.broker.support.fake_clock import FakeClock
@@ -108,7 +109,7 @@ def test_nothing_is_reaped_right_after_the_process_was_stopped() -> None:
     assert not grace.is_over()
 
 
-def test_the_limiter_closes_when_requests_or_bytes_are_many() -> None:
+def test_the_limiter_closes_when_bytes_are_many_and_keeps_room_for_heartbeats() -> None:
     async def story() -> None:
         limiter = RequestLimiter(max_message_bytes=100, max_peer_bytes=100)
         large = limiter.admit(399, b"a")
@@ -121,11 +122,12 @@ def test_the_limiter_closes_when_requests_or_bytes_are_many() -> None:
         assert await has_room(limiter)
         large.release()
 
-        slots = [limiter.admit(0, str(number).encode()) for number in range(MAX_REQUESTS)]
-        assert not await has_room(limiter)
-        assert slots[0] is not None
-        slots[0].release()
-        assert await has_room(limiter)
+        work = limiter.admit(300, b"a", is_prompt=False)
+        assert work is not None
+        assert limiter.admit(1, b"b", is_prompt=False) is None
+        assert limiter.admit(99, b"b") is not None
+        work.release()
+        assert limiter.admit(1, b"b", is_prompt=False) is not None
 
     asyncio.run(story())
 
@@ -154,3 +156,46 @@ def test_the_queue_moves_in_order_and_forgets_calls_that_left() -> None:
         assert served[-1] == "c"
 
     asyncio.run(story())
+
+
+def test_a_slot_is_released_once() -> None:
+    async def story() -> None:
+        limiter = RequestLimiter(max_message_bytes=100, max_peer_bytes=10**6)
+        large, small = limiter.admit(350, b"a"), limiter.admit(60, b"a")
+        assert large is not None and small is not None
+        waiting = asyncio.create_task(limiter.wait_for_room())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+
+        small.release()
+        small.release()  # the second time changes nothing
+        await asyncio.wait_for(waiting, 1)
+        limiter.admit(60, b"a")
+        assert not await has_room(limiter)
+        large.release()
+        assert await has_room(limiter)
+
+    asyncio.run(story())
+
+
+def test_a_peer_over_its_share_is_refused_and_others_are_not() -> None:
+    limiter = RequestLimiter(max_message_bytes=1000, max_peer_bytes=100)
+    whole = limiter.admit(1000, b"greedy")  # a single message of any size is let in
+    assert whole is not None
+
+    assert limiter.admit(1, b"greedy") is None
+    assert limiter.admit(60, b"other") is not None
+    assert limiter.admit(60, b"other") is None
+    assert limiter.admit(40, b"other") is not None
+    whole.release()
+    assert limiter.admit(60, b"greedy") is not None
+
+
+def test_a_peer_has_at_most_its_number_of_requests_at_the_broker() -> None:
+    limiter = RequestLimiter(max_message_bytes=1000, max_peer_bytes=10**6)
+    slots = [limiter.admit(1, b"greedy") for _ in range(flow_control.MAX_REQUESTS_PER_PEER)]
+
+    assert None not in slots
+    assert limiter.admit(1, b"greedy") is None
+    assert asyncio.run(has_room(limiter))
+    assert limiter.admit(1, b"other") is not None

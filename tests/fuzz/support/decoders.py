@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from broker.protocol import weight_messages
-from broker.protocol.codec import decode, decode_spec, encode, encode_spec, sequence_of
+from broker.protocol.codec import decode, decode_spec, encode, encode_spec, header_of
 from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
 from broker.protocol.messages import (
     Beat,
@@ -118,7 +118,7 @@ _LINES = b'{"step": 1, "lag": 0.5, "groups": [1, 2]}\n{"step": 2, "lag": null}\n
 
 DECODERS = {
     "message": Decoder(lambda data: decode(data, max_bytes=MAX_BYTES), RecordError, _messages()),
-    "sequence of a message": Decoder(sequence_of, None, _messages()),
+    "header of a message": Decoder(header_of, None, _messages()),
     "task spec": Decoder(decode_spec, RecordError, (encode_spec(TaskSpec(1, 2, 3, "train", 1.0)),)),
     "episode": Decoder(decode_episode, RecordError, (encode_episode(example_episode()),)),
     "completion": Decoder(
