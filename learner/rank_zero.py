@@ -26,6 +26,7 @@ from learner.data.evaluation import Evaluation, Evaluations, is_due
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
+from learner.data.sampling_alarm import SamplingAlarm
 from learner.model.ranks import Ranks
 from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
@@ -84,6 +85,7 @@ class RankZero:
             ledger=ledger,
             vocabulary=vocabulary,
         )
+        self._alarm = SamplingAlarm(store, settings)
         self._records = Records(store, run, settings.buffer, settings.rewards)
         self._batch_log = BatchLog(
             self._journal,
@@ -117,10 +119,12 @@ class RankZero:
     def next_batch(self, step: int) -> tuple[BatchPlan, list[Episode]] | None:
         """Wait for batch `step`, plan it, and broadcast the plan; None when asked to stop."""
         while (batch := self._wait(step)) is None:
+            self._alarm.look((step, self._claims.num_ready))
             if self._stopping.is_set():
                 self._ranks.broadcast(STOP)
                 return None
             self._ranks.broadcast(WAIT)
+        self._alarm.look((step, None))
         plan = plan_batch(
             batch.step,
             batch.episodes,
@@ -143,7 +147,14 @@ class RankZero:
         """Count the trained batch and log its figures."""
         batch, self._batch = self._batch, None
         assert batch is not None, "a batch is trained after it was claimed"
-        self._batch_log.record(batch, trained, times, alerts, claimed_at=self._claimed_at)
+        self._batch_log.record(
+            batch,
+            trained,
+            times,
+            alerts,
+            claimed_at=self._claimed_at,
+            sampling_alarms=self._alarm.alarms,
+        )
 
     def must_checkpoint(self, step: int) -> bool:
         """Decide for all ranks whether to checkpoint although none is due.

@@ -14,6 +14,9 @@ class ConsoleSettings(Table):
 
     refresh_s: Seconds = 0.5
     """Pause between two looks at the run."""
+    alarm_s: Seconds = 60.0
+    """Wait for episodes without anybody sampling, after which learner, display and `nyala status`
+    say so; longer where actors take longer to start."""
     max_restarts: Annotated[int, Field(ge=0)] = 10
     """Restarts of one process within ten minutes before the run stops with an error."""
     stop_timeout_s: Seconds = 30.0

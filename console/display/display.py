@@ -33,6 +33,8 @@ class View:
     actors_alive: int
     is_training: bool = True
     """The first batch of this session is trained."""
+    alarm: str | None = None
+    """Why nobody samples, for as long as nobody does."""
 
 
 class Display(Protocol):
@@ -84,7 +86,7 @@ class LiveDisplay:
     def show(self, view: View) -> None:
         """Redraw."""
         if not view.is_training:
-            self._live.update(self._starting(view))
+            self._live.update(Group(self._starting(view), *_alarm_lines(view)))
             return
         eta = view.progress.eta_s
         self._bar.update(
@@ -96,7 +98,7 @@ class LiveDisplay:
         shown: list[RenderableType] = [self._bar, _figures_table(view)]
         if view.progress.alerts is not None:
             shown.append(Text(f"ALERT {view.progress.alerts}", style="yellow"))
-        self._live.update(Group(*shown))
+        self._live.update(Group(*shown, *_alarm_lines(view)))
 
     def log(self, text: str) -> None:
         """Print above the bar."""
@@ -123,6 +125,7 @@ class PlainDisplay:
         self._told: dict[str, str] = {}
         self._last_step = 0
         self._alerts: str | None = None
+        self._has_alarm = False
         self._due = clock()
 
     def __enter__(self) -> Self:
@@ -132,6 +135,10 @@ class PlainDisplay:
 
     def show(self, view: View) -> None:
         """Print what is new."""
+        if (view.alarm is not None) != self._has_alarm:
+            self._has_alarm = view.alarm is not None
+            text = view.alarm or "has ended: episodes are made again"
+            self.log(f"{self._name}: ALARM {text}")
         step = view.progress.step
         if not view.is_training:
             for name, stage in view.stages.items():
@@ -168,6 +175,25 @@ def figures(view: View) -> dict[str, str]:
     }
 
 
+class IdleTime:
+    """Turns the reason why nobody samples into an alarm, once it has lasted."""
+
+    def __init__(self, alarm_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._alarm_s = alarm_s
+        self._clock = clock
+        self._since: float | None = None
+        self._step = 0
+
+    def alarm(self, reason: str | None, step: int) -> str | None:
+        """Return the reason if it, with a step that does not change, has lasted long enough."""
+        now = self._clock()
+        if reason is None or step != self._step or self._since is None:
+            self._since = None if reason is None else now
+            self._step = step
+            return None
+        return reason if now - self._since >= self._alarm_s else None
+
+
 def duration(seconds: float) -> str:
     """Write a time span: `42 s`, `3:05 min`, `2:10 h`."""
     whole = round(seconds)
@@ -186,6 +212,10 @@ def _figures_table(view: View) -> Table:
         table.add_column(label, header_style="dim")
     table.add_row(*values.values())
     return table
+
+
+def _alarm_lines(view: View) -> list[RenderableType]:
+    return [] if view.alarm is None else [Text(f"ALARM {view.alarm}", style="bold red")]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from buffer import operations
-from buffer.operations.values import ActorSeen
+from buffer.operations.values import ActorSeen, Closed, Memory, Stats
+from buffer.sampling import why_nobody_samples
 from buffer.store import Store
 from configs.errors import NyalaError
-from configs.settings import BrokerSettings
+from configs.settings import Settings
 from configs.worker import Worker
 
 LOOK_EVERY_S = 2.0
@@ -72,7 +73,7 @@ class ActorWatch:
     """Counts the actors that gave a sign of life within `broker.heartbeat_timeout_s`.
 
     Example:
-        watch = ActorWatch(url, run="demo", broker=settings.broker)
+        watch = ActorWatch(url, settings)
         watch.start()
         print(watch.alive)
         watch.report_death(4711)
@@ -80,13 +81,14 @@ class ActorWatch:
         watch.close()
     """
 
-    def __init__(self, url: str, *, run: str, broker: BrokerSettings) -> None:
+    def __init__(self, url: str, settings: Settings) -> None:
         self._url = url
-        self._run = run
-        self._broker = broker
+        self._settings = settings
+        self._run, self._broker = settings.run.name, settings.broker
         self._reports: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._pending = PendingDeaths()
         self._alive: int | None = None
+        self._idle: str | None = None
         # Never joined: a look at a dead server does not keep `nyala up` from ending.
         self._worker = Worker(self._watch, name="actor-watch")
 
@@ -94,6 +96,11 @@ class ActorWatch:
     def alive(self) -> int | None:
         """Actors alive at the last look; None before the first and while Redis is away."""
         return self._alive
+
+    @property
+    def idle(self) -> str | None:
+        """Why nobody samples although the learner waits, at the last look; None if it need not."""
+        return self._idle
 
     def start(self) -> None:
         """Begin to look."""
@@ -118,9 +125,9 @@ class ActorWatch:
                     try:
                         self._look(store)
                     except NyalaError:
-                        self._alive = None
+                        self._alive = self._idle = None
         finally:
-            self._alive = None
+            self._alive = self._idle = None
 
     def _receive(self) -> bool:
         """Wait for a report or for the time of the next look; False once closed."""
@@ -136,9 +143,12 @@ class ActorWatch:
         seen = store.run(operations.actors())
         limit_s = self._broker.heartbeat_timeout_s
         self._alive = sum(actor.silent_s <= limit_s for actor in seen)
+        stats = store.run(operations.stats())
+        memory, closed = store.run(operations.memory()), store.run(operations.closed())
+        self._idle = idle_reason(self._settings, stats, seen, memory, closed)
         pending = self._pending.current()
         # A store that is recovering releases nothing, and after it no lease expires for a while.
-        if pending and store.run(operations.stats()).state == "RUNNING":
+        if pending and stats.state == "RUNNING":
             for pid in pending:
                 self._release(store, seen, pid)
                 self._pending.remove(pid)
@@ -149,3 +159,20 @@ class ActorWatch:
             if here.items() <= actor.fields.items():
                 most = self._broker.max_attempts
                 store.run(operations.release_dead_actor(actor.incarnation, max_attempts=most))
+
+
+def idle_reason(
+    settings: Settings, stats: Stats, seen: Iterable[ActorSeen], memory: Memory, closed: Closed
+) -> str | None:
+    """Return why nobody samples; None while somebody does, or while the learner does not wait."""
+    if all(claim.sealed for claim in stats.claims):
+        return None
+    return why_nobody_samples(
+        stats,
+        seen,
+        memory,
+        closed,
+        folder=settings.run.folder,
+        heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
+        pause_at_memory=settings.buffer.pause_at_memory,
+    )

@@ -17,7 +17,7 @@ from types import FrameType
 from rich.console import Console
 
 from configs.settings import Settings
-from console.display.display import Display, View, make_display
+from console.display.display import Display, IdleTime, View, make_display
 from console.display.progress import RunProgress
 from console.display.result import print_result
 from console.display.reward_plot import draw_reward
@@ -121,9 +121,7 @@ class Session:
     ) -> Outcome:
         """Start Redis, then the rest at once; stop all of it in order, whatever happens."""
         url = self._folder.redis_url.read_text(encoding="utf-8").strip()
-        self._actors = actors = ActorWatch(
-            url, run=self._settings.run.name, broker=self._settings.broker
-        )
+        self._actors = actors = ActorWatch(url, self._settings)
         try:
             if server is not None:
                 first.start()
@@ -163,6 +161,7 @@ class Session:
     ) -> Outcome:
         progress = RunProgress(self._folder, steps=self._settings.run.steps)
         resumed_at = progress.look().step
+        idle = IdleTime(self._settings.console.alarm_s)
         show_at = 0.0
         while True:
             outcome = supervisor.tick()
@@ -171,7 +170,8 @@ class Session:
                 now = progress.look()
                 # A learner that was killed first takes back the steps after its checkpoint.
                 resumed_at = min(resumed_at, now.step)
-                display.show(View(now, stages.look(), alive, now.step > resumed_at))
+                alarm = idle.alarm(None if self._actors is None else self._actors.idle, now.step)
+                display.show(View(now, stages.look(), alive, now.step > resumed_at, alarm))
                 show_at = time.monotonic() + self._settings.console.refresh_s
             if outcome is not None:
                 return outcome

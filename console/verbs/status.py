@@ -9,17 +9,19 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from buffer.operations import actors, closed, stats
+from buffer.operations import actors, closed, memory, stats
 from buffer.operations.run import brokers
-from buffer.operations.values import ActorSeen, Closed, Stats
+from buffer.operations.values import ActorSeen, Closed, Memory, Stats
 from buffer.store import Store
 from configs.errors import NyalaError
 from configs.loader import load
 from console.arguments import Run
 from console.display.display import View, duration, figures
+from console.display.json_lines import number, read_rows
 from console.display.progress import RunProgress
 from console.display.result import print_result
-from console.run.run_folder import RunState, run_folder_of
+from console.run.actor_watch import idle_reason
+from console.run.run_folder import RunFolder, RunState, run_folder_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -55,13 +57,17 @@ def print_status(path: Path, console: Console) -> None:
     )
     try:
         url = folder.redis_url.read_text(encoding="utf-8").strip()
-        counts, seen, serving, shut = _ask_store(url, settings.run.name)
+        counts, seen, serving, shut, used = _ask_store(url, settings.run.name)
     except NyalaError as error:
         console.print(f"not running: {error}", markup=False, soft_wrap=True)
         return
     limit_s = settings.broker.heartbeat_timeout_s
     alive = sum(actor.silent_s <= limit_s for actor in seen)
     values = figures(View(progress, {}, alive))
+    idle = idle_reason(settings, counts, seen, used, shut)
+    waited_s = time.time() - _fed_at(folder)
+    if idle is not None and waited_s >= settings.console.alarm_s:
+        console.print(f"ALARM for {duration(waited_s)}: {idle}", markup=False, soft_wrap=True)
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     console.print(line, highlight=False, soft_wrap=True)
     console.print(_tasks_line(counts), highlight=False, soft_wrap=True)
@@ -75,10 +81,10 @@ def print_status(path: Path, console: Console) -> None:
 
 def _ask_store(
     url: str, run: str
-) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]], Closed]:
+) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]], Closed, Memory]:
     with Store(url, run=run) as store:
-        serving = store.run(brokers())
-        return store.run(stats()), store.run(actors()), serving, store.run(closed())
+        ask = store.run
+        return ask(stats()), ask(actors()), ask(brokers()), ask(closed()), ask(memory())
 
 
 def _closed_lines(closed: Closed, run: Path) -> list[str]:
@@ -90,6 +96,12 @@ def _closed_lines(closed: Closed, run: Path) -> list[str]:
     if closed.paused:
         lines.insert(0, f"LEASING IS PAUSED: {closed.paused}")
     return [*lines, f"mend the cause, then: nyala buffer resume {run}"] if lines else []
+
+
+def _fed_at(folder: RunFolder) -> float:
+    """When the learner last had a batch, or the run began; Unix time."""
+    rows = read_rows(folder.metrics)
+    return number(rows[-1], "time") if rows else folder.config.stat().st_mtime
 
 
 def _tasks_line(stats: Stats) -> str:

@@ -121,6 +121,11 @@ class Claims:
             time.sleep(POLL_EVERY_S)
         return None
 
+    @property
+    def num_ready(self) -> int:
+        """Groups that are there for the batch that is being filled."""
+        return len(self._episodes)
+
     def poll(self, step: int) -> ClaimedBatch | None:
         """Claim, judge and drop once; return the batch if it is complete."""
         if self._recoveries != self._store.recoveries:

@@ -60,6 +60,7 @@ class BatchLog:
         alerts: Sequence[Alert],
         *,
         claimed_at: float,
+        sampling_alarms: int,
     ) -> None:
         """Count a batch and append its lines to the journal."""
         figures = batch_figures(
@@ -86,6 +87,7 @@ class BatchLog:
                 **asdict(figures),
                 **_training_figures(trained),
                 "alerts": [alert.name for alert in alerts],
+                "sampling_alarms": sampling_alarms,
                 **asdict(times),
                 "idle_fraction": self.totals.idle_fraction,
                 "wall_s": round(self.totals.wall_s, 3),

@@ -19,6 +19,7 @@ from console.run.actor_watch import (
     RETRY_S,
     ActorWatch,
     PendingDeaths,
+    idle_reason,
 )
 from learner.data.curriculum import training_tasks
 from tests.console.support.waiting import wait_until
@@ -56,7 +57,7 @@ def actor(store: Store, name: str, *, host: str, pid: int) -> None:
 
 
 def watch_of(settings: Settings, url: str) -> ActorWatch:
-    return ActorWatch(url, run=settings.run.name, broker=settings.broker)
+    return ActorWatch(url, settings)
 
 
 def holders(store: Store) -> set[str]:
@@ -164,3 +165,18 @@ def test_a_pending_death_shortens_the_pause_by_a_random_amount(share: float) -> 
     deaths.add(1)
 
     assert deaths.pause_s == pytest.approx(RETRY_S * (1 + share / 2))
+
+
+def test_a_reason_for_idleness_counts_only_while_the_learner_waits(
+    store: Store, settings: Settings
+) -> None:
+    def reason() -> str | None:
+        stats, memory = store.run(operations.stats()), store.run(operations.memory())
+        seen, closed = store.run(operations.actors()), store.run(operations.closed())
+        return idle_reason(settings, stats, seen, memory, closed)
+
+    assert reason() is None
+    store.run(operations.claim(1, 1, 2, start=True))
+    assert "start one: nyala actor" in str(reason())
+    actor(store, "at work", host="h", pid=1)
+    assert reason() is None

@@ -203,6 +203,14 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
     assert "2 tasks created: 2 ready" in answer.output
     assert "5757, heard of 0 s ago, 1 actors, refused: 2 busy, 3 role\n" in answer.output
     assert "host-1a2b on h, heard of 0 s ago, version none yet, tokens_per_s 123\n" in answer.output
+    assert "ALARM" not in answer.output
+
+    with Store(redis_url, run="r") as store:
+        store.run(operations.claim(lineage, 8, 1, start=True))
+    answer = CliRunner().invoke(app, ["status", str(folder)])
+
+    assert ": 1 actors are present and none has work, with 2 tasks ready;" in answer.output
+    assert "ALARM for " in answer.output
 
 
 def test_status_of_a_run_that_was_stopped_says_so(tmp_path):

@@ -6,7 +6,15 @@ import json
 import pytest
 from rich.console import Console
 
-from console.display.display import LiveDisplay, PlainDisplay, View, duration, figures, make_display
+from console.display.display import (
+    IdleTime,
+    LiveDisplay,
+    PlainDisplay,
+    View,
+    duration,
+    figures,
+    make_display,
+)
 from console.display.json_lines import JsonLines
 from console.display.progress import Progress, RunProgress, summarise
 from console.display.reward_plot import draw_reward, smooth
@@ -203,3 +211,33 @@ def test_a_plot_is_drawn_once_there_is_a_batch(tmp_path):
 
     assert draw_reward(folder, title="demo") == folder.plot
     assert folder.plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_alarm_is_printed_once_when_it_begins_and_once_when_it_ends():
+    out = io.StringIO()
+    display = PlainDisplay(Console(file=out, width=200), name="demo")
+    for alarm in (None, "no actor", "no actor", None, None):
+        display.show(View(Progress(0, 9), {}, 0, is_training=False, alarm=alarm))
+
+    assert out.getvalue().splitlines() == [
+        "demo: ALARM no actor",
+        "demo: ALARM has ended: episodes are made again",
+    ]
+
+
+def test_a_reason_is_an_alarm_once_it_has_lasted_without_a_batch():
+    now = [0.0]
+    idle = IdleTime(60.0, lambda: now[0])
+
+    def after(seconds, reason="no actor", step=3):
+        now[0] += seconds
+        return idle.alarm(reason, step)
+
+    assert after(0.0) is None
+    assert after(59.0) is None
+    assert after(2.0) == "no actor"
+    assert after(1.0, step=4) is None
+    assert after(59.0, step=4) is None
+    assert after(1.0, step=4) == "no actor"
+    assert after(1.0, None, 4) is None
+    assert after(90.0, step=4) is None

@@ -21,13 +21,13 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
-from learner import loop
+from learner import loop, rank_zero
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.data import batch
 from learner.data.curriculum import Feeder
 from learner.model.ranks import Ranks
 from learner.training import step
-from tests.learner.support.ring_in_process import LifeEnded, RingInProcess
+from tests.learner.support.ring_in_process import ActorThread, LifeEnded, RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
 
 SLOW_S = 0.3
@@ -285,6 +285,28 @@ def test_a_feeder_that_dies_of_a_defect_ends_the_learner_that_waits_for_its_task
     with pytest.raises(RuntimeError, match="a defect"):
         ring.live()
     give_up.cancel()
+
+
+def test_a_learner_that_waits_while_no_actor_is_heard_counts_an_alarm(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These actors answer, slowly, and no broker reports them."""
+    settings = _settings(tmp_path, steps=1)
+    impatient = settings.console.model_copy(update={"alarm_s": 0.01})
+    settings = settings.model_copy(update={"console": impatient})
+    answer = ActorThread._answer
+
+    def slowly(*arguments: Any, **named: Any) -> Any:
+        time.sleep(0.02)
+        return answer(*arguments, **named)
+
+    monkeypatch.setattr(ActorThread, "_answer", slowly)
+    monkeypatch.setattr(rank_zero, "KEEPALIVE_S", 0.02)
+
+    assert RingInProcess(settings, redis_url, ranks).live()
+
+    [line] = _lines(settings.run.folder, "metrics.jsonl")
+    assert line["sampling_alarms"] >= 1
 
 
 def test_a_newer_learner_ends_this_one(redis_url: str, tmp_path: Path, ranks: Ranks) -> None:

@@ -1,0 +1,84 @@
+"""An alarm when the learner waits for episodes that nobody makes.
+
+    quiet --no episode for `console.alarm_s`, and nobody samples--> alarm --episodes come--> quiet
+
+One warning when it begins, one when its cause changes, one line when it ends.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import structlog
+
+from buffer import operations
+from buffer.sampling import why_nobody_samples
+from configs.settings import Settings
+
+from .retrying_store import RetryingStore
+
+log = structlog.get_logger()
+
+
+class SamplingAlarm:
+    """Watches the waits of rank 0; its owner calls it a few times a minute.
+
+    Args:
+        store: Asked only once a wait is longer than `console.alarm_s`.
+        settings: Of the run.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        store: RetryingStore,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._progress: object = None
+        self._fed_at = clock()
+        self._began_at: float | None = None
+        self._cause = ""
+        self.alarms = 0
+        """Since the learner started."""
+
+    def look(self, progress: object) -> None:
+        """Sound the alarm, or end it.
+
+        Args:
+            progress: Changes whenever episodes have come.
+        """
+        now = self._clock()
+        if progress != self._progress:
+            self._progress, self._fed_at = progress, now
+        waited_s = now - self._fed_at
+        reason = self._reason() if waited_s >= self._settings.console.alarm_s else None
+        cause = "" if reason is None else re.sub(r"\d+", "", reason)  # but for its figures
+        if reason is not None and cause != self._cause:
+            if self._began_at is None:
+                self._began_at = now
+                self.alarms += 1
+            log.warning("ALARM: nobody samples", why=reason, waited_s=round(waited_s))
+        elif reason is None and self._began_at is not None:
+            lasted_s = round(now - self._began_at)
+            log.info("the alarm has ended: episodes are made again", lasted_s=lasted_s)
+            self._began_at = None
+        self._cause = cause
+
+    def _reason(self) -> str | None:
+        settings = self._settings
+        return why_nobody_samples(
+            self._store.run(operations.stats()),
+            self._store.run(operations.actors()),
+            self._store.run(operations.memory()),
+            self._store.run(operations.closed()),
+            folder=settings.run.folder,
+            heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
+            pause_at_memory=settings.buffer.pause_at_memory,
+        )

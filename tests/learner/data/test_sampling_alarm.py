@@ -1,0 +1,104 @@
+"""The alarm of a learner that waits for episodes that nobody makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import structlog
+
+from buffer import operations
+from buffer.operations.values import ActorSeen, Closed, Memory
+from buffer.sampling import why_nobody_samples
+from buffer.store import Store
+from configs.settings import Settings
+from learner.data.curriculum import training_tasks
+from learner.data.retrying_store import RetryingStore
+from learner.data.sampling_alarm import SamplingAlarm
+from tests.broker.support.fake_clock import FakeClock
+from tests.learner.support.tiny_run import begin_run, tiny_settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return tiny_settings(tmp_path)
+
+
+@pytest.fixture
+def store(redis_url: str, settings: Settings) -> Iterator[Store]:
+    with Store(redis_url, settings.run.name) as opened:
+        begin_run(opened, settings.run)
+        lineage = opened.run(operations.begin_lineage(0, 0))
+        assert lineage is not None
+        opened.run(operations.create(lineage, training_tasks(settings.run, range(3), {})))
+        yield opened
+
+
+def test_each_cause_names_what_helps(store: Store) -> None:
+    stats = store.run(operations.stats())
+    here, gone = ActorSeen("a", 1.0, {}), ActorSeen("b", 75.0, {})
+
+    def why(*actors: ActorSeen, used: int = 10, paused: str = "", **changes: object) -> str | None:
+        return why_nobody_samples(
+            replace(stats, **changes),  # type: ignore[arg-type]
+            actors,
+            Memory(used, 100),
+            Closed(paused, {}),
+            folder="runs/x",
+            heartbeat_timeout_s=6.0,
+            pause_at_memory=0.8,
+        )
+
+    assert why() == "no actor was heard at all; start one: nyala actor runs/x"
+    assert why(gone, leased=4) == "no actor was heard for 75 s; start one: nyala actor runs/x"
+    assert why(here, gone, leased=4, used=90) is None
+    assert "Redis is 90% full" in str(why(here, used=90))
+    assert "1 actors are present and none has work, with 12 tasks ready" in str(why(here))
+    assert "paused: too many die; mend it" in str(why(here, leased=4, paused="too many die"))
+    assert "the run is PAUSED" in str(why(here, leased=4, state="PAUSED"))
+
+
+def test_one_alarm_begins_when_nobody_samples_and_ends_when_episodes_come(
+    store: Store, settings: Settings
+) -> None:
+    clock = FakeClock()
+    alarm = SamplingAlarm(RetryingStore(store), settings, clock=clock)
+
+    def look(progress: object, after_s: float) -> None:
+        clock.now += after_s
+        alarm.look(progress)
+
+    with structlog.testing.capture_logs() as lines:
+        look((1, 0), 1.0)
+        look((1, 0), settings.console.alarm_s - 0.1)
+        look((1, 1), 1.0)  # a group came
+        look((1, 1), settings.console.alarm_s - 0.1)
+        assert lines == []
+        for _ in range(5):
+            look((1, 1), 5.0)
+        assert [line["log_level"] for line in lines] == ["warning"]
+        assert "nyala actor" in lines[0]["why"]
+        store.run(operations.actor_seen({"a": {"host": "h"}}))
+        look((1, 1), 5.0)  # another cause: it is here, and has no work
+        assert "none has work" in lines[1]["why"]
+        look((1, None), 5.0)
+
+    assert [line["log_level"] for line in lines] == ["warning", "warning", "info"]
+    assert lines[2]["lasted_s"] == 30
+    assert alarm.alarms == 1
+
+
+def test_an_actor_that_takes_its_time_is_no_alarm(store: Store, settings: Settings) -> None:
+    clock = FakeClock()
+    alarm = SamplingAlarm(RetryingStore(store), settings, clock=clock)
+    store.run(operations.actor_seen({"slow": {"host": "h"}}))
+    store.run(operations.lease("slow", ttl_ms=60_000, n=4, version=(1, 0)))
+
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(100):
+            clock.now += 60.0
+            alarm.look((1, 0))
+
+    assert lines == []
