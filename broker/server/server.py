@@ -177,7 +177,8 @@ class Broker:
             log.info("actor forgotten after long silence", actor=incarnation)
         audit.flush()
         await self._parts.service.report()
-        figures = {"at": time.time(), "actors": len(peers)}
+        suspect = sum(map(peers.is_suspect, peers))
+        figures = {"at": time.time(), "actors": len(peers), "suspect": suspect}
         refused = {f"refused_{code}": count for code, count in audit.refusals.items()}
         await self._store.run(broker_seen(self._endpoint, figures | refused))
 

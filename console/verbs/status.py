@@ -119,7 +119,10 @@ def _broker_line(endpoint: str, figures: Mapping[str, float]) -> str:
     silent_s = max(0.0, time.time() - figures.get("at", 0.0))
     first = f"broker {endpoint}, heard of {duration(silent_s)} ago"
     counts = ", ".join(f"{count} {code}" for code, count in refused.items())
+    suspect = int(figures.get("suspect", 0))
     served = f"{int(figures.get('actors', 0))} actors"
+    if suspect:
+        served += f" ({suspect} of them silent for too long to get work)"
     return ", ".join([first, served, *([f"refused: {counts}"] if counts else [])])
 
 

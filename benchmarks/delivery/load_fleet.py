@@ -1,0 +1,294 @@
+"""Actors without engines that ask as much of one or two brokers as they are told to.
+
+    python -m benchmarks.delivery.load_fleet run/config.yaml beats --rate 2000 --seconds 3 tcp://...
+    python -m benchmarks.delivery.load_fleet run/config.yaml episodes --actors 400 tcp://... tcp://...
+
+`beats` offers heartbeats at a fixed rate and counts from the moment at which each was due, so its
+times hold whatever queue there is, this process's own included. `episodes` lets each actor lease
+eight episodes, submit records of 16 KiB at once and lease again, beside a heartbeat every 2 s: the
+more actors, the more is asked. What is refused as `busy` is sent again after the time that the
+broker names, with jitter, as the real client does; times are until the last answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import resource
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+import zmq
+import zmq.asyncio
+
+from benchmarks.delivery.records import Records
+from benchmarks.delivery.sources import NEWEST, greeting
+from broker.protocol.codec import decode, encode
+from broker.protocol.messages import (
+    BeatRequest,
+    Bye,
+    LeaseRequest,
+    Refusal,
+    Submission,
+    SubmitRequest,
+    Verdict,
+)
+from broker.transport.keys import load_pair, load_public
+from broker.transport.sockets import connect_dealer
+from configs.loader import load
+from configs.settings import Settings
+
+BEAT_EVERY_S = 2.0
+BEATING = 64  # actors that share the rate of `beats`
+EPISODES = 8  # of an actor at a time
+TRY_S = 5.0  # then the same is sent again, as the real client does
+MOST_BYTES = 2**20
+JOINING = 64  # at once: each is a handshake
+QUICK_S = 0.2  # an answer that is not waited for
+RECOVER_S = 60.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the requests, by kind."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    busy: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    resent: int = 0
+    """Tries that had no answer in time."""
+    episodes: int = 0
+    lost: int = 0
+    """Submitted episodes whose verdict was neither OK nor DUP."""
+
+    def shown(self, seconds: float) -> dict[str, Any]:
+        """Return rates, and percentiles in milliseconds."""
+        figures: dict[str, Any] = {
+            "episodes_per_s": round(self.episodes / seconds, 1),
+            "lost": self.lost,
+            "resent": self.resent,
+        }
+        for kind, waits in sorted(self.seconds.items()):
+            p50, p99 = (np.percentile(waits, (50, 99)) * 1e3).tolist()
+            figures[kind] = {
+                "per_s": round(len(waits) / seconds, 1),
+                "p50_ms": round(p50, 1),
+                "p99_ms": round(p99, 1),
+                "busy": self.busy[kind],
+            }
+        return figures
+
+
+class LoadActor:
+    """One connection, over which several requests may be under way."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, settings: Settings, name: str) -> None:
+        self._socket = socket
+        self._settings = settings
+        self.name = name
+        self._numbers = count(1)
+        self._answers: dict[int, asyncio.Future[object]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            reply = decode(await self._socket.recv(), max_bytes=MOST_BYTES)
+            answer = self._answers.get(reply.seq)
+            if answer is not None and not answer.done():
+                answer.set_result(reply.message)
+
+    async def call(
+        self, message: object, tally: Tally, kind: str, *, due: float | None = None
+    ) -> Any:
+        """Send until answered; returns the answer."""
+        began = time.perf_counter() if due is None else due
+        seq = next(self._numbers)
+        run = self._settings.run.name
+        frame = encode(message, run=run, incarnation=self.name, seq=seq)
+        try:
+            while True:
+                answer = self._answers[seq] = asyncio.get_running_loop().create_future()
+                await self._socket.send(frame)
+                try:
+                    reply = await asyncio.wait_for(answer, TRY_S)
+                except TimeoutError:
+                    tally.resent += 1
+                    continue
+                if not isinstance(reply, Refusal):
+                    break
+                assert reply.code == "busy", reply
+                tally.busy[kind] += 1
+                await asyncio.sleep(reply.retry_after_s * random.uniform(0.5, 1.5))
+        finally:
+            self._answers.pop(seq, None)
+        tally.seconds[kind].append(time.perf_counter() - began)
+        return reply
+
+    async def beat(self, tally: Tally, *, due: float | None = None) -> None:
+        """Send one empty heartbeat."""
+        await self.call(BeatRequest((), NEWEST), tally, "beat", due=due)
+
+    async def keep_beating(self, tally: Tally) -> None:
+        """Beat as an actor does, from a random moment on."""
+        await asyncio.sleep(random.uniform(0, BEAT_EVERY_S))
+        while True:
+            await self.beat(tally)
+            await asyncio.sleep(BEAT_EVERY_S)
+
+    async def work(self, records: Records, tally: Tally) -> None:
+        """Lease and submit, over and over."""
+        while True:
+            reply = await self.call(LeaseRequest(EPISODES, NEWEST), tally, "lease")
+            if not reply.leases:
+                tally.seconds["lease"].pop()  # it waited for work, as it should
+                continue
+            parcels = [Submission(x.task_id, x.fence, records.of(x.task_id)) for x in reply.leases]
+            answer = await self.call(SubmitRequest(tuple(parcels)), tally, "submit")
+            taken = sum(v.verdict in (Verdict.OK, Verdict.DUP) for v in answer.verdicts)
+            tally.episodes += taken
+            tally.lost += len(parcels) - taken
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._reader.cancel()
+
+
+class Fleet:
+    """Actors spread over the brokers."""
+
+    def __init__(self, settings: Settings, endpoints: Sequence[str], actors: int) -> None:
+        self._context = zmq.asyncio.Context()
+        self._context.set(zmq.MAX_SOCKETS, actors + 64)
+        self._settings = settings
+        self._endpoints = cycle(endpoints)
+        self.actors = [self._actor(number) for number in range(actors)]
+
+    def _actor(self, number: int) -> LoadActor:
+        folder = self._settings.run.folder / "keys"
+        socket = connect_dealer(
+            self._context,
+            next(self._endpoints),
+            keys=load_pair(folder, "actor"),
+            server_key=load_public(folder, "broker"),
+            max_message_bytes=MOST_BYTES,
+            may_queue=True,
+        )
+        return LoadActor(socket, self._settings, f"load-{random.getrandbits(40):x}-{number}")
+
+    async def join(self) -> Tally:
+        """Let all say HELLO."""
+        return await self._ask_all(
+            lambda actor: greeting(self._settings, actor.name, capacity=EPISODES)
+        )
+
+    async def leave(self) -> None:
+        """Let all say BYE: who only vanished would be silent for the brokers, and so suspect."""
+        await self._ask_all(lambda _: Bye())
+
+    async def _ask_all(self, message: Callable[[LoadActor], object]) -> Tally:
+        tally, door = Tally(), asyncio.Semaphore(JOINING)
+
+        async def ask(actor: LoadActor) -> None:
+            async with door:
+                await actor.call(message(actor), tally, "hello")
+
+        await asyncio.gather(*(ask(actor) for actor in self.actors))
+        return tally
+
+    async def until_quick(self) -> float:
+        """Return the seconds until a heartbeat is answered at once, three times in a row."""
+        began, quick = time.perf_counter(), 0
+        while quick < 3 and time.perf_counter() - began < RECOVER_S:
+            tally = Tally()
+            await self.actors[0].beat(tally)
+            quick = quick + 1 if tally.seconds["beat"][0] < QUICK_S else 0
+        return time.perf_counter() - began
+
+    def close(self) -> None:
+        """Drop all connections."""
+        for actor in self.actors:
+            actor.close()
+        self._context.destroy(linger=0)
+
+
+async def offer_beats(fleet: Fleet, rate: float, seconds: float) -> dict[str, Any]:
+    """Send heartbeats at a fixed rate, whether the earlier ones are answered or not."""
+    tally = Tally()
+    began = time.perf_counter()
+    calls: set[asyncio.Task[None]] = set()
+    for number, actor in zip(range(int(rate * seconds)), cycle(fleet.actors), strict=False):
+        due = began + number / rate
+        early_s = due - time.perf_counter()
+        if early_s > 0 or number % 16 == 0:  # late: the answers have their turn now and then
+            await asyncio.sleep(max(0.0, early_s))
+        call = asyncio.create_task(actor.beat(tally, due=due))
+        calls.add(call)
+        call.add_done_callback(calls.discard)
+    while calls:
+        await asyncio.wait(calls)
+    took_s = time.perf_counter() - began
+    return {"offered_per_s": rate, **tally.shown(took_s)["beat"]}
+
+
+async def make_episodes(fleet: Fleet, seconds: float) -> dict[str, Any]:
+    """Let all actors work as fast as they are let."""
+    tally, records = Tally(), Records()
+    tasks = [asyncio.create_task(actor.work(records, tally)) for actor in fleet.actors]
+    beats = [asyncio.create_task(actor.keep_beating(tally)) for actor in fleet.actors]
+    await asyncio.wait([*tasks, *beats], timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    figures = tally.shown(seconds)
+    for task in (*tasks, *beats):
+        if task.done():
+            task.result()
+        task.cancel()
+    await asyncio.gather(*tasks, *beats, return_exceptions=True)
+    return figures
+
+
+async def play(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Join, ask, and see how soon the brokers are quick again."""
+    settings = load(chosen.config)
+    is_beats = chosen.what == "beats"
+    fleet = Fleet(settings, chosen.endpoints, BEATING if is_beats else chosen.actors)
+    try:
+        joined = (await fleet.join()).shown(1.0)["hello"]
+        cpu = time.process_time()
+        if is_beats:
+            figures = await offer_beats(fleet, chosen.rate, chosen.seconds)
+        else:
+            figures = {"actors": chosen.actors, **await make_episodes(fleet, chosen.seconds)}
+        figures["client_cpu_s"] = round(time.process_time() - cpu, 2)
+        figures["joining_busy"] = joined["busy"]
+        figures["recovered_s"] = round(await fleet.until_quick(), 2)
+        await fleet.leave()
+        return figures
+    finally:
+        fleet.close()
+
+
+def main() -> None:
+    """Play and print one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("what", choices=("beats", "episodes"))
+    parser.add_argument("endpoints", nargs="+")
+    parser.add_argument("--rate", type=float, default=1000.0)
+    parser.add_argument("--actors", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    chosen = parser.parse_args()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors for each actor
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        print(json.dumps(runner.run(play(chosen))))
+
+
+if __name__ == "__main__":
+    main()
