@@ -28,6 +28,21 @@ def forget_run(url: str, run: str) -> int:
     return count
 
 
+def open_port(url: str, port: int) -> None:
+    """Let a server that listens on a socket alone listen on a port, too, until it ends.
+
+    Raises:
+        StoreError: Redis refused or cannot be reached.
+    """
+    client = connect(url)
+    try:
+        client.config_set("port", port)
+    except redis.RedisError as error:
+        raise explain(error, "open", f"port {port} of {without_password(url)}") from error
+    finally:
+        disconnect(client)
+
+
 def limit_memory(url: str, limit_bytes: int) -> int:
     """Set Redis' maxmemory; returns what it was before.
 

@@ -29,6 +29,7 @@ from .arms import Harm
 from .fault import Fault, FaultResult, markdown
 from .kill_run import KillPlan, kill_runs
 from .matrix import FAULTS, Plan, run_matrix
+from .pairs import draw_pairs, resumed_episodes
 
 TERMINATED = 128 + signal.SIGTERM
 SWEEPS = 3  # matrices of `--long`: each other seed meets the faults in other states
@@ -49,6 +50,13 @@ class Choices:
     is_long: bool = False
     is_kill_run: bool = False
     """The last part of the long one alone."""
+    pairs_seed: int | None = None
+    """Pairs of faults, drawn from this seed, instead of single ones."""
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What there is to choose from."""
+        return FAULTS if self.pairs_seed is None else draw_pairs(self.pairs_seed)
 
 
 @app.command()
@@ -77,6 +85,10 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
     kill_run: Annotated[
         bool, typer.Option("--kill-run", help="Only the whole runs whose actors keep dying.")
     ] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="Forty pairs of faults at once, drawn from --seed.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the pairs.")] = 0,
     names: Annotated[bool, typer.Option("--list", help="Name the faults and end.")] = False,
 ) -> None:
     """Hurt a live run on purpose and record what happened.
@@ -86,35 +98,42 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
 
     Example: `nyala chaos --only actor-kill`
     """
-    if names:
-        list_faults()
-        return
     choices = Choices(
-        config, tuple(overrides or ()), tuple(only or ()), engine, out, long, kill_run
+        config,
+        tuple(overrides or ()),
+        tuple(only or ()),
+        engine,
+        out,
+        long,
+        kill_run,
+        seed if pairs else None,
     )
+    if names:
+        list_faults(choices.faults)
+        return
     raise typer.Exit(run_chaos(choices))
 
 
-def list_faults() -> None:
+def list_faults(faults: Sequence[Fault]) -> None:
     """Print the names that `--only` takes."""
-    for fault in FAULTS:
+    for fault in faults:
         obstacle = fault.obstacle()
         print(f"{fault.name:28} {fault.what}" + (f"  [not here: {obstacle}]" if obstacle else ""))
 
 
-def chosen(only: Sequence[str]) -> tuple[Fault, ...]:
+def chosen(only: Sequence[str], faults: tuple[Fault, ...] = FAULTS) -> tuple[Fault, ...]:
     """Return the faults of these names; all for none.
 
     Raises:
         SettingsError: There is no such fault.
     """
-    known = {fault.name: fault for fault in FAULTS}
+    known = {fault.name: fault for fault in faults}
     for name in only:
         if name not in known:
             raise SettingsError(
                 f"--only must be the name of a fault, got {name!r}; `nyala chaos --list` shows them"
             )
-    return tuple(known[name] for name in only) if only else FAULTS
+    return tuple(known[name] for name in only) if only else faults
 
 
 def run_chaos(choices: Choices) -> int:
@@ -143,7 +162,7 @@ def _plan(choices: Choices) -> Plan:
     overrides = choices.overrides
     if choices.engine is not None:
         overrides = (f"actors.engine={choices.engine}", *overrides)
-    return Plan(folder, choices.config, overrides, chosen(choices.only))
+    return Plan(folder, choices.config, overrides, chosen(choices.only, choices.faults))
 
 
 def _columns() -> tuple[ProgressColumn, ...]:
@@ -196,5 +215,7 @@ def _with_bar(plan: Plan, console: Console) -> list[FaultResult]:
 
         rows = run_matrix(plan, watch)
     console.print(markdown(rows), markup=False, highlight=False, soft_wrap=True)
+    resumed = resumed_episodes(plan.folder)
+    console.print(f"{resumed} episodes of the trained batches were begun by another actor")
     console.print(f"written to {plan.folder}/faults.md and faults.json", soft_wrap=True)
     return rows

@@ -95,7 +95,7 @@ class FaultCase:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._look()
-            time.sleep(POLL_S)
+            self.run.sleep(POLL_S)
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         """Wait for something while watching the tasks."""
@@ -132,7 +132,7 @@ class FaultCase:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             self._leased()
-            time.sleep(POLL_S)
+            self.run.sleep(POLL_S)
 
     def _look(self) -> None:
         self.run.fleet.refill()

@@ -31,8 +31,9 @@ from .proc_stat import descendants, plays
 START_S = 240.0  # a whole ring on two busy cores
 STOP_S = 60.0
 POLL_S = 0.02
-STALL_S = 120.0
-"""A wait that takes longer has failed: no fault here lasts longer than half of that."""
+STALL_S = 240.0
+"""A wait that takes longer has failed: no fault here lasts longer than a quarter of that, and on a
+machine with other work a learner takes a minute to start."""
 
 NEEDED = (
     "run.steps=1000000",  # it is stopped from outside
@@ -106,6 +107,10 @@ class LiveRun:
             ),
             guard,
         )
+        self.place: object = None
+        """What made the surroundings of the run; None = it has none of its own."""
+        self.sleep: Callable[[float], None] = time.sleep
+        """How its waits pass their time; faults that take turns exchange it."""
         self.store: Store
         self.settings: Settings
         self.fleet: Fleet
@@ -187,10 +192,29 @@ class LiveRun:
         Raises:
             Stuck: None comes.
         """
-        newest, deadline = self.folder.newest_checkpoint(), time.monotonic() + STALL_S
-        while self.folder.newest_checkpoint() == newest:
+        newest = self.folder.newest_checkpoint()
+        self._catch(lambda: self.folder.newest_checkpoint() != newest, "a checkpoint")
+
+    def wait_for_save(self) -> None:
+        """Wait until the next checkpoint is being written, without pauses.
+
+        Raises:
+            Stuck: None is.
+        """
+        self._catch(lambda: not self.is_saving, "the end of a save")
+        self._catch(lambda: self.is_saving, "a checkpoint that is being written")
+
+    @property
+    def is_saving(self) -> bool:
+        """A checkpoint is on disk that is not complete."""
+        return any(self.folder.checkpoints.glob(".unfinished-*"))
+
+    def _catch(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that is over within milliseconds."""
+        deadline = time.monotonic() + STALL_S
+        while not condition():
             if time.monotonic() > deadline:
-                raise Stuck(f"a checkpoint must come within {STALL_S:g} s; the log is {self.log}")
+                raise Stuck(f"{what} must come within {STALL_S:g} s; the log is {self.log}")
 
     def until(
         self,
@@ -219,4 +243,4 @@ class LiveRun:
                 raise Stuck(f"{what} must come, got the end of `nyala up`; its log is {self.log}")
             if time.monotonic() > deadline:
                 raise Stuck(f"{what} must come within {limit_s:g} s; the logs are in {self.log}")
-            time.sleep(POLL_S)
+            self.sleep(POLL_S)

@@ -19,7 +19,7 @@ from console.run.process_guard import ProcessGuard
 
 from .fault import Fault, FaultResult, as_json, markdown
 from .fault_case import FaultCase
-from .faults import clock_jumps, network, partition, processes, stores
+from .faults import clock_jumps, failover, network, partition, processes, stores
 from .faults.disk import small_disk
 from .invariants import Batches, trained_batches, violations
 from .live_run import NEEDED, SMALL, LiveRun
@@ -27,6 +27,7 @@ from .live_run import NEEDED, SMALL, LiveRun
 FAULTS: tuple[Fault, ...] = (
     *processes.FAULTS,
     *stores.FAULTS,
+    *failover.FAULTS,
     *network.FAULTS,
     *partition.FAULTS,
     *clock_jumps.FAULTS,
@@ -100,6 +101,7 @@ def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[LiveRun]:
         small_disk(folder / "redis"),
     ):
         run = LiveRun(config, (*overrides, *fault.overrides), folder, guard, more)
+        run.place = fault.place
         with closing(run):
             run.start(plan.num_actors)
             yield run
@@ -108,20 +110,19 @@ def live_run(plan: Plan, name: str, fault: Fault) -> Iterator[LiveRun]:
 def _measure_on(
     run: LiveRun | None, runs: ExitStack, plan: Plan, fault: Fault, row: FaultResult
 ) -> LiveRun | None:
-    """Measure a fault on this run or, where there is none or it needs its own, on a new one.
+    """Measure a fault on this run or, where its surroundings are not the fault's, on a new one.
 
     Returns:
         The run for the next fault; None if it has ended.
     """
-    is_own = fault.place is not None
     try:
-        if is_own or run is None:
+        if run is None or run.place is not fault.place:
             runs.close()
             run = runs.enter_context(live_run(plan, f"ring-{fault.name}", fault))
         _measure(fault, run, row)
     except NyalaError as error:
         row.error = str(error)
-    if row.holds and not is_own:
+    if row.holds:
         return run
     runs.close()
     return None

@@ -37,13 +37,19 @@ def shiftable(folder: Path) -> Iterator[Mapping[str, str]]:
 
 
 def shift(file: Path, seconds: int) -> None:
-    """Make the clocks that read this file jump to the machine's plus so much."""
+    """Make the clocks that read this file jump to the machine's time plus so much."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         # In place and at once: the file is mapped into every process.
         os.pwrite(descriptor, struct.pack("=q", seconds), 0)
     finally:
         os.close(descriptor)
+
+
+def offset_s(file: Path) -> int:
+    """Read how far the clocks of this file are ahead of the machine's, seconds."""
+    (seconds,) = struct.unpack("=q", file.read_bytes())
+    return int(seconds)
 
 
 def jump_forwards(case: FaultCase) -> None:
@@ -60,17 +66,18 @@ def _jump(case: FaultCase, seconds: int) -> None:
     file = case.run.folder.path.parent / FILE
     case.choose()
     case.follow()
-    case.inject(lambda: shift(file, seconds))
+    case.inject(lambda: shift(file, offset_s(file) + seconds))
     case.recover()
 
 
-def _obstacle() -> str | None:
+def obstacle() -> str | None:
+    """Reason why the clock of a run cannot be shifted here; None = it can."""
     if shutil.which("cc") is None:
         return "it needs a C compiler, to shift the clock of one run alone"
     return None
 
 
 FAULTS = (
-    Fault("clock-forwards", "clock jumps an hour ahead", jump_forwards, _obstacle, shiftable),
-    Fault("clock-backwards", "clock jumps an hour back", jump_backwards, _obstacle, shiftable),
+    Fault("clock-forwards", "clock jumps an hour ahead", jump_forwards, obstacle, shiftable),
+    Fault("clock-backwards", "clock jumps an hour back", jump_backwards, obstacle, shiftable),
 )

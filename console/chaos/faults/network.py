@@ -15,7 +15,7 @@ from .proxy import Proxy
 DELAY_S = 0.2
 DELAYED_S = 5.0
 SLOW_CLOSE_S = 5.0
-SERVE_S = 90.0
+SERVE_S = 240.0
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from console.chaos.actor_fleet import Actor
 from console.chaos.fault import Fault
 from console.chaos.fault_case import FaultCase
+from console.chaos.live_run import Stuck
 
 COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
 
@@ -114,6 +115,21 @@ def kill_learner_before_commit(case: FaultCase) -> None:
     case.remark = f"the window was not met in {COMMIT_TRIES} checkpoints"
 
 
+def kill_learner_while_saving(case: FaultCase) -> None:
+    """The learner dies with half a checkpoint on disk."""
+    case.follow()
+    pid = case.run.pids("learner")[-1]
+    for _ in range(COMMIT_TRIES):
+        case.run.wait_for_save()
+        case.freeze(pid)
+        if case.run.is_saving:
+            case.inject(_kill(case.run.pids("learner")), case.restarted("learner"))
+            case.recover()
+            return
+        os.kill(pid, signal.SIGCONT)
+    raise Stuck(f"the learner must be met while it saves, got {COMMIT_TRIES} saves without that")
+
+
 def kill_publisher(case: FaultCase) -> None:
     """The publisher dies, in the middle of a broadcast or beside one."""
     case.follow()
@@ -134,5 +150,6 @@ FAULTS = (
         "learner killed between checkpoint and commit",
         kill_learner_before_commit,
     ),
+    Fault("learner-kill-saving", "learner killed while it saves", kill_learner_while_saving),
     Fault("publisher-kill", "publisher of weights killed", kill_publisher),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from buffer import operations
@@ -40,7 +40,7 @@ def rewind_redis(case: FaultCase) -> None:
     log = _append_only_log(case)
     size = log.stat().st_size
     step = case.run.step
-    time.sleep(REWIND_S)
+    case.run.sleep(REWIND_S)
     case.run.until(lambda: case.run.step > step, "batches that will be lost")
     case.follow()
     lost = log.stat().st_size - size
@@ -61,7 +61,7 @@ def stop_redis(case: FaultCase) -> None:
     pid = _pid(case)
     case.is_blind = True
     case.inject(lambda: os.kill(pid, signal.SIGSTOP), lambda: False)
-    time.sleep(STOPPED_S)
+    case.run.sleep(STOPPED_S)
     case.lift(lambda: os.kill(pid, signal.SIGCONT))
     case.recover()
 
@@ -71,10 +71,14 @@ def fill_redis(case: FaultCase) -> None:
     case.choose()
     case.follow()
     used = case.run.store.run(operations.memory()).used_bytes
-    before = limit_memory(case.run.url, used)
-    case.inject(lambda: None, lambda: "leasing paused" in _broker_log(case))
+    before: list[int] = []
+    size = len(_broker_log(case))
+    case.inject(
+        lambda: before.append(limit_memory(case.run.url, used)),
+        lambda: "leasing paused" in _broker_log(case)[size:],
+    )
     case.pause(FULL_S)
-    case.lift(lambda: _restore(case.run.url, before))
+    case.lift(lambda: _restore(case.run.url, *before))
     case.recover()
 
 
@@ -82,8 +86,13 @@ def fill_disk_of_redis(case: FaultCase) -> None:
     """The disk under Redis' log is full: it refuses every write until there is room."""
     case.choose()
     case.follow()
-    with fill(case.run.folder.redis):
-        case.inject(lambda: None, lambda: "writing to the AOF file" in _redis_log(case))
+    folder = case.run.folder.redis
+    size = len(_redis_log(case))
+    with ExitStack() as disk:
+        case.inject(
+            lambda: disk.enter_context(fill(folder)),
+            lambda: "writing to the AOF file" in _redis_log(case)[size:],
+        )
         case.pause(FULL_S)
     case.lift(lambda: None)
     case.recover()

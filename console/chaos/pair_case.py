@@ -1,0 +1,157 @@
+"""Two faults at once: each is written for itself, and both begin together.
+
+    prepare one, then the other -> begin both -> each lasts and ends -> recover from both
+
+Either fault runs in a thread of its own, and the threads take turns: one goes on only while the
+other sleeps, so neither sees the other's half-done steps. What has to be prepared at the last
+moment (a process that is stopped in a state that passes) is prepared second.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from configs.worker import Worker
+
+from .fault import Fault
+from .fault_case import FaultCase
+from .live_run import STALL_S, LiveRun, Stuck
+from .task_trace import TaskTrace
+
+LONGEST_S = 3 * STALL_S  # of one fault, with its preparation and recovery
+
+
+class Turns:
+    """Lets one of several threads run at a time; the turn passes while it sleeps."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._turn.release()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, and let others run meanwhile."""
+        self._turn.release()
+        try:
+            time.sleep(seconds)
+        finally:
+            self._turn.acquire()
+
+
+@dataclass(slots=True)
+class Meeting:
+    """How far the faults of a pair are."""
+
+    prepared: int = 0
+    ended: int = 0
+    failure: str | None = None
+
+    def check(self) -> None:
+        """Raise in one thread when the other has failed.
+
+        Raises:
+            Stuck: It has.
+        """
+        if self.failure is not None:
+            raise Stuck(f"the other fault of the pair must end well, got: {self.failure}")
+
+
+class PairCase(FaultCase):
+    """One fault of a pair: begins and recovers together with the other."""
+
+    def __init__(self, run: LiveRun, meeting: Meeting, *, delay_s: float) -> None:
+        """Prepare.
+
+        Args:
+            run: The run to hurt.
+            meeting: With the other fault.
+            delay_s: Time after the common beginning at which this one is injected.
+        """
+        super().__init__(run)
+        self._meeting = meeting
+        self._delay_s = delay_s
+
+    def inject(self, act: Callable[[], None], sign: Callable[[], bool] | None = None) -> None:
+        """Begin the fault when the other is prepared too."""
+        self._step = max(self._step, self.run.step)
+        self._meeting.prepared += 1
+        self._meet(lambda: self._meeting.prepared == 2, "the other fault is prepared")
+        if self._delay_s:
+            self.run.sleep(self._delay_s)
+        super().inject(act, sign)
+
+    def recover(self) -> None:
+        """Wait until the other fault has ended too, then for the recovery from both."""
+        self._meeting.ended += 1
+        self._meet(lambda: self._meeting.ended == 2, "the other fault has ended")
+        super().recover()
+
+    def wait_for_first(self) -> None:
+        """Wait until the other fault is prepared."""
+        self._meet(lambda: self._meeting.prepared == 1, "the first fault is prepared")
+
+    def _meet(self, condition: Callable[[], bool], what: str) -> None:
+        self.run.until(condition, what, look=self._meeting.check)
+
+
+def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float) -> None:
+    """Inject two faults together and wait for the recovery; `case` receives what was measured.
+
+    Args:
+        case: Of the pair.
+        first: Prepared first.
+        second: Prepared last.
+        delay_s: From the first to the second; negative if the second is to come first.
+
+    Raises:
+        Stuck: The run did not come back.
+    """
+    run, turns, meeting = case.run, Turns(), Meeting()
+    cases = (
+        PairCase(run, meeting, delay_s=max(0.0, -delay_s)),
+        PairCase(run, meeting, delay_s=max(0.0, delay_s)),
+    )
+
+    def act(fault: Fault, mine: PairCase, *, is_second: bool) -> None:
+        with turns:
+            try:
+                if is_second:
+                    mine.wait_for_first()
+                fault.act(mine)
+            except BaseException as error:
+                meeting.failure = meeting.failure or str(error)
+                raise
+
+    workers = [
+        Worker(lambda: act(first, cases[0], is_second=False), name=first.name),
+        Worker(lambda: act(second, cases[1], is_second=True), name=second.name),
+    ]
+    run.sleep = turns.sleep
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(LONGEST_S)
+            if worker.is_alive:
+                raise Stuck(f"a pair must end within {LONGEST_S:g} s; the log is {run.log}")
+    finally:
+        run.sleep = time.sleep
+        _sum_up(case, cases)
+
+
+def _sum_up(case: FaultCase, cases: tuple[PairCase, PairCase]) -> None:
+    """Put the measurements of both faults into those of the pair."""
+    one, other = cases
+    case.trace = TaskTrace({**one.trace.tasks, **other.trace.tasks})
+    detected = [c.detected_s for c in cases if c.detected_s is not None]
+    recovered = [c.recovered_s for c in cases if c.recovered_s is not None]
+    case.detected_s = min(detected, default=None)
+    case.recovered_s = max(recovered) if len(recovered) == len(cases) else None
+    case.remark = "; ".join(filter(None, (one.remark, other.remark)))
