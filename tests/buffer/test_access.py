@@ -89,6 +89,12 @@ def _act(broker: Store) -> None:
     broker.run(operations.reap(max_attempts=1))
     broker.run(operations.actor_seen({"a": {"x": "1"}}))
     broker.run(broker_seen("tcp://x", {"y": 1.0}))
+    (task,) = broker.run(operations.lease("b", ttl_ms=60_000, n=1, version=(1, 0), key="k")).tasks
+    broker.run(operations.cut([(task.task_id, task.fence)], max_attempts=2))
+    broker.run(operations.shrink(1))
+    broker.run(operations.share("other", 1))
+    broker.run(operations.suspend("k", "why"))
+    broker.run(operations.closed())
     for look in (operations.stats(), operations.memory(), operations.publication()):
         broker.run(look)
 
@@ -115,6 +121,7 @@ def _learn(learner: Store) -> None:
         learner.run(look)
     learner.run(operations.eval_round(1, 0))
     learner.run(operations.close_eval(1, 0))
+    learner.run(operations.closed())
 
 
 def test_every_role_can_do_its_work_under_the_shipped_rules(stores: dict[str, Store]) -> None:
@@ -135,6 +142,8 @@ def test_every_role_can_do_its_work_under_the_shipped_rules(stores: dict[str, St
     console.run(operations.release_dead_actor("a", max_attempts=1))
     for watch in (operations.inspect(), operations.audit(), operations.memory()):
         console.run(watch)
+    assert "k" in console.run(operations.closed()).keys
+    assert console.run(operations.resume())
     stats = console.run(operations.stats())
     assert stats.accounted == stats.created
     stores["learner"].run(operations.cancel(1))
