@@ -16,8 +16,8 @@ from configs.tables.run import RunSettings
 
 from .errors import SettingsError
 
-LOCAL_KEYS = {"directory", "model", "reward"}
-"""Keys of `run` that name files and so differ between machines. The contents of these files are
+LOCAL_KEYS = {"directory", "model", "reward", "trusted_network"}
+"""Keys of `run` that may differ between machines. The contents of the files that they name are
 compared on their own: the model by the manifest of the weights, the reward by its hash."""
 
 HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out

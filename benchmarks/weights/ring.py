@@ -111,7 +111,9 @@ class WeightRing:
         self._pointed = 0.0
         self._model = model
         self._step = 0
-        self._run = RunSettings(name="weights", model="none", directory=folder)
+        self._run = RunSettings(
+            name="weights", model="none", directory=folder, trusted_network=network is not None
+        )
         self._publisher = WeightPublisher(
             model,
             self._run,

@@ -6,7 +6,6 @@ No PUB and no PUSH: both drop messages silently. Works with `zmq.Context` and `z
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TypeVar
 
 import zmq
@@ -108,15 +107,6 @@ def connect_dealer(
 def bound_endpoint(socket: zmq.Socket) -> str:  # type: ignore[type-arg]
     """Return the address a server socket really listens on, with the port that the system chose."""
     return bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-
-
-def is_loopback(endpoint: str) -> bool:
-    """Return whether only this machine can reach an endpoint."""
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name or `*`
-        return host == "localhost"
 
 
 def _keep_alive(socket: zmq.Socket) -> None:  # type: ignore[type-arg]

@@ -45,8 +45,10 @@ class LearnerSettings(Table):
     """Batches between two publications of weights; at most `run.max_policy_lag` + 1."""
     publisher_endpoint: Endpoint = "tcp://127.0.0.1:0"
     """Where the weight publisher listens; port 0 = a free one."""
-    broadcast: bool = True
-    """Send weights over a process group (gloo, NCCL); false = actors pull."""
+    broadcast: bool | None = None
+    """Send weights over process groups (gloo, NCCL), which neither authenticate nor encrypt; false
+    = actors pull over CURVE, null = groups if the publisher is on loopback or
+    `run.trusted_network`."""
     sparse_weights: bool = False
     """Offer actors that pull only what has changed since their version, where that is shorter.
     Costs the publisher a copy of the weights, and a comparison for each version."""

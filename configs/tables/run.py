@@ -53,6 +53,10 @@ class RunSettings(Table):
     eval_episodes: Annotated[int, Field(ge=0)] = 128
     """Held-out prompts per evaluation, sampled greedily; 0 = no evaluation."""
 
+    trusted_network: bool = False
+    """Nobody but this run's machines can read or write on the network between learner and actors.
+    `learner.broadcast` needs it beyond loopback."""
+
     @property
     def folder(self) -> Path:
         """Where this run keeps its files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from configs.schema import AllTables
+from configs.weight_path import is_closed
 
 from .algorithm import algorithm_disagreements
 from .critic import critic_disagreements
@@ -24,6 +25,7 @@ def disagreements(settings: AllTables) -> list[str]:
         _filters_what_teaches,
         _names_two_rewards_alike,
         _pulls_from_nobody,
+        _broadcasts_to_anybody,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
@@ -124,4 +126,15 @@ def _pulls_from_nobody(settings: AllTables) -> str | None:
     return (
         f"actors.pull_from must have publisher, or store and a learner.weight_store, "
         f"got {', '.join(pull_from)}; nobody else has a version first"
+    )
+
+
+def _broadcasts_to_anybody(settings: AllTables) -> str | None:
+    if not settings.learner.broadcast or is_closed(settings.run, settings.learner):
+        return None
+    return (
+        f"learner.broadcast must be null or false where run.trusted_network is false and "
+        f"learner.publisher_endpoint is not on loopback ({settings.learner.publisher_endpoint}), "
+        f"got true; whoever reaches a process group can read and write weights: leave it null, "
+        f"or set run.trusted_network to true if nobody else is on that network"
     )

@@ -37,6 +37,7 @@ HARMLESS_KEYS = {
     "learner.threads",
     "learner.trust_checkpoint",
     "run.directory",
+    "run.trusted_network",
 }
 """With the tables above: settings that decide how a run is carried out, not what it computes."""
 

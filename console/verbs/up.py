@@ -19,6 +19,7 @@ from rich.console import Console
 from buffer.admin import forget_run
 from buffer.client.address import without_password
 from configs.settings import Settings
+from configs.weight_path import describe_weight_path
 from console.arguments import Config, ConfigOption, Overrides, one_of
 from console.display.result import print_result
 from console.run.init_model import reuse
@@ -133,6 +134,7 @@ def start(launch: Launch, console: Console) -> int:
         if resumes:
             start = folder.newest_checkpoint() or "the start: there is no checkpoint yet"
             console.print(f"{settings.run.name} goes on from {start}", highlight=False)
+        say_weight_path(console, settings)
         return Session(
             settings,
             folder,
@@ -141,6 +143,12 @@ def start(launch: Launch, console: Console) -> int:
             resume_command=launch.command,
             plain=launch.plain,
         ).run()
+
+
+def say_weight_path(console: Console, settings: Settings) -> None:
+    """Tell how weights leave this machine, since process groups are open to who reaches them."""
+    path = describe_weight_path(settings.run, settings.learner)
+    console.print(f"weights to other machines: {path}", highlight=False, soft_wrap=True)
 
 
 def _begin_anew(
@@ -164,5 +172,6 @@ def _print_plan(console: Console, settings: Settings, folder: RunFolder) -> None
         gpus = command.environment.get("CUDA_VISIBLE_DEVICES")
         where = f"GPU {gpus}" if gpus else f"{command.environment['OMP_NUM_THREADS']} thread(s)"
         console.print(f"  {command.name}: {where}", highlight=False)
+    say_weight_path(console, settings)
     text = yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
     console.print(text, highlight=False, markup=False, soft_wrap=True, end="")

@@ -33,6 +33,7 @@ from broker.weights.shared_memory import SharedFolder
 from buffer.record.episode import PolicyVersion
 from configs.errors import StoreError
 from configs.settings import LearnerSettings, RunSettings
+from configs.weight_path import describe_weight_path, uses_groups
 
 from .log import WeightLog
 from .publisher_process import PublisherSettings
@@ -138,6 +139,7 @@ class WeightPublisher:
             on_line=self._on_line,
         )
         self._sidecar.start()
+        log.info("weights to other machines", path=describe_weight_path(run, settings))
 
     def publish(
         self,
@@ -258,7 +260,7 @@ def _publisher_settings(
         slots=slots,
         keys=keys.resolve(),
         endpoint=settings.publisher_endpoint,
-        broadcast=settings.broadcast,
+        broadcast=uses_groups(run, settings),
         join_s=settings.broadcast_join_s,
         send_s=settings.broadcast_send_s,
         use_cuda=settings.device != "cpu",

@@ -26,11 +26,12 @@ from broker.protocol.messages import (
 )
 from broker.server.server import Broker
 from broker.transport.keys import KeyPair, load_pair, load_public, make_client, make_keys
-from broker.transport.sockets import bind_router, bound_endpoint, connect_dealer, is_loopback
+from broker.transport.sockets import bind_router, bound_endpoint, connect_dealer
 from broker.transport.zap import DOMAIN, ZAP_ENDPOINT, ZapAuthenticator
 from buffer import operations
 from buffer.store import AsyncStore
 from configs.errors import DeadlineError, RefusedError, SettingsError
+from configs.weight_path import is_loopback
 from tests.broker.support.records import record_of, submission
 from tests.broker.support.ring import (
     FIRST,

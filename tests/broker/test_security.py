@@ -26,11 +26,11 @@ from broker.server import audit
 from broker.server.audit import Audit
 from broker.transport.allow_list import AllowList, Role, add, read_allowed, revoke
 from broker.transport.keys import load_pair, make_keys
-from broker.transport.sockets import is_loopback
 from buffer import operations
 from buffer.operations.run import brokers
 from configs.errors import RefusedError, SettingsError
 from configs.settings import RunSettings, Settings
+from configs.weight_path import is_loopback
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, hello, ring
 

@@ -156,6 +156,10 @@ def test_tables_that_contradict_each_other_are_refused(write):
             ["actors.pull_from=[peers, store]"],
             "must have publisher, or store and a learner.weight_store, got peers, store; nobody",
         ),
+        (
+            ["learner.broadcast=true", "learner.publisher_endpoint=tcp://0.0.0.0:0"],
+            "$.learner.broadcast must be null or false where run.trusted_network is false",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):
@@ -173,6 +177,12 @@ def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, 
         ["algorithm.rho_bar=1", "algorithm.correction=none"],
         ["algorithm.rho_bar=1", "algorithm.surrogate=reinforce"],
         ["actors.pull_from=[peers, store]", "learner.weight_store=file:///weights"],
+        ["learner.broadcast=true", "learner.publisher_endpoint=tcp://[::1]:0"],
+        [
+            "learner.broadcast=true",
+            "learner.publisher_endpoint=tcp://0.0.0.0:0",
+            "run.trusted_network=true",
+        ],
     ],
 )
 def test_settings_at_the_limit_of_each_other_are_taken(write, overrides):

@@ -28,7 +28,7 @@ def network():
 @pytest.fixture
 def plane(network, tmp_path):
     endpoint = f"tcp://{network.here}:0"
-    plane = Plane(tmp_path, ballast=100_000, publisher_endpoint=endpoint)
+    plane = Plane(tmp_path, ballast=100_000, publisher_endpoint=endpoint, trusted_network=True)
     try:
         plane.publish()
         yield plane

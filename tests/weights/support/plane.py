@@ -91,7 +91,9 @@ class ActorProcess:
 class Plane:
     """The learner's side, and the actors it has been given."""
 
-    def __init__(self, folder: Path, *, ballast: int = 0, **settings) -> None:
+    def __init__(
+        self, folder: Path, *, ballast: int = 0, trusted_network: bool = False, **settings
+    ) -> None:
         self.folder = folder
         self.keys = make_keys(folder / "keys")
         self.publications: list = []
@@ -99,7 +101,9 @@ class Plane:
         self.model = ToyModel(ballast)
         self.step = 0
         self.slowest_publish_s = 0.0
-        self._run = RunSettings(name="toy", model="toy", directory=folder)
+        self._run = RunSettings(
+            name="toy", model="toy", directory=folder, trusted_network=trusted_network
+        )
         self._num_read = 0
         defaults = {"broadcast_join_s": 2.0, "broadcast_send_s": 2.0, "device": "cpu"}
         self.publisher = WeightPublisher(
