@@ -10,7 +10,8 @@ RUN apt-get update \
 # The user's number must be that of the secrets' owner, or the 0600 keys cannot be read.
 ARG UID=1000
 RUN useradd --uid "$UID" --create-home nyala \
-    && install --directory --owner nyala --group nyala /srv/nyala /srv/nyala/runs
+    && install --directory --owner nyala --group nyala \
+        /srv/nyala /srv/nyala/runs /srv/nyala/keys /srv/nyala/keys/allowed /srv/nyala/keys/allowed/actor
 USER nyala
 WORKDIR /srv/nyala
 

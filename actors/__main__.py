@@ -38,31 +38,34 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--name", default="actor", help="name of the actor in log lines and records"
     )
+    parser.add_argument(
+        "--key", help="name of its key; by default `actor`, or it registers one with `enrolment`"
+    )
     chosen = parser.parse_args(arguments)
     configure_logging("actor")
     try:
         settings = load(chosen.config, chosen.set)
-        return _act(settings, chosen.name)
+        return _act(settings, chosen.name, chosen.key)
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
         return exit_code(error)
 
 
-def _act(settings: Settings, name: str) -> int:
+def _act(settings: Settings, name: str, key: str | None) -> int:
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_until_stopped(settings, incarnation))
+        runner.run(_until_stopped(settings, incarnation, key))
     log.info("stopped")
     return 0
 
 
-async def _until_stopped(settings: Settings, incarnation: str) -> None:
+async def _until_stopped(settings: Settings, incarnation: str, key: str | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with stop_at_notice(source_of(settings.actors.preemption), stop):
-        await run_actor(settings, incarnation, stop)
+        await run_actor(settings, incarnation, stop, key=key)
 
 
 def _export(arguments: list[str]) -> int:

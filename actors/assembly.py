@@ -9,6 +9,7 @@ import asyncio
 import os
 import secrets
 import socket
+from pathlib import Path
 
 import structlog
 
@@ -22,13 +23,13 @@ from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import ENVIRONMENT_TIMEOUT_S, RewardPool
 from actors.weights.links import Caller
 from broker.client.client import BrokerClient
-from broker.protocol.messages import MAX_LINES, Hello
+from broker.protocol.messages import MAX_LINES, Enrol, Hello
 from broker.transport.key_rotation import broker_public_keys
-from broker.transport.keys import ACTOR, load_pair, load_public
+from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
 from configs.hashes import run_hashes
 from configs.settings import RunSettings, Settings
 
-from .loop import ActorLoop, EpisodeTools
+from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
 
 log = structlog.get_logger()
 
@@ -38,26 +39,27 @@ def new_incarnation(name: str) -> str:
     return f"{name}-{secrets.token_hex(4)}"
 
 
-async def run_actor(settings: Settings, incarnation: str, stop: asyncio.Event) -> None:
+async def run_actor(
+    settings: Settings, incarnation: str, stop: asyncio.Event, *, key: str | None = None
+) -> None:
     """Run an actor until its run ends or `stop` is set.
+
+    Args:
+        settings: Of the run.
+        incarnation: Name of this life.
+        stop: Ends it.
+        key: Name of its key; None = `actor`, or one that it registers now with `enrolment`.
 
     Raises:
         NyalaError: A failure that a person has to look at.
     """
     from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
 
-    keys_folder = settings.broker.keys or settings.run.folder / "keys"
-    keys = load_pair(keys_folder, ACTOR)
-    client = BrokerClient(
-        settings.broker.endpoint,
-        server_key=load_public(keys_folder, "broker"),
-        other_endpoints=settings.broker.other_endpoints,
-        read_server_keys=lambda: broker_public_keys(keys_folder),
-        keys=keys,
-        run=settings.run.name,
-        incarnation=incarnation,
-        max_message_bytes=settings.broker.max_message_bytes,
-    )
+    keys_folder = _keys_folder(settings)
+    keys = await unless(_own_keys(settings, incarnation, key), stop.wait())
+    if keys is None:
+        return
+    client = _client(settings, keys, incarnation)
     engine, device = make_engine(settings)
     gate = SwapGate(hold_s=settings.actors.eval_hold_s)
     receiver = WeightReceiver(
@@ -160,6 +162,39 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             seed=_engine_seed(),
         )
     ), device
+
+
+async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> KeyPair:
+    """Load the actor's own key pair, or make one and register it with the enrolment key."""
+    folder = _keys_folder(settings)
+    if key is not None or (folder / f"{ACTOR}.key").exists():
+        return load_pair(folder, key or ACTOR)
+    pair = new_pair()
+    client = _client(settings, load_pair(folder, ENROLMENT), incarnation)
+    try:
+        receipt = await client.order(Enrol(pair.public.decode()), deadline_s=GIVE_UP_S)
+    finally:
+        await client.close()
+    log.info("starting", stage="enrolled", key=receipt.text)
+    return pair
+
+
+def _client(settings: Settings, keys: KeyPair, incarnation: str) -> BrokerClient:
+    folder = _keys_folder(settings)
+    return BrokerClient(
+        settings.broker.endpoint,
+        server_key=load_public(folder, "broker"),
+        other_endpoints=settings.broker.other_endpoints,
+        read_server_keys=lambda: broker_public_keys(folder),
+        keys=keys,
+        run=settings.run.name,
+        incarnation=incarnation,
+        max_message_bytes=settings.broker.max_message_bytes,
+    )
+
+
+def _keys_folder(settings: Settings) -> Path:
+    return settings.broker.keys or settings.run.folder / "keys"
 
 
 def _leases_at_once(max_concurrent_episodes: int) -> int:

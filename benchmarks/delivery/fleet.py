@@ -43,7 +43,7 @@ from broker.protocol.messages import (
     Verdicts,
     Welcome,
 )
-from broker.transport.keys import KeyPair, load_pair, load_public
+from broker.transport.keys import load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
 from buffer.record.codec import encode_completion
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
@@ -199,13 +199,13 @@ def _sockets(
     context: zmq.asyncio.Context, settings: Settings, count: int
 ) -> Iterable[zmq.asyncio.Socket]:
     folder = settings.run.folder / "keys"
-    keys: KeyPair = load_pair(folder, "actor")
     server_key = load_public(folder, "broker")
-    for _ in range(count):
+    for number in range(count):
+        make_client(folder, f"fleet-{number}")
         yield connect_dealer(
             context,
             settings.broker.endpoint,
-            keys=keys,
+            keys=load_pair(folder, f"fleet-{number}"),
             server_key=server_key,
             max_message_bytes=MOST_BYTES,
         )

@@ -26,7 +26,7 @@ import zmq
 from benchmarks.delivery.records import BATCH, Records
 from broker.client.client import BrokerClient
 from broker.protocol.messages import Hello, Lease, LeaseRequest, Submission, SubmitRequest, Verdict
-from broker.transport.keys import load_pair, load_public
+from broker.transport.keys import load_pair, load_public, make_client
 from buffer.record.episode import PolicyVersion
 from configs.hashes import run_hashes
 from configs.loader import load
@@ -108,10 +108,11 @@ async def submit(client: BrokerClient, records: Records, leases: Iterable[Lease]
 def connect(settings: Settings, incarnation: str) -> BrokerClient:
     """Connect as an actor of the run."""
     keys = settings.run.folder / "keys"
+    make_client(keys, incarnation)
     return BrokerClient(
         settings.broker.endpoint,
         server_key=load_public(keys, "broker"),
-        keys=load_pair(keys, "actor"),
+        keys=load_pair(keys, incarnation),
         run=settings.run.name,
         incarnation=incarnation,
     )

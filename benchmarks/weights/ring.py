@@ -22,7 +22,7 @@ from msgspec import convert, structs
 from torch import nn
 
 from broker.protocol.messages import Publication
-from broker.transport.keys import load_pair, make_keys
+from broker.transport.keys import load_pair, make_client, make_keys
 from buffer.record.episode import PolicyVersion
 from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
@@ -107,6 +107,7 @@ class WeightRing:
         from learner.weights.publish import WeightPublisher
 
         keys = make_keys(folder / "keys")
+        make_client(keys, "actor")
         self._publications: list[Publication] = []
         self._pointed = 0.0
         self._model = model

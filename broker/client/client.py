@@ -32,6 +32,7 @@ from broker.protocol.messages import (
     BeatRequest,
     Bye,
     DrainRequest,
+    Enrol,
     FailRequest,
     Hello,
     LeaseReply,
@@ -157,9 +158,12 @@ class BrokerClient:
         return await self._call(StatusRequest(), StatusReply, deadline_s)
 
     async def order(
-        self, order: RevokeRequest | DrainRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
+        self,
+        order: RevokeRequest | DrainRequest | Enrol,
+        *,
+        deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> Receipt:
-        """Revoke a key or drain an actor, as an operator; needs no HELLO."""
+        """Revoke a key or drain an actor, as an operator, or enrol; needs no HELLO."""
         return await self._call(order, Receipt, deadline_s)
 
     async def bye(self, *, deadline_s: float = 2.0) -> None:

@@ -127,7 +127,7 @@ class Connection:
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._on_refused(
                     f"the broker at {self.endpoint} refused this key; put its .pub file into the "
-                    "folder allowed/ of the broker's keys, or copy the run's actor.key here"
+                    "folder allowed/ of the broker's keys, or copy the run's enrolment.key here"
                 )
             elif event & HANDSHAKE_FAILED:
                 self.state = "the handshake failed: broker.pub is not the key of this broker"

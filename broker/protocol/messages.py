@@ -228,8 +228,14 @@ class DrainRequest(Message, frozen=True, tag="drain"):
     incarnation: Text
 
 
+class Enrol(Message, frozen=True, tag="enrol"):
+    """Holder of an enrolment key -> broker: allow the actor's key pair that it has just made."""
+
+    public_key: Text
+
+
 class Receipt(Message, frozen=True, tag="receipt"):
-    """Broker -> operator: the request was carried out; `text` is for people."""
+    """Broker -> operator, or who enrols: the request was carried out; `text` is for people."""
 
     text: Text
 
@@ -258,6 +264,7 @@ BrokerMessage: TypeAlias = (
     | StatusReply
     | RevokeRequest
     | DrainRequest
+    | Enrol
     | Receipt
     | Refusal
 )

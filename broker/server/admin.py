@@ -1,7 +1,7 @@
-"""Requests of observers and operators: status of the run, revocation of a key, drain of an actor.
+"""Requests that are no actor's: status of the run, revocation and enrolment of keys, drains.
 
-Has no state of its own and no socket, like the service. A revocation changes the keys folder of
-this broker; brokers with a folder of their own need a request each.
+Has no socket, like the service. A revocation or an enrolment changes the keys folder of this
+broker; brokers with a folder of their own need a request each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from broker.protocol.codec import Envelope
 from broker.protocol.messages import (
     DrainRequest,
+    Enrol,
     Receipt,
     Refusal,
     RevokeRequest,
@@ -24,11 +25,12 @@ from buffer.store import AsyncStore
 from configs.errors import SettingsError, StoreError
 
 from .audit import Audit
+from .enrolment import Enrolment
 from .liveness import Liveness
 
 
 class AdminService:
-    """Answers observers and operators, whose permissions have been checked.
+    """Answers observers, operators and who enrols; their permissions have been checked.
 
     Args:
         store: Of the run.
@@ -36,7 +38,8 @@ class AdminService:
         keys: Folder of the broker's keys.
         peers: Table of actors.
         audit: Records the requests that change something.
-        on_revoked: Makes the broker read its allow-list now.
+        enrolment: Registers keys.
+        on_change: Makes the broker read its allow-list now.
     """
 
     def __init__(
@@ -47,14 +50,16 @@ class AdminService:
         keys: Path,
         peers: Liveness,
         audit: Audit,
-        on_revoked: Callable[[], None],
+        enrolment: Enrolment,
+        on_change: Callable[[], None],
     ) -> None:
         self._store = store
         self._run = run
         self._keys = keys
         self._peers = peers
         self._audit = audit
-        self._on_revoked = on_revoked
+        self._enrolment = enrolment
+        self._on_change = on_change
 
     async def answer(self, envelope: Envelope, member: Member) -> StatusReply | Receipt | Refusal:
         """Carry out a request."""
@@ -68,6 +73,8 @@ class AdminService:
                     return self._revoke(name, member)
                 case DrainRequest(incarnation):
                     return self._drain(incarnation, member)
+                case Enrol(public_key):
+                    return self._enrol(public_key, member)
                 case other:
                     raise AssertionError(f"no request for an administrator: {type(other).__name__}")
         except SettingsError as error:
@@ -84,8 +91,13 @@ class AdminService:
     def _revoke(self, name: str, member: Member) -> Receipt:
         roles = revoke(self._keys, name)
         self._audit.record("revocation asked for", key=name, by=member.name)
-        self._on_revoked()
+        self._on_change()
         return Receipt(f"{name} ({', '.join(roles)}) is off the allow-list")
+
+    def _enrol(self, public_key: str, member: Member) -> Receipt | Refusal:
+        answer = self._enrolment.register(public_key, member)
+        self._on_change()
+        return answer
 
     def _drain(self, incarnation: str, member: Member) -> Receipt:
         peer = self._peers.get(incarnation)

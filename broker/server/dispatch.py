@@ -34,6 +34,7 @@ DRAIN_S = 2.0  # for requests that are at the store when the broker is asked to 
 READ_AT_ONCE = 32  # messages; then what was read before gets its turn
 REVOKED = Refusal("revoked", "this key has been taken off the allow-list; use another")
 BUSY = "the broker, or this peer's share of it, is full; send the same again later"
+PROBE = Refusal("probe", "another asks for the place of this actor")  # no request has seq 0
 
 log = structlog.get_logger()
 
@@ -80,6 +81,7 @@ class Dispatcher:
         self._prompt, self._work = (
             Lane(self._start, self._shed, most_wait_s=most_wait_s, clock=clock) for _ in range(2)
         )
+        self._peers.has_route = self._has_route
 
     async def receive(self) -> None:
         """Read messages and put each into its lane, as long as there is room."""
@@ -119,7 +121,7 @@ class Dispatcher:
         if member is None:
             self._refuse(route, header.seq, REVOKED, key)
             return
-        self._peers.observe(header.incarnation, key)
+        self._peers.observe(header.incarnation, key, route)
         is_prompt = header.op in PROMPT
         slot = self._limiter.admit(len(frame), route, is_prompt=is_prompt)
         if slot is None:
@@ -154,7 +156,7 @@ class Dispatcher:
             request.frame = None
             reply = await self._answer(envelope, request)
             request.release()  # a LEASE may now wait for work
-            peer = self._peers.observe(envelope.inc, request.key)
+            peer = self._peers.observe(envelope.inc, request.key, request.route)
             if isinstance(reply, LeaseReply) and peer is not None:
                 await self._answer_lease(request.route, envelope, peer, reply)
             elif isinstance(reply, Refusal):
@@ -170,7 +172,7 @@ class Dispatcher:
             return refusal
         if isinstance(envelope.message, ADMIN_REQUESTS):
             return await self._admin.answer(envelope, request.member)
-        return await self._service.answer(envelope, request.key)
+        return await self._service.answer(envelope, request.key, request.route)
 
     async def _answer_lease(
         self, route: bytes, envelope: Envelope, peer: Peer, first: LeaseReply
@@ -190,6 +192,14 @@ class Dispatcher:
         was_sent = self._send(route, envelope.seq, reply)
         if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
             await self._leasing.release_unsent(peer, reply)
+
+    def _has_route(self, route: bytes) -> bool:
+        """Return whether a connection stands: ZeroMQ says so only when something is sent."""
+        try:
+            self._router.send(route, encode(PROBE, run=self._run, incarnation="broker", seq=0))
+        except zmq.ZMQError as error:
+            return error.errno == zmq.EAGAIN  # its queue is full
+        return True
 
     def _refuse(self, route: bytes, seq: int, refusal: Refusal, peer: str) -> None:
         self._audit.record_refusal(refusal.code, peer, refusal.text)

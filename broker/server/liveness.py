@@ -5,6 +5,8 @@
                           └──────any message───────────┘
 
 Invariant: a SUSPECT actor gets no lease; its leases stay its own until the store reaps it.
+Invariant: an incarnation is spoken for by the key that began it and on the connection of its last
+HELLO; as long as that connection stands, no other takes its place.
 Soft state: a restarted broker begins with an empty table and asks for HELLO; nothing else is lost.
 No I/O; the clock is injected.
 """
@@ -29,6 +31,8 @@ class Peer:
     hello: Hello
     key: str
     """Public key it proved to hold; messages under another key are refused."""
+    route: bytes
+    """Connection of its HELLO; messages on another are answered with `hello`."""
     seen_at: float
     """Clock of the table, seconds."""
     version: PolicyVersion | None = None
@@ -61,6 +65,8 @@ class Liveness:
         self._max_actors_per_key = max_actors_per_key
         self._clock = clock
         self._peers: dict[str, Peer] = {}
+        self.has_route: Callable[[bytes], bool] = lambda _route: True
+        """Whether a connection stands; set by whoever has the socket."""
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -91,23 +97,32 @@ class Liveness:
         peer = self._peers.get(incarnation)
         return peer is None or peer.key == key
 
-    def admit(self, hello: Hello, key: str) -> Peer:
+    def gone_of(self, key: str) -> list[str]:
+        """List the incarnations of a key whose process has ended: they leave it their place."""
+        return [name for name, peer in self._peers.items() if peer.key == key and self._left(peer)]
+
+    def is_elsewhere(self, incarnation: str, route: bytes) -> bool:
+        """Return whether another connection speaks for this incarnation, and still stands."""
+        peer = self._peers.get(incarnation)
+        return peer is not None and peer.route != route and not self._left(peer)
+
+    def admit(self, hello: Hello, key: str, route: bytes) -> Peer:
         """Add the sender of a HELLO; a repeated HELLO keeps the session."""
         assert self.exceeded_limit(hello.incarnation, key) is None
         assert self.belongs_to(hello.incarnation, key)
         peer = self._peers.get(hello.incarnation)
         if peer is None:
             peer = self._peers[hello.incarnation] = Peer(
-                hello=hello, key=key, seen_at=self._clock()
+                hello=hello, key=key, route=route, seen_at=self._clock()
             )
-        peer.hello = hello
+        peer.hello, peer.route = hello, route
         self._mark_seen(peer)
         return peer
 
-    def observe(self, incarnation: str, key: str) -> Peer | None:
-        """Note a message; None if HELLO has to come first, or the key is another's."""
+    def observe(self, incarnation: str, key: str, route: bytes) -> Peer | None:
+        """Note a message; None if HELLO has to come first, or key or connection are another's."""
         peer = self._peers.get(incarnation)
-        if peer is None or peer.key != key:
+        if peer is None or peer.key != key or peer.route != route:
             return None
         self._mark_seen(peer)
         return peer
@@ -135,6 +150,9 @@ class Liveness:
         for name in gone:
             del self._peers[name]
         return gone
+
+    def _left(self, peer: Peer) -> bool:
+        return self.is_suspect(peer) or not self.has_route(peer.route)
 
     def _mark_seen(self, peer: Peer) -> None:
         peer.seen_at = self._clock()

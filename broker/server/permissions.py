@@ -1,10 +1,11 @@
 """Permissions: the requests that a broker accepts from each role; no role includes another.
 
-| role     | may                                              | may not |
-| -------- | ------------------------------------------------ | ------- |
-| actor    | hello, lease, beat, submit, release, fail, bye   | status, revoke, drain |
-| observer | status                                           | everything else |
-| operator | status, revoke, drain                            | make episodes |
+| role      | may                                              | may not |
+| --------- | ------------------------------------------------ | ------- |
+| actor     | hello, lease, beat, submit, release, fail, bye   | status, revoke, drain |
+| enrolment | enrol                                            | everything else |
+| observer  | status                                           | everything else |
+| operator  | status, revoke, drain                            | make episodes |
 
 A message that is no request of any role is refused to all.
 """
@@ -15,6 +16,7 @@ from broker.protocol.messages import (
     BeatRequest,
     Bye,
     DrainRequest,
+    Enrol,
     FailRequest,
     Hello,
     LeaseRequest,
@@ -30,11 +32,12 @@ PERMISSIONS: dict[Role, frozenset[type]] = {
     Role.ACTOR: frozenset(
         {Hello, LeaseRequest, BeatRequest, SubmitRequest, ReleaseRequest, FailRequest, Bye}
     ),
+    Role.ENROLMENT: frozenset({Enrol}),
     Role.OBSERVER: frozenset({StatusRequest}),
     Role.OPERATOR: frozenset({StatusRequest, RevokeRequest, DrainRequest}),
 }
 
-ADMIN_REQUESTS = (StatusRequest, RevokeRequest, DrainRequest)
+ADMIN_REQUESTS = (StatusRequest, RevokeRequest, DrainRequest, Enrol)
 """Requests that `admin.py` answers; all others are for `service.py`."""
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 import zmq
 
+from broker.transport.enrolled import EnrolledKeys
 from broker.transport.keys import load_pair
 from broker.transport.router import Router
 from broker.transport.sockets import bind_router, bound_endpoint
@@ -30,6 +31,7 @@ from configs.settings import Settings
 from .admin import AdminService
 from .components import assemble
 from .dispatch import Dispatcher
+from .enrolment import Enrolment
 from .flow_control import receive_hwm
 from .key_watch import KEY_CHECK_S, KeyWatch
 from .leasing import TICK_S
@@ -106,7 +108,12 @@ class Broker:
         self, router: Router, authenticator: ZapAuthenticator, stop: asyncio.Event
     ) -> None:
         watch = self._key_watch(router, authenticator)
-        dispatcher = self._dispatcher(router, authenticator, watch)
+        enrolment = self._enrolment(authenticator)
+        dispatcher = self._dispatcher(router, authenticator, watch, enrolment)
+
+        async def keep_house() -> None:
+            enrolment.keep_house()
+            await self._keep_house()
 
         async def check_keys() -> None:
             authenticator.check()
@@ -127,7 +134,7 @@ class Broker:
                     _every(MEMORY_S, self._parts.cache.refresh_closed, stop),
                     _every(self._settings.reap_every_s, self._parts.leasing.reap, stop),
                     _every(KEY_CHECK_S, check_keys, stop),
-                    _every(HOUSEKEEPING_S, self._keep_house, stop),
+                    _every(HOUSEKEEPING_S, keep_house, stop),
                 )
             ]
             await stop.wait()
@@ -145,8 +152,22 @@ class Broker:
             audit=self._parts.audit,
         )
 
+    def _enrolment(self, authenticator: ZapAuthenticator) -> Enrolment:
+        most = self._settings.max_actors_per_enrolment
+        return Enrolment(
+            EnrolledKeys(self._keys, authenticator.allowed, max_keys=most),
+            limit=f"broker.max_actors_per_enrolment = {most}",
+            peers=self._parts.peers,
+            audit=self._parts.audit,
+            clock=time.monotonic,
+        )
+
     def _dispatcher(
-        self, router: Router, authenticator: ZapAuthenticator, watch: KeyWatch
+        self,
+        router: Router,
+        authenticator: ZapAuthenticator,
+        watch: KeyWatch,
+        enrolment: Enrolment,
     ) -> Dispatcher:
         admin = AdminService(
             self._store,
@@ -154,7 +175,8 @@ class Broker:
             keys=self._keys,
             peers=self._parts.peers,
             audit=self._parts.audit,
-            on_revoked=watch.check_allow_list,
+            enrolment=enrolment,
+            on_change=watch.check_allow_list,
         )
         return Dispatcher(
             router,

@@ -106,18 +106,19 @@ class Service:
             max_actors_per_key=broker.max_actors_per_key, clock=time.monotonic
         )
 
-    async def answer(self, envelope: Envelope, key: str) -> object | None:
+    async def answer(self, envelope: Envelope, key: str, route: bytes) -> object | None:
         """Carry out a request.
 
         Args:
             envelope: The decoded message.
             key: Public key that the connection has proved to hold.
+            route: The connection.
 
         Returns:
             The reply; None if a newer request has overtaken this one.
         """
         try:
-            return await self._answer(envelope, key)
+            return await self._answer(envelope, key, route)
         except RecordError as error:
             return Refusal("malformed", str(error))
         except StoreError as error:
@@ -134,7 +135,7 @@ class Service:
                 peer.is_unreported = False
             await self._store.run(operations.actor_seen(seen))
 
-    async def _answer(self, envelope: Envelope, key: str) -> object | None:
+    async def _answer(self, envelope: Envelope, key: str, route: bytes) -> object | None:
         if envelope.run != self._run:
             text = (
                 f"run must be {self._run!r}, got {envelope.run!r:.80}; this broker serves only it"
@@ -147,12 +148,12 @@ class Service:
             if not self._hellos.allows(key):
                 return Refusal("busy", "this key has said HELLO too often; send it again later")
             check_hello(message, incarnation=envelope.inc)
-            return await self._hello(message, key)
-        if isinstance(message, Bye):
+            return await self._hello(message, key, route)
+        peer = self._peers.observe(envelope.inc, key, route)
+        if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc) is None):
             self._peers.forget(envelope.inc)
             self._audit.record("actor left", actor=envelope.inc, actors=len(self._peers))
             return message
-        peer = self._peers.observe(envelope.inc, key)
         if peer is None:
             return Refusal("hello", "this broker does not know the incarnation; say HELLO first")
         if isinstance(message, LeaseRequest):
@@ -160,7 +161,7 @@ class Service:
             return await self._leasing.grant(peer, envelope.seq, message)
         return await self._write(message, peer)
 
-    async def _hello(self, hello: Hello, key: str) -> Welcome | Refusal:
+    async def _hello(self, hello: Hello, key: str, route: bytes) -> Welcome | Refusal:
         stats = await self._store.run(operations.stats())
         if stats.state == "NONE":
             return Refusal("store", "the run has not begun: its learner is still starting")
@@ -172,11 +173,18 @@ class Service:
                     f"{name} must be the run's ({known:.12}), got {got:.12}; "
                     "start this actor with the run's config.yaml, environment and reward",
                 )
+        if self._peers.is_elsewhere(hello.incarnation, route):
+            return Refusal("busy", "this incarnation has another connection; send again later")
+        if self._peers.exceeded_limit(hello.incarnation, key) is not None:
+            await self._replace(self._peers.gone_of(key))
         limit = self._peers.exceeded_limit(hello.incarnation, key)
         if limit is not None:
-            text = f"actors must be at most {limit}, got one more; raise it or stop some"
+            text = (
+                f"actors must be at most {limit}, got one more; raise it or stop some, and give "
+                "each actor a key of its own: `nyala keys add NAME`"
+            )
             return Refusal("full", text)
-        self._peers.admit(hello, key)
+        self._peers.admit(hello, key, route)
         self._audit.record(
             "actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers)
         )
@@ -187,6 +195,14 @@ class Service:
             long_poll_s=self._settings.long_poll_s,
             max_message_bytes=self._settings.max_message_bytes,
         )
+
+    async def _replace(self, gone: list[str]) -> None:
+        """Forget actors that have ended; their leases go to others now, not when they expire."""
+        for incarnation in gone:
+            self._peers.forget(incarnation)
+            self._audit.record("actor replaced", actor=incarnation, actors=len(self._peers))
+            most = self._settings.max_attempts
+            await self._store.run(operations.release_dead_actor(incarnation, max_attempts=most))
 
     async def _write(self, message: object, peer: Peer) -> Verdicts | Refusal:
         match message:

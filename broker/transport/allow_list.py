@@ -1,16 +1,20 @@
 """Allow-list: public keys in `allowed/` and their roles, followed while the process runs.
 
-    allowed/*.pub            actors: lease, beat, submit
-    allowed/actor/*.pub      the same
-    allowed/observer/*.pub   may read the status, and change nothing
-    allowed/operator/*.pub   may read the status, revoke keys and drain actors; no episodes
+    allowed/*.pub             actors: lease, beat, submit
+    allowed/actor/*.pub       the same
+    allowed/enrolment/*.pub   may register keys of actors, and nothing else
+    allowed/actor/NAME/*.pub  keys that were registered with the enrolment key NAME (`enrolled.py`)
+    allowed/observer/*.pub    may read the status, and change nothing
+    allowed/operator/*.pub    may read the status, revoke keys and drain actors; no episodes
 
 Fails closed: a file that cannot be read allows no key, a folder of another name is ignored, a
-folder that cannot be read is empty, and a key that lies under two roles has none.
+folder that cannot be read is empty, a key that lies under two roles has none, and registered keys
+are those of an enrolment key that is allowed itself.
 """
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +28,7 @@ class Role(StrEnum):
     """Role of a key's holder; the broker's `permissions.py` lists what each may send."""
 
     ACTOR = "actor"
+    ENROLMENT = "enrolment"
     OBSERVER = "observer"
     OPERATOR = "operator"
 
@@ -35,6 +40,8 @@ class Member:
     name: str
     """Name of the key's file."""
     role: Role
+    enrolled_by: str | None = None
+    """The enrolment key that registered it; None = a person allowed it."""
 
 
 class AllowList:
@@ -70,12 +77,12 @@ def read_allowed(folder: Path) -> dict[bytes, Member]:
     """Read the allowed keys, without those under two roles and those in malformed files."""
     found: dict[bytes, Member] = {}
     ambiguous: set[bytes] = set()
-    for role, path in _files(folder):
+    for member, path in _entries(folder):
         try:
             key = read_key(path)
         except SettingsError:
             continue
-        if found.setdefault(key, Member(path.stem, role)).role is not role:
+        if found.setdefault(key, member).role is not member.role:
             ambiguous.add(key)
     return {key: member for key, member in found.items() if key not in ambiguous}
 
@@ -87,12 +94,14 @@ def add(folder: Path, name: str, role: Role) -> Path:
         SettingsError: the name is taken or cannot be a file's, or the folder cannot be written.
     """
     _check(name)
-    if any(path.stem == name for _, path in _files(folder)):
+    if any(member.name == name for member, _ in _entries(folder)):
         raise SettingsError(
             f"the name of a new key must be free, got {name}, which is allowed already; "
             "choose another, or revoke it first"
         )
     try:
+        if role is Role.ENROLMENT:  # what an earlier key of this name registered
+            shutil.rmtree(enrolled_folder(folder, name), ignore_errors=True)
         pair = make_pair(folder, name)
         place_public(folder / ALLOWED / role / f"{name}.pub", pair.public)
     except OSError as error:
@@ -103,36 +112,64 @@ def add(folder: Path, name: str, role: Role) -> Path:
 def revoke(folder: Path, name: str) -> list[Role]:
     """Take a key off the list, in whatever role; every broker refuses it within a second.
 
+    With an enrolment key, those that it registered.
+
     Raises:
         SettingsError: no key of this name is allowed, or the folder cannot be written.
     """
     _check(name)
-    held = [(role, path) for role, path in _files(folder) if path.stem == name]
+    entries = _entries(folder)
+    held = [member.role for member, _ in entries if member.name == name]
     if not held:
-        known = ", ".join(sorted({path.stem for _, path in _files(folder)})) or "nobody"
+        known = ", ".join(sorted({member.name for member, _ in entries})) or "nobody"
         raise SettingsError(
             f"the key to revoke must be in {folder / ALLOWED}, got {name}; allowed are: {known}"
         )
     try:
-        for _, path in held:
-            path.unlink(missing_ok=True)
+        for member, path in entries:
+            if name in {member.name, member.enrolled_by}:
+                path.unlink(missing_ok=True)
         forget_name(folder, name)
     except OSError as error:
         raise _unwritable(folder, error) from None
-    return [role for role, _ in held]
+    return held
 
 
-def _files(folder: Path) -> list[tuple[Role, Path]]:
+def enrolled_folder(folder: Path, enrolment: str = "") -> Path:
+    """Return where keys lie that were registered with this enrolment key, or with any."""
+    return folder / ALLOWED / Role.ACTOR / enrolment
+
+
+def _entries(folder: Path) -> list[tuple[Member, Path]]:
+    """List the files of keys with the entries that they make."""
     folders = [(Role.ACTOR, folder / ALLOWED), *((role, folder / ALLOWED / role) for role in Role)]
-    return [(role, path) for role, place in folders for path in sorted(place.glob("*.pub"))]
+    entries = [
+        (Member(path.stem, role), path)
+        for role, place in folders
+        for path in sorted(place.glob("*.pub"))
+    ]
+    enrolments = [member.name for member, _ in entries if member.role is Role.ENROLMENT]
+    return entries + [
+        (Member(path.stem, Role.ACTOR, enrolled_by=name), path)
+        for name in enrolments
+        for path in sorted(enrolled_folder(folder, name).glob("*.pub"))
+    ]
 
 
 def _signature(folder: Path) -> object:
     try:
-        stats = [(role, path, path.stat()) for role, path in _files(folder)]
+        # A registered key's file is written once; its time is when its holder was last heard.
+        return [
+            path if member.enrolled_by else (path, _identity(path))
+            for member, path in _entries(folder)
+        ]
     except OSError:  # a file was removed meanwhile: what is left is another list
         return object()
-    return [(role, path, s.st_mtime_ns, s.st_size, s.st_ino) for role, path, s in stats]
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _check(name: str) -> None:

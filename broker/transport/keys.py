@@ -4,12 +4,13 @@
       broker.key .pub       the broker's server key
       broker.next.pub       the one that follows it, while it is being exchanged (`key_rotation.py`)
       learner.key .pub      the weight publisher's server key
-      actor.key .pub        the key of actors, for both servers
+      actor-0.key .pub ...  a key of its own for each actor that `nyala up` starts
+      enrolment.key .pub    with which other actors register a key of their own (`enrolled.py`)
       allowed/              keys that may connect, and their roles (`allow_list.py`)
 
 A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone. An
-actor's machine needs actor.key and broker.pub, never the others' secrets: the publisher's public
-key comes with each publication, through the broker.
+actor's machine needs broker.pub, and enrolment.key or a key of its own as actor.key, never the
+others' secrets: the publisher's public key comes with each publication, through the broker.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from configs.errors import SettingsError
 SERVERS = ("broker", "learner")
 """Keys of the processes that listen."""
 ACTOR = "actor"
-"""The key that actors share unless each is given its own with `make_client`."""
+"""An actor's own key on a machine with one actor."""
+ENROLMENT = "enrolment"
+"""The key that actors may share, to register keys of their own."""
 ALLOWED = "allowed"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """Names of keys: no path, and no hidden file."""
@@ -49,15 +52,22 @@ def make_keys(folder: Path) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in SERVERS:
         make_pair(folder, name)
-    if not (folder / f"{ACTOR}.key").exists():  # or a revoked key would return
-        make_client(folder, ACTOR)
+    make_client(folder, ENROLMENT, role=ENROLMENT)
     return folder
 
 
-def make_client(folder: Path, name: str) -> None:
-    """Make the key pair of one more actor and allow it to connect."""
-    pair = make_pair(folder, name)
-    place_public(folder / ALLOWED / f"{name}.pub", pair.public)
+def make_client(folder: Path, name: str, *, role: str = ACTOR) -> None:
+    """Make the key pair of one more client and allow it to connect.
+
+    A pair that exists is left as it is: or a key that was taken off the list would return.
+    """
+    if not (folder / f"{name}.key").exists():
+        place_public(folder / ALLOWED / role / f"{name}.pub", make_pair(folder, name).public)
+
+
+def new_pair() -> KeyPair:
+    """Make a key pair that no file has."""
+    return KeyPair(*zmq.curve_keypair())
 
 
 def load_pair(folder: Path, name: str) -> KeyPair:
@@ -126,17 +136,21 @@ def read_key(path: Path) -> bytes:
         key = path.read_bytes().strip()
     except OSError as error:
         raise _missing(path, error) from None
-    try:
-        z85.decode(key)
-        usable = len(key) == 40
-    except (KeyError, ValueError, IndexError, struct.error):  # the last: digits beyond 32 bits
-        usable = False
-    if not usable:
+    if not is_key(key):
         raise SettingsError(
             f"{path} must hold a z85 key of 40 characters, got {len(key)} bytes; "
             f"make keys with `nyala keys {path.parent}`"
         )
     return key
+
+
+def is_key(key: bytes) -> bool:
+    """Return whether this is a z85 key of 40 characters."""
+    try:
+        z85.decode(key)
+    except (KeyError, ValueError, IndexError, struct.error):  # the last: digits beyond 32 bits
+        return False
+    return len(key) == 40
 
 
 def _missing(path: Path, error: OSError) -> SettingsError:

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes what the services of compose.yaml prove themselves with; what exists is left as it is.
-#   keys/            CURVE keys of broker, learner and actors
+#   keys/            CURVE keys of broker and learner, and the one with which actors enrol
 #   redis_auth.conf  the password, as redis-server reads it
 #   redis.url        the same, as our processes read it
 # The folder is closed to other users. redis-server runs under a user of its own in its container,

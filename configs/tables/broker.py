@@ -36,8 +36,11 @@ class BrokerSettings(Table):
     """Longest time a lease call waits for work."""
     max_actors: Positive = 1024
     """Incarnations served at once."""
-    max_actors_per_key: Positive = 1024
-    """Of these, incarnations under one key; lower it where every actor has a key of its own."""
+    max_actors_per_key: Positive = 1
+    """Of these, incarnations under one key. Actors that share a key can speak in each other's
+    place once a connection is cut; those that share an enrolment key cannot."""
+    max_actors_per_enrolment: Positive = 256
+    """Of these, actors that one enrolment key has registered."""
     max_inflight_mb_per_actor: Positive = 64
     """What one actor may have at the broker at once, MiB: unanswered requests, and unread replies
     of ten seconds. Beyond it the actor is asked to send the rest later."""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from broker.transport.keys import make_keys
+from broker.transport.keys import make_client, make_keys
+from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.secrets import redis_url_of, write_secret
 from configs.settings import BufferSettings, Settings
@@ -58,6 +59,7 @@ def prepare(settings: Settings, folder: RunFolder, *, redis_url: str | None) -> 
     folder.path.mkdir(parents=True, exist_ok=True)
     if settings.broker.keys is None:
         make_keys(folder.keys)
+    _make_actor_keys(settings, folder)
     server = None
     if redis_url is None:
         server = configure(
@@ -80,7 +82,7 @@ def commands(settings: Settings, folder: RunFolder) -> list[Command]:
             "actors",
             folder,
             environment_of("actor", settings, gpus=actor_gpus(settings, gpus, number)),
-            flags=("--name", f"actor-{number}"),
+            flags=("--name", f"actor-{number}", "--key", f"actor-{number}"),
         )
         for number in range(settings.actors.count)
     ]
@@ -118,6 +120,23 @@ def role_command(
     arguments = (sys.executable, "-m", package, "--config", str(config), *flags)
     log = RunFolder(settings.run.folder).log(role)
     return Command(role, role, arguments, log, environment_of(role, settings))
+
+
+def _make_actor_keys(settings: Settings, folder: RunFolder) -> None:
+    """Give each actor a key of its own: a later life of it uses the same.
+
+    Raises:
+        SettingsError: They cannot be written where keys are kept.
+    """
+    keys = settings.broker.keys or folder.keys
+    try:
+        for number in range(settings.actors.count):
+            make_client(keys, f"actor-{number}")
+    except OSError as error:
+        raise SettingsError(
+            f"broker.keys must be a folder to which a key for each actor can be added, got {keys}: "
+            f"{error.strerror}; make it writable, or leave broker.keys null"
+        ) from None
 
 
 def _command(

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from actors.rewards.pool import check_reward as try_reward
-from broker.transport.keys import ACTOR, SERVERS, load_pair
+from broker.transport.keys import SERVERS, load_pair
 from buffer.store import Store
 from configs.errors import NyalaError, SettingsError
 from configs.settings import (
@@ -97,7 +97,7 @@ def check_keys(broker: BrokerSettings) -> None:
     """Keys that were made elsewhere are complete."""
     if broker.keys is None:
         return
-    for name in (*SERVERS, ACTOR):
+    for name in SERVERS:
         load_pair(broker.keys, name)
 
 

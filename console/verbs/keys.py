@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from broker.transport.allow_list import Role, read_allowed
+from broker.transport.allow_list import Member, Role, read_allowed
 from broker.transport.allow_list import add as add_key
 from broker.transport.allow_list import revoke as revoke_key
+from broker.transport.enrolled import last_seen, path_of
 from broker.transport.key_rotation import (
     announce_broker_key,
     rotate_broker_key,
@@ -36,10 +38,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Make the keys of a cluster, and choose who may connect.\n\n"
-    "The processes of a run recognise each other by their keys. `nyala up` makes keys of its own. "
-    "Actors on other machines need actor.key and broker.pub; broker.key and learner.key stay where "
-    "broker and learner run. Existing keys are kept. Changes take effect within a second, without "
-    "a restart.\n\n"
+    "The processes of a run recognise each other by their keys. `nyala up` makes keys of its own, "
+    "one for each actor. Actors elsewhere need broker.pub, and enrolment.key, with which each "
+    "registers a key that it makes itself, or a key from `nyala keys add` as actor.key. broker.key "
+    "and learner.key stay where broker and learner run. Existing keys are kept. Changes take "
+    "effect within a second, without a restart.\n\n"
     "Example: `nyala keys keys/`, then `nyala keys add spot-7 --in keys/`",
 )
 
@@ -54,7 +57,7 @@ HERE = Path("keys")
 def make(
     folder: Annotated[Path, typer.Argument(help="Where to put them, such as keys/.")],
 ) -> None:
-    """Make the keys of broker, learner and actors.
+    """Make the keys of broker and learner, and one with which actors enrol.
 
     Those that exist are kept.
 
@@ -67,18 +70,24 @@ def make(
 def list_keys(folder: Folder = HERE) -> None:
     """Show which keys may connect, and as what.
 
+    Those that actors have registered come after their enrolment key, with the time since each was
+    last heard.
+
     Example: `nyala keys list --in runs/demo`
     """
-    for key, member in sorted(
-        read_allowed(_keys_in(folder)).items(), key=lambda line: line[1].name
-    ):
-        print(f"{member.role:<9} {member.name:<24} {key.decode()}")
+    place = _keys_in(folder)
+    now = time.time()
+    for key, member in sorted(read_allowed(place).items(), key=_position):
+        seen = ""
+        if member.enrolled_by is not None:
+            seen = f"  seen {max(0.0, now - last_seen(path_of(place, member))):.0f} s ago"
+        print(f"{member.role:<9} {member.name:<30} {key.decode()}{seen}")
 
 
 @app.command()
 def add(
     name: Name,
-    role: Annotated[str, typer.Option(help="actor, observer or operator.")] = "actor",
+    role: Annotated[str, typer.Option(help="actor, enrolment, observer or operator.")] = "actor",
     folder: Folder = HERE,
 ) -> None:
     """Make one more key and let its holder in.
@@ -90,7 +99,8 @@ def add(
     if role not in list(Role):
         raise SettingsError(
             f"--role must be one of {', '.join(Role)}, got {role}; "
-            "an actor makes episodes, an observer looks, an operator revokes and drains"
+            "an actor makes episodes, an enrolment key registers keys of actors, an observer "
+            "looks, an operator revokes and drains"
         )
     print(add_key(_keys_in(folder), name, Role(role)))
 
@@ -99,7 +109,7 @@ def add(
 def revoke(name: Name, folder: Folder = HERE) -> None:
     """Take a key off the list.
 
-    Its holder is refused within a second.
+    Its holder is refused within a second. With an enrolment key goes all that it registered.
 
     Example: `nyala keys revoke spot-7 --in runs/demo`
     """
@@ -132,6 +142,11 @@ def rotate(name: Name, folder: Folder = HERE) -> None:
     else:
         previous = rotate_client_key(_keys_in(folder), name)
         print(f"{name} has a new key; `nyala keys revoke {previous}` ends the old one")
+
+
+def _position(line: tuple[bytes, Member]) -> tuple[str, str]:
+    member = line[1]
+    return (member.enrolled_by or member.name, member.name if member.enrolled_by else "")
 
 
 def _keys_in(folder: Path) -> Path:

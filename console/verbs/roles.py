@@ -23,7 +23,7 @@ def actor(
 
     It may leave at any time, with Ctrl-C or without. With the run's folder it takes the address
     and the keys from there. On another machine give it a copy of the run's config.yaml and of
-    actor.key and broker.pub.
+    broker.pub and enrolment.key; it registers a key of its own. Or give it one as actor.key.
 
     Example: `nyala actor runs/demo`
     """

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from broker.protocol.messages import Publication
-from broker.transport.keys import load_pair
+from broker.transport.keys import load_pair, make_client
 from buffer import operations
 from buffer.store import Store
 from configs.errors import WeightsError
@@ -21,6 +21,8 @@ from console.run.run_folder import run_folder_of
 from learner.weights.log import read_weight_log
 
 from .tables import Facts, print_facts
+
+PULLER = "weights-pull"  # a key of its own, since that of an actor is in use
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -164,7 +166,9 @@ def pulled(run: Path, to: Path, *, timeout_s: float) -> Facts:
     if found is None:
         raise WeightsError(f"{run} must have published weights, got none; is its learner up?")
     publication = Publication(version=found.version, **found.fields)
-    keys = load_pair(settings.broker.keys or folder.keys, "actor")
+    keys_folder = settings.broker.keys or folder.keys
+    make_client(keys_folder, PULLER)
+    keys = load_pair(keys_folder, PULLER)
     manifest = asyncio.run(
         download(publication, to, keys=keys, run=settings.run.name, timeout_s=timeout_s)
     )

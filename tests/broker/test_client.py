@@ -86,11 +86,10 @@ def test_a_resent_lease_request_is_granted_once(redis_url: str, keys: Path) -> N
     async def story() -> None:
         async with ring(redis_url, keys) as here:
             await begin(here.store, groups=4)
-            await here.actor()
             request = encode(LeaseRequest(2, FIRST), run=RUN, incarnation="actor-1", seq=9)
 
             replies = []
-            async with here.raw_socket() as socket:
+            async with here.raw_actor() as socket:
                 for _ in range(3):
                     await socket.send(request)
                     replies.append(decode(await socket.recv(), max_bytes=2**20).message)
@@ -180,10 +179,10 @@ def test_a_peer_that_does_not_read_costs_no_memory(redis_url: str, keys: Path) -
             beat = Beat(lease.task_id, lease.fence, 0, 20_000, chunk)
             assert (await actor.beat(BeatRequest((beat,), FIRST, {}))).verdicts[0].length == 20_000
             await actor.release(ReleaseRequest(((lease.task_id, lease.fence),)))
-            request = encode(LeaseRequest(1, FIRST), run=RUN, incarnation="actor-1", seq=10**6)
+            request = encode(LeaseRequest(1, FIRST), run=RUN, incarnation="slow", seq=10**6)
             before = resident_mib()
 
-            async with here.raw_socket() as socket:
+            async with here.raw_actor("slow") as socket:
                 for _ in range(1200):  # 216 MB of replies, were they kept
                     await socket.send(request)
                 await asyncio.sleep(2.5)

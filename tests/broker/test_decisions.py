@@ -12,6 +12,8 @@ from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.limits import has_room
 from tests.broker.support.ring import hello
 
+ROUTE = b"connection"
+
 
 def table(clock: FakeClock, max_actors: int = 2, max_actors_per_key: int = 2) -> Liveness:
     return Liveness(
@@ -25,43 +27,60 @@ def table(clock: FakeClock, max_actors: int = 2, max_actors_per_key: int = 2) ->
 def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
     clock = FakeClock()
     peers = table(clock)
-    peer = peers.admit(hello("a"), "key")
+    peer = peers.admit(hello("a"), "key", ROUTE)
 
     clock.now += 6.0
     assert not peers.is_suspect(peer)
     clock.now += 0.1
     assert peers.is_suspect(peer)
-    assert peers.observe("a", "key") is peer
+    assert peers.observe("a", "key", ROUTE) is peer
     assert not peers.is_suspect(peer)
 
 
 def test_a_long_silent_actor_is_forgotten_and_has_to_say_hello() -> None:
     clock = FakeClock()
     peers = table(clock)
-    peer = peers.admit(hello("a"), "key")
+    peer = peers.admit(hello("a"), "key", ROUTE)
 
     clock.now += 6.0 * FORGET_AFTER + 1
     assert peers.expire() == ["a"]
-    assert peers.observe("a", "key") is None
+    assert peers.observe("a", "key", ROUTE) is None
     assert peers.is_suspect(peer)
 
 
 def test_only_its_own_key_speaks_for_an_incarnation() -> None:
     peers = table(FakeClock())
-    peers.admit(hello("a"), "key")
+    peers.admit(hello("a"), "key", ROUTE)
 
-    assert peers.observe("a", "other") is None
+    assert peers.observe("a", "other", ROUTE) is None
     assert not peers.belongs_to("a", "other")
     assert peers.belongs_to("unheard of", "other")
 
 
+def test_a_place_is_left_by_who_is_silent_or_has_no_connection() -> None:
+    clock = FakeClock()
+    peers = table(clock)
+    peers.admit(hello("a"), "key", ROUTE)
+
+    assert peers.observe("a", "key", b"another") is None
+    assert peers.is_elsewhere("a", b"another")
+    assert not peers.is_elsewhere("a", ROUTE)
+    assert peers.gone_of("key") == []
+    peers.has_route = lambda route: route != ROUTE
+    assert not peers.is_elsewhere("a", b"another")
+    assert (peers.gone_of("key"), peers.gone_of("other")) == (["a"], [])
+    peers.has_route = lambda _route: True
+    clock.now += 6.1
+    assert peers.gone_of("key") == ["a"]
+
+
 def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
     peers = table(FakeClock(), max_actors=1)
-    peer = peers.admit(hello("a"), "key")
+    peer = peers.admit(hello("a"), "key", ROUTE)
 
     assert peers.exceeded_limit("a", "key") is None
     assert peers.exceeded_limit("b", "key") == "broker.max_actors = 1"
-    assert peers.admit(hello("a", capacity=3), "key") is peer
+    assert peers.admit(hello("a", capacity=3), "key", ROUTE) is peer
     assert peer.hello.capacity == 3
     peers.forget("a")
     assert peers.exceeded_limit("b", "key") is None
@@ -69,7 +88,7 @@ def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
 
 def test_one_key_has_at_most_its_number_of_actors() -> None:
     peers = table(FakeClock(), max_actors=9, max_actors_per_key=1)
-    peers.admit(hello("a"), "key")
+    peers.admit(hello("a"), "key", ROUTE)
 
     assert peers.exceeded_limit("b", "key") == "broker.max_actors_per_key = 1"
     assert peers.exceeded_limit("a", "key") is None

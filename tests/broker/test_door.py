@@ -40,6 +40,7 @@ from tests.broker.support.ring import (
     begin,
     fingerprint,
     hello,
+    pair_of,
     ring,
     settings_with,
 )
@@ -103,7 +104,7 @@ def test_a_peer_without_curve_is_not_heard(redis_url: str, keys: Path) -> None:
 
 def test_a_request_that_cannot_be_judged_is_refused_and_the_door_goes_on(keys: Path) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    actor = z85.decode(load_public(keys, "actor"))
+    actor = z85.decode(pair_of(keys, "actor").public)
     peer = [DOMAIN, b"127.0.0.1", b"", b"CURVE", actor]
     with ZapAuthenticator(context, keys):
         asking = context.socket(zmq.REQ)
@@ -157,7 +158,7 @@ def test_without_a_door_nobody_gets_in(keys: Path) -> None:
     dealer = connect_dealer(
         context,
         bound_endpoint(router),
-        keys=load_pair(keys, "actor"),
+        keys=pair_of(keys, "actor"),
         server_key=load_public(keys, "broker"),
         max_message_bytes=4096,
     )
@@ -180,7 +181,7 @@ def test_a_key_that_is_added_gets_in_and_one_that_is_removed_is_not_heard(
             late = here.client("actor-7", keys=load_pair(folder, "spot-7"))
             await late.hello(hello("actor-7"), deadline_s=5)
 
-            (folder / "allowed" / "spot-7.pub").unlink()
+            (folder / "allowed" / "actor" / "spot-7.pub").unlink()
             await asyncio.sleep(1.0)
             with pytest.raises(RefusedError, match="taken off the allow-list"):
                 await late.lease(LeaseRequest(1, FIRST), deadline_s=5.0)

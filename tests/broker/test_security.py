@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,21 @@ from broker.protocol.messages import (
 from broker.server import audit
 from broker.server.audit import Audit
 from broker.transport.allow_list import AllowList, Role, add, read_allowed, revoke
-from broker.transport.keys import load_pair, make_keys
+from broker.transport.keys import load_pair
 from buffer import operations
 from buffer.operations.run import brokers
 from configs.errors import RefusedError, SettingsError
 from configs.settings import RunSettings, Settings
 from configs.weight_path import is_loopback
 from tests.broker.support.fake_clock import FakeClock
-from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, hello, ring
+from tests.broker.support.keys import keys_with_actor
+from tests.broker.support.ring import FIRST, Ring, begin, fingerprint, hello, pair_of, ring
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Keys of a run with an actor, an observer and an operator."""
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     add(folder, "watcher", Role.OBSERVER)
     add(folder, "boss", Role.OPERATOR)
     return folder
@@ -87,7 +89,7 @@ def test_an_actor_can_neither_look_nor_revoke_nor_drain(redis_url: str, folder: 
                 actor.order(RevokeRequest("boss")),
                 actor.order(DrainRequest("actor-1")),
             ):
-                with pytest.raises(RefusedError, match="got the actor actor"):
+                with pytest.raises(RefusedError, match="got the actor actor-1"):
                     await forbidden
             assert "boss" in {member.name for member in read_allowed(folder).values()}
             assert (await actor.lease(LeaseRequest(1, FIRST))).status == "OK"
@@ -171,7 +173,7 @@ def test_a_file_that_is_removed_by_hand_revokes_within_a_second(
                     await actor.beat(BeatRequest((), FIRST))
                     await asyncio.sleep(0.05)
 
-            (folder / "allowed" / "actor.pub").unlink()
+            (folder / "allowed" / "actor" / "actor-1.pub").unlink()
             with pytest.raises(RefusedError, match="taken off the allow-list"):
                 await asyncio.wait_for(beat_on(), 1.5)
 
@@ -179,7 +181,7 @@ def test_a_file_that_is_removed_by_hand_revokes_within_a_second(
 
 
 def test_a_key_has_its_role_from_the_folder_it_lies_in(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     allowed = folder / "allowed"
     key = load_pair(folder, "actor").public
     roles = AllowList(folder)
@@ -201,31 +203,31 @@ def test_a_key_has_its_role_from_the_folder_it_lies_in(tmp_path: Path) -> None:
 
 
 def test_a_key_under_two_roles_has_none(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     key = load_pair(folder, "actor").public
     (folder / "allowed" / "operator").mkdir()
     (folder / "allowed" / "operator" / "mine.pub").write_bytes(key)
 
     assert key not in read_allowed(folder)
-    (folder / "allowed" / "actor.pub").unlink()
+    (folder / "allowed" / "actor" / "actor.pub").unlink()
     assert read_allowed(folder)[key].role is Role.OPERATOR
 
 
 def test_a_revoked_key_does_not_come_back_by_itself(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     old = load_pair(folder, "actor").public
     assert revoke(folder, "actor") == [Role.ACTOR]
 
-    make_keys(folder)  # as when the run is taken up again
+    keys_with_actor(folder)  # as when the run is taken up again
 
     assert old not in read_allowed(folder)
-    (folder / "allowed" / "actor.pub").unlink()
-    make_keys(folder)
+    shutil.rmtree(folder / "allowed")
+    keys_with_actor(folder)
     assert read_allowed(folder) == {}
 
 
 def test_names_of_keys_cannot_leave_their_folder(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     for name in ("../actor", "a/b", ".hidden", "", "x" * 65):
         with pytest.raises(SettingsError, match="name of a key must be letters"):
             add(folder, name, Role.ACTOR)
@@ -235,7 +237,7 @@ def test_names_of_keys_cannot_leave_their_folder(tmp_path: Path) -> None:
         add(folder, "broker", Role.ACTOR)
     with pytest.raises(SettingsError, match="must be free, got actor"):
         add(folder, "actor", Role.OBSERVER)
-    with pytest.raises(SettingsError, match="got nobody; allowed are: actor"):
+    with pytest.raises(SettingsError, match="got nobody; allowed are: actor, enrol"):
         revoke(folder, "nobody")
 
 
@@ -247,6 +249,7 @@ def test_joins_refusals_and_revocations_are_written_down(
     redis_url: str, folder: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "logs" / "audit.jsonl"
+    pair_of(folder, "actor-1")
 
     async def story() -> None:
         async with ring(redis_url, folder, audit_file=file) as here:

@@ -17,7 +17,7 @@ import zmq
 from broker.protocol.codec import encode
 from broker.protocol.messages import Beat, BeatRequest, LeaseRequest, ReleaseRequest
 from broker.server.flow_control import SMALL_BYTES, WINDOW_S, ReplyLimiter
-from broker.transport.keys import load_pair, load_public
+from broker.transport.keys import load_public
 from broker.transport.sockets import connect_dealer
 from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
@@ -26,7 +26,7 @@ from configs.settings import Settings
 from tests.broker.support.broker_process import process
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.records import completion
-from tests.broker.support.ring import FIRST, RUN, Ring, begin
+from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, pair_of
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,9 @@ def beat_of(size: int) -> bytes:
 
 
 @contextmanager
-def hostile(settings: Settings, work: Callable[[zmq.Socket[bytes]], None]) -> Iterator[None]:
+def hostile(
+    settings: Settings, work: Callable[[zmq.Socket[bytes]], None], *, first: bytes | None = None
+) -> Iterator[None]:
     """A peer that does its work over and over in a thread, reads nothing, and keeps connected."""
     folder, ended = settings.run.folder / "keys", threading.Event()
 
@@ -66,11 +68,13 @@ def hostile(settings: Settings, work: Callable[[zmq.Socket[bytes]], None]) -> It
         socket = connect_dealer(
             context,
             settings.broker.endpoint,
-            keys=load_pair(folder, "actor"),
+            keys=pair_of(folder, "x"),
             server_key=load_public(folder, "broker"),
             max_message_bytes=2**20,
             receive_hwm=1,
         )
+        if first is not None and socket.poll(5000, zmq.POLLOUT):
+            socket.send(first)
         while not ended.is_set():
             try:
                 work(socket)
@@ -156,7 +160,8 @@ def test_a_peer_that_never_reads_is_sent_only_its_share(redis_url: str, narrow: 
         with process(narrow, redis_url) as broker:
             request = await grant()
             before = resident_mib(broker.pid)
-            with hostile(narrow, lambda socket: socket.send(request, zmq.NOBLOCK)):
+            again = encode(hello("x"), run=RUN, incarnation="x", seq=1)
+            with hostile(narrow, lambda s: s.send(request, zmq.NOBLOCK), first=again):
                 waits = await latencies(narrow, redis_url, 2.0)
                 growth = resident_mib(broker.pid) - before
             assert broker.poll() is None

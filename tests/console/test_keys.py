@@ -19,7 +19,7 @@ def keys(*arguments: str | Path) -> tuple[int, str]:
 def test_a_folder_alone_makes_keys(tmp_path: Path) -> None:
     assert keys(tmp_path / "keys") == (0, f"{tmp_path / 'keys'}\n")
     assert keys("make", tmp_path / "keys")[0] == 0
-    assert load_pair(tmp_path / "keys", "actor").public in read_allowed(tmp_path / "keys")
+    assert load_pair(tmp_path / "keys", "enrolment").public in read_allowed(tmp_path / "keys")
 
 
 def test_keys_are_added_listed_rotated_and_revoked(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_keys_are_added_listed_rotated_and_revoked(tmp_path: Path) -> None:
     assert keys("add", "spot-7", "--in", tmp_path / "keys")[1].strip().endswith("spot-7.key")
     lines = keys("list", "--in", tmp_path)[1].splitlines()
     assert [line.split()[:2] for line in lines] == [
-        ["actor", "actor"],
+        ["enrolment", "enrolment"],
         ["observer", "eve"],
         ["actor", "spot-7"],
     ]
@@ -53,9 +53,12 @@ def test_mistakes_are_refused_with_the_next_step(tmp_path: Path) -> None:
     assert keys("list", "--in", tmp_path)[1].endswith(f"make keys with `nyala keys {tmp_path}`\n")
     keys(tmp_path / "keys")
     for arguments, complaint in [
-        (("add", "x", "--role", "king"), "--role must be one of actor, observer, operator"),
-        (("add", "actor"), "must be free, got actor"),
-        (("revoke", "nobody"), "allowed are: actor"),
+        (
+            ("add", "x", "--role", "king"),
+            "--role must be one of actor, enrolment, observer, operator",
+        ),
+        (("add", "enrolment"), "must be free, got enrolment"),
+        (("revoke", "nobody"), "allowed are: enrolment"),
         (("rotate", "nobody"), "got 0 of nobody"),
     ]:
         code, text = keys(*arguments, "--in", tmp_path)

@@ -132,7 +132,7 @@ def test_keys_are_made_once(tmp_path):
 
     assert first.returncode == 0
     assert (tmp_path / "keys" / "broker.key").read_bytes() == secret
-    assert (tmp_path / "keys" / "allowed" / "actor.pub").exists()
+    assert (tmp_path / "keys" / "allowed" / "enrolment" / "enrolment.pub").exists()
 
 
 @pytest.mark.slow

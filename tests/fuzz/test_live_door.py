@@ -80,11 +80,9 @@ def test_lies_are_answered_and_change_nothing(redis_url: str, tmp_path: Path, se
             holder = await here.actor("holder")
             leases = (await holder.lease(LeaseRequest(4, FIRST))).leases
             assert len(leases) == 4  # nothing is left that a true request could take
-            await here.actor("liar")
-            before = fingerprint(redis_url)
-
             sent = frames(seed)
-            async with here.raw_socket() as socket:
+            async with here.raw_actor("liar") as socket:
+                before = fingerprint(redis_url)
                 for first in range(0, len(sent), IN_FLIGHT):
                     part = sent[first : first + IN_FLIGHT]
                     for frame in part:

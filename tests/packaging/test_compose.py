@@ -82,10 +82,14 @@ def test_only_broker_and_learner_have_a_way_to_redis():
 def test_a_secret_key_is_mounted_by_its_owner_alone():
     owners = {
         key: {name.removesuffix("-cuda") for name in SERVICES if key in secrets_of(SERVICES[name])}
-        for key in ("broker.key", "learner.key", "actor.key")
+        for key in ("broker.key", "learner.key", "enrolment.key")
     }
 
-    assert owners == {"broker.key": {"broker"}, "learner.key": {"learner"}, "actor.key": {"actor"}}
+    assert owners == {
+        "broker.key": {"broker"},
+        "learner.key": {"learner"},
+        "enrolment.key": {"actor"},
+    }
 
 
 def test_nothing_is_published_and_nothing_runs_as_root():

@@ -1,8 +1,9 @@
 """The services of compose.yaml, as plain processes: their exact commands train a run to its end.
 
 What a container engine would do is done by hand: each service gets its own folder for
-/run/secrets with the secrets that it declares and no others, its own environment, and loopback
-ports for the names of the other services. Images, volumes and the network stay untried.
+/run/secrets and /srv/nyala/keys with the secrets that it declares and no others, its own
+environment, and loopback ports for the names of the other services; the volume of registered keys
+is a folder that services share. Images, other volumes and the network stay untried.
 """
 
 import json
@@ -22,6 +23,7 @@ import pytest
 from tests.conftest import find_redis_server
 from tests.packaging.support.compose_file import ROOT, load_compose, secrets_of
 
+ACTORS = 4
 PATIENCE_S = 180.0  # importing torch takes a minute where the cores are shared
 
 
@@ -44,8 +46,8 @@ class Host:
     )
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def up(self, name: str) -> subprocess.Popen[bytes]:
-        """Start a service as compose.yaml says."""
+    def up(self, name: str, *, replica: int = 1) -> subprocess.Popen[bytes]:
+        """Start a service as compose.yaml says, or one more container of it."""
         service = self.services[name]
         command = [self._here(name, argument) for argument in service["command"]]
         if command[0] == "redis-server":
@@ -54,11 +56,17 @@ class Host:
             key: self._here(name, value) for key, value in service.get("environment", {}).items()
         }
         self._mount_secrets(name)
-        with self._log(name).open("wb") as log:
-            self.started[name] = subprocess.Popen(
+        container = name if replica == 1 else f"{name}-{replica}"
+        with self._log(container).open("wb") as log:
+            self.started[container] = subprocess.Popen(
                 command, cwd=self.folder, env=self._base() | environment, stdout=log, stderr=log
             )
-        return self.started[name]
+        return self.started[container]
+
+    @property
+    def registered(self) -> Path:
+        """The volume of registered keys."""
+        return self.folder / "registered"
 
     def is_healthy(self, name: str) -> bool:
         """Run the service's own health check."""
@@ -91,6 +99,7 @@ class Host:
     def _here(self, name: str, text: str) -> str:
         """Turn the names of compose's world into those of this host."""
         here = text.replace("/run/secrets", str(self.folder / "mounted" / name))
+        here = here.replace("/srv/nyala/keys", str(self.folder / "mounted" / name / "keys"))
         here = here.replace("/etc/nyala/redis.conf", str(self._redis_conf()))
         for host in ("0.0.0.0", "broker"):
             for port, ours in self.ports.items():
@@ -109,6 +118,14 @@ class Host:
         return path
 
     def _mount_secrets(self, name: str) -> None:
+        for volume in self.services[name].get("volumes", []):
+            source, _, target = volume.partition(":")
+            if source == "registered":
+                place = Path(self._here(name, target.removesuffix(":ro")))
+                place.parent.mkdir(parents=True, exist_ok=True)
+                self.registered.mkdir(exist_ok=True)
+                if not place.exists():
+                    place.symlink_to(self.registered)
         for source, target in secrets_of(self.services[name]).items():
             path = Path(self._here(name, target))
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +167,7 @@ def host(tmp_path):
 
 @pytest.mark.live
 @pytest.mark.timeout(600)
-def test_the_services_train_a_run_to_its_end(host):
+def test_the_services_with_four_actors_train_a_run_to_its_end(host):
     for once in ("secrets", "model"):
         assert host.up(once).wait(PATIENCE_S) == 0, host.log(once)
 
@@ -158,7 +175,8 @@ def test_the_services_train_a_run_to_its_end(host):
     host.wait(lambda: b"Ready to accept" in (host.folder / "redis.log").read_bytes(), "redis")
     host.up("broker")
     host.wait_until_healthy("broker")
-    learner, actor = host.up("learner"), host.up("actor")
+    learner = host.up("learner")
+    actors = [host.up("actor", replica=number) for number in range(1, ACTORS + 1)]
     host.wait(lambda: learner.poll() is not None or host.is_healthy("learner"), "learner")
     host.wait(lambda: learner.poll() is not None or host.is_healthy("actor"), "actor")
     host.wait(lambda: learner.poll() is not None, "learner")
@@ -169,8 +187,10 @@ def test_the_services_train_a_run_to_its_end(host):
         for line in (host.folder / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [1, 2, 3, 4, 5, 6]
-    actor.terminate()
-    assert actor.wait(30) == 0, host.log("actor")
+    assert len(list(host.registered.glob("enrolment/enrolment-*.pub"))) == ACTORS
+    for actor in actors:
+        actor.terminate()
+    assert [actor.wait(60) for actor in actors] == [0] * ACTORS, host.log("actor")
 
 
 def test_what_make_secrets_wrote_stays_and_is_closed_to_others(host):

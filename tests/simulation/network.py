@@ -78,13 +78,14 @@ class Frame:
     """A received frame, with the key that the peer has proved to hold."""
 
     bytes: bytes
+    key: str
 
     @property
     def buffer(self) -> memoryview:
         return memoryview(self.bytes)
 
     def get(self, _name: str) -> str:
-        return "k" * 40
+        return self.key
 
 
 class Router:
@@ -96,7 +97,9 @@ class Router:
         self.inbox = Mailbox()
 
     async def receive(self) -> list[Frame]:
-        return [Frame(part) for part in await self.inbox.get()]
+        route, frame = await self.inbox.get()
+        key = route.decode()  # each actor has its own
+        return [Frame(route, key), Frame(frame, key)]
 
     def send(self, route: bytes, frame: bytes) -> None:
         if not self._network.reply(self, route, frame):

@@ -15,11 +15,12 @@ from actors.weights.share import REFRESH_S, WeightShare
 from actors.weights.sources import PeerSource
 from broker.protocol.weight_messages import Chunk, Join, Later, Moved, Peer, Pull
 from broker.transport.allow_list import Role, add, revoke
-from broker.transport.keys import load_pair, make_keys
+from broker.transport.keys import load_pair
 from broker.transport.zap import ZapAuthenticator
 from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from learner.weights.pull_tree import FAN_OUT
+from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.listening import listening
 from tests.weights.support.plane import MAX_PUBLISH_S, Plane
 from tests.weights.support.scripted_publisher import manifest
@@ -151,7 +152,7 @@ PULL = Pull(PolicyVersion(1, 1), 0, 10)
 
 
 def test_a_slice_that_is_still_on_its_way_is_sent_on_when_it_arrives(tmp_path):
-    keys = make_keys(tmp_path / "keys")
+    keys = keys_with_actor(tmp_path / "keys")
     held = HeldWeights()
 
     async def story():
@@ -168,7 +169,7 @@ def test_a_slice_that_is_still_on_its_way_is_sent_on_when_it_arrives(tmp_path):
 
 
 def test_a_peer_is_not_believed_when_it_says_what_is_newest(tmp_path):
-    keys = make_keys(tmp_path / "keys")
+    keys = keys_with_actor(tmp_path / "keys")
     held = HeldWeights()
     answers = iter([Moved(manifest(9), 0), Chunk(PULL.version, 0, b"x")])
     held.answer = lambda _: next(answers)  # type: ignore[assignment,method-assign,return-value]
@@ -192,10 +193,10 @@ def test_a_peer_is_not_believed_when_it_says_what_is_newest(tmp_path):
 
 
 def test_a_share_answers_allowed_actors_of_its_run_alone(tmp_path):
-    keys = make_keys(tmp_path / "keys")
+    keys = keys_with_actor(tmp_path / "keys")
     add(keys, "watcher", Role.OBSERVER)
     add(keys, "spot", Role.ACTOR)
-    strange = make_keys(tmp_path / "strange")
+    strange = keys_with_actor(tmp_path / "strange")
 
     async def story():
         async with sharing(keys, HeldWeights()) as port:
@@ -222,7 +223,7 @@ def test_a_share_whose_authenticator_died_ends_with_its_error(tmp_path, monkeypa
         raise RuntimeError("the authenticator is broken")
 
     monkeypatch.setattr(ZapAuthenticator, "_safe_answer", broken)
-    keys = make_keys(tmp_path / "keys")
+    keys = keys_with_actor(tmp_path / "keys")
 
     async def story():
         caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
@@ -241,7 +242,7 @@ def test_a_share_whose_authenticator_died_ends_with_its_error(tmp_path, monkeypa
 
 
 def test_an_actor_that_could_let_nobody_in_says_so(tmp_path):
-    keys = make_keys(tmp_path / "keys")
+    keys = keys_with_actor(tmp_path / "keys")
     (keys / "allowed" / "actor.pub").unlink()
 
     caller = Caller(load_pair(keys, "actor"), "toy", "sharing")

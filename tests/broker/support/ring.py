@@ -15,10 +15,10 @@ import zmq
 import zmq.asyncio
 
 from broker.client.client import BrokerClient
-from broker.protocol.codec import encode_spec
+from broker.protocol.codec import encode, encode_spec
 from broker.protocol.messages import Hello, TaskSpec
 from broker.server.server import Broker
-from broker.transport.keys import load_pair, load_public
+from broker.transport.keys import KeyPair, load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
 from buffer import operations
 from buffer.operations.values import NewTask
@@ -90,6 +90,13 @@ def hello(incarnation: str, capacity: int = 64, **changes: str) -> Hello:
     return Hello(incarnation, host="here", pid=1, hashes={**HASHES, **changes}, capacity=capacity)
 
 
+def pair_of(folder: Path, name: str) -> KeyPair:
+    """The key pair of an actor, made and allowed at first use."""
+    if not (folder / f"{name}.key").exists():
+        make_client(folder, name)
+    return load_pair(folder, name)
+
+
 @dataclass
 class Ring:
     """A broker's address and store, and clients that are closed with it."""
@@ -100,9 +107,10 @@ class Ring:
     clients: list[BrokerClient] = field(default_factory=list)
 
     def client(self, incarnation: str = "actor-1", **changes: Any) -> BrokerClient:
+        """A client under a key of its own, whose name is that of the incarnation."""
         options: dict[str, Any] = {
             "server_key": load_public(self.keys, "broker"),
-            "keys": load_pair(self.keys, "actor"),
+            "keys": changes.pop("keys", None) or pair_of(self.keys, incarnation),
             "run": RUN,
             "incarnation": incarnation,
         }
@@ -111,20 +119,20 @@ class Ring:
         self.clients.append(client)
         return client
 
-    async def actor(self, incarnation: str = "actor-1") -> BrokerClient:
+    async def actor(self, incarnation: str = "actor-1", **changes: Any) -> BrokerClient:
         """A client that has said HELLO."""
-        client = self.client(incarnation)
+        client = self.client(incarnation, **changes)
         await client.hello(hello(incarnation), deadline_s=10)
         return client
 
     @asynccontextmanager
-    async def raw_socket(self) -> AsyncIterator[zmq.asyncio.Socket]:
-        """An authenticated connection that says what it likes."""
+    async def raw_socket(self, name: str = "actor-1") -> AsyncIterator[zmq.asyncio.Socket]:
+        """A connection under the key of this name that says what it likes."""
         context = zmq.asyncio.Context()
         socket = connect_dealer(
             context,
             self.endpoint,
-            keys=load_pair(self.keys, "actor"),
+            keys=pair_of(self.keys, name),
             server_key=load_public(self.keys, "broker"),
             max_message_bytes=2**20,
         )
@@ -133,6 +141,14 @@ class Ring:
             yield socket
         finally:
             context.destroy(linger=0)
+
+    @asynccontextmanager
+    async def raw_actor(self, incarnation: str = "actor-1") -> AsyncIterator[zmq.asyncio.Socket]:
+        """A connection that has said HELLO, and then says what it likes."""
+        async with self.raw_socket(incarnation) as socket:
+            await socket.send(encode(hello(incarnation), run=RUN, incarnation=incarnation, seq=1))
+            await asyncio.wait_for(socket.recv(), 5)
+            yield socket
 
     async def close(self) -> None:
         for client in self.clients:

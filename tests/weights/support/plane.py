@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from msgspec import convert
 
-from broker.transport.keys import make_keys
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
 from console.chaos.proc_stat import descendants, plays
 from learner.weights.log import read_weight_log
 from learner.weights.publish import WeightPublisher
 from learner.weights.server import Sent
+from tests.broker.support.keys import keys_with_actor
 from tests.weights.support import actor_process
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
@@ -95,7 +95,7 @@ class Plane:
         self, folder: Path, *, ballast: int = 0, trusted_network: bool = False, **settings
     ) -> None:
         self.folder = folder
-        self.keys = make_keys(folder / "keys")
+        self.keys = keys_with_actor(folder / "keys")
         self.publications: list = []
         self.actors: list[ActorProcess] = []
         self.model = ToyModel(ballast)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import pytest
 from broker.transport.allow_list import AllowList, Member, Role, read_allowed
 from broker.transport.keys import load_pair, load_public, make_client, make_keys, read_key
 from configs.errors import SettingsError
+from tests.broker.support.keys import keys_with_actor
 
 
 def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
     folder = make_keys(tmp_path / "keys")
-    first = {name: load_pair(folder, name) for name in ("broker", "learner", "actor")}
+    first = {name: load_pair(folder, name) for name in ("broker", "learner", "enrolment")}
 
     make_keys(folder)
 
@@ -24,11 +26,11 @@ def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
         assert stat.S_IMODE((folder / f"{name}.key").stat().st_mode) == 0o600
         assert load_public(folder, name) == pair.public
         assert pair.secret.decode() not in repr(pair)
-    assert read_allowed(folder) == {first["actor"].public: Member("actor", Role.ACTOR)}
+    assert read_allowed(folder) == {first["enrolment"].public: Member("enrolment", Role.ENROLMENT)}
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     (folder / "actor.key").chmod(0o640)
 
     with pytest.raises(SettingsError, match=r"owner alone, got mode 0640.*chmod 600"):
@@ -36,7 +38,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_and_malformed_keys_name_the_next_step(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     (folder / "broker.pub").unlink()
     (folder / "actor.key").write_text("too short")
 
@@ -58,7 +60,7 @@ def test_forty_characters_that_are_no_key_are_refused(tmp_path: Path, digits: st
 
 
 def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     allowed = AllowList(folder)
     actor = load_pair(folder, "actor").public
 
@@ -68,11 +70,9 @@ def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> N
     make_client(folder, "spot")
     allowed.refresh()
     assert allowed.member(load_pair(folder, "spot").public) == Member("spot", Role.ACTOR)
-    (folder / "allowed" / "spot.pub").write_text("nonsense")
+    (folder / "allowed" / "actor" / "spot.pub").write_text("nonsense")
     allowed.refresh()
     assert allowed.member(load_pair(folder, "spot").public) is None
-    (folder / "allowed" / "actor.pub").unlink()
-    (folder / "allowed" / "spot.pub").unlink()
-    (folder / "allowed").rmdir()
+    shutil.rmtree(folder / "allowed")
     allowed.refresh()
     assert allowed.member(actor) is None

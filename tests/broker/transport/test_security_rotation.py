@@ -18,8 +18,9 @@ from broker.transport.key_rotation import (
 )
 from broker.transport.keys import load_pair, load_public, make_keys
 from configs.errors import DeadlineError, RefusedError, SettingsError
+from tests.broker.support.keys import keys_with_actor
 from tests.broker.support.records import submission
-from tests.broker.support.ring import FIRST, Ring, begin, hello, ring
+from tests.broker.support.ring import FIRST, Ring, begin, hello, pair_of, ring
 
 
 async def let_in_only_with(here: Ring, server_key: bytes, outdated: bytes) -> None:
@@ -86,10 +87,10 @@ def test_an_actors_old_key_works_until_it_is_revoked(redis_url: str, tmp_path: P
         folder = make_keys(tmp_path / "keys")
         async with ring(redis_url, folder) as here:
             await begin(here.store, groups=1)
-            old = await here.actor("old")
+            old = await here.actor("old", keys=pair_of(folder, "actor"))
 
             assert rotate_client_key(folder, "actor") == "actor.previous"
-            new = here.client("new")  # reads the new pair
+            new = here.client("new", keys=pair_of(folder, "actor"))
             await new.hello(hello("new"), deadline_s=5)
             await asyncio.sleep(0.7)
             await old.beat(BeatRequest((), FIRST), deadline_s=2)
@@ -104,7 +105,7 @@ def test_an_actors_old_key_works_until_it_is_revoked(redis_url: str, tmp_path: P
 
 
 def test_rotation_keeps_the_role_and_comes_in_order(tmp_path: Path) -> None:
-    folder = make_keys(tmp_path / "keys")
+    folder = keys_with_actor(tmp_path / "keys")
     with pytest.raises(SettingsError, match="must be announced before it is used"):
         rotate_broker_key(folder)
     with pytest.raises(SettingsError, match="got 0 of nobody"):
@@ -114,6 +115,7 @@ def test_rotation_keeps_the_role_and_comes_in_order(tmp_path: Path) -> None:
     assert {member.name: member.role for member in read_allowed(folder).values()} == {
         "actor": Role.ACTOR,
         "actor.previous": Role.ACTOR,
+        "enrolment": Role.ENROLMENT,
     }
     assert load_pair(folder, "actor").public in read_allowed(folder)
     with pytest.raises(SettingsError, match=r"revoke actor\.previous when"):

@@ -1,0 +1,80 @@
+"""The plan of a run: each actor has a key of its own, and the path of weights is told."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from broker.transport.allow_list import Role, read_allowed, revoke
+from broker.transport.keys import load_pair, make_keys
+from configs.errors import SettingsError
+from configs.loader import load
+from configs.settings import Settings
+from console.run.plan import commands, prepare, resolve
+from console.run.run_folder import RunFolder
+from console.verbs.up import say_weight_path
+
+REDIS = "redis://127.0.0.1:1/0"  # given, so that none is configured; nobody connects
+
+
+def settings(tmp_path: Path, *overrides: str) -> Settings:
+    path = tmp_path / "settings.yaml"
+    path.write_text("run: {name: r, model: init}\nactors: {count: 2, engine: torch}\n")
+    return resolve(load(path, [f"run.directory={tmp_path}", *overrides]))
+
+
+def test_each_actor_has_a_key_of_its_own_that_lasts(tmp_path: Path) -> None:
+    plan = settings(tmp_path)
+    folder = RunFolder(plan.run.folder)
+    prepare(plan, folder, redis_url=REDIS)
+    first = {n: load_pair(folder.keys, n) for n in ("actor-0", "actor-1")}  # refuses open files
+    allowed = read_allowed(folder.keys)
+    actors = [command for command in commands(plan, folder) if command.role == "actor"]
+
+    assert len({pair.public for pair in first.values()}) == 2
+    for name, pair in first.items():
+        assert (allowed[pair.public].name, allowed[pair.public].role) == (name, Role.ACTOR)
+        assert stat.S_IMODE((folder.keys / f"{name}.key").stat().st_mode) == 0o600
+    assert [command.arguments[-2:] for command in actors] == [
+        ("--key", "actor-0"),
+        ("--key", "actor-1"),
+    ]
+    prepare(plan, folder, redis_url=REDIS)  # as when the run is taken up again
+    assert {name: load_pair(folder.keys, name) for name in first} == first
+
+    revoke(folder.keys, "actor-0")
+    prepare(plan, folder, redis_url=REDIS)
+    assert first["actor-0"].public not in read_allowed(folder.keys)
+
+
+def test_keys_of_actors_go_where_keys_were_made(tmp_path: Path) -> None:
+    keys = make_keys(tmp_path / "mine")
+    plan = settings(tmp_path, f"broker.keys={keys}")
+
+    prepare(plan, RunFolder(plan.run.folder), redis_url=REDIS)
+
+    assert {m.name for m in read_allowed(keys).values()} == {"enrolment", "actor-0", "actor-1"}
+    (keys / "allowed" / "actor" / "actor-1.pub").unlink()
+    (keys / "actor-1.key").unlink()
+    (keys / "actor-1.pub").unlink()
+    (keys / "actor-1.pub").mkdir()  # what stands for a folder that cannot be written
+    (keys / "allowed" / "actor" / "actor-0.pub").unlink()
+    (keys / "allowed" / "actor").rmdir()
+    (keys / "allowed" / "actor").write_text("")
+    with pytest.raises(SettingsError, match=r"broker\.keys must be a folder to which a key"):
+        prepare(plan, RunFolder(plan.run.folder), redis_url=REDIS)
+
+
+def test_up_tells_which_path_weights_take_and_why(tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+
+    say_weight_path(console, settings(tmp_path))
+    say_weight_path(console, settings(tmp_path, "learner.publisher_endpoint=tcp://0.0.0.0:0"))
+
+    near, far = console.export_text().splitlines()
+    assert near.startswith("weights to other machines: over process groups, not encrypted")
+    assert "pulled over CURVE" in far
+    assert "run.trusted_network is false" in far
