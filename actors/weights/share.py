@@ -79,7 +79,7 @@ class WeightShare:
             self.peer = None
             context.destroy(linger=0)
 
-    def _on_pull(self, route: bytes, _actor: str, pull: object) -> None:
+    def _on_pull(self, route: bytes, _key: str, _actor: str, pull: object) -> None:
         if not isinstance(pull, Pull):
             raise RecordError(f"an actor must be sent pulls alone, got {type(pull).__name__}")
         answer = self._held.answer(pull)

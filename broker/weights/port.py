@@ -32,8 +32,9 @@ MAX_REQUEST_BYTES = 4096
 """Actors only send small messages."""
 SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
 
-OnMessage = Callable[[bytes, str, object], None]
-"""Receives (route, incarnation, message); raises `RecordError` on a message of another kind."""
+OnMessage = Callable[[bytes, str, str, object], None]
+"""Receives (route, key, incarnation, message); raises `RecordError` on one that it does not take.
+The key is the public key that the connection has proved to hold."""
 
 
 @contextmanager
@@ -111,13 +112,14 @@ class WeightPort:
         """Read the socket until cancelled; a malformed message is ignored."""
         while True:
             frames = await self._router.recv_multipart(copy=False)
-            if len(frames) != 2 or not self._has_access(frames[1]):
+            key = str(frames[-1].get("User-Id"))
+            if len(frames) != 2 or not self._has_access(key):
                 continue
             try:
                 envelope = decode(frames[1].bytes, max_bytes=MAX_REQUEST_BYTES)
                 if envelope.run != self._run:
                     raise RecordError(f"run must be {self._run}, got {envelope.run:.64}")
-                self._on_message(frames[0].bytes, envelope.inc, envelope.message)
+                self._on_message(frames[0].bytes, key, envelope.inc, envelope.message)
             except RecordError as error:
                 log.warning("malformed message ignored", reason=str(error))
 
@@ -129,5 +131,5 @@ class WeightPort:
         if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
             log.debug("message not sent", message=type(message).__name__)
 
-    def _has_access(self, frame: zmq.Frame) -> bool:
-        return self._allows is None or self._allows(str(frame.get("User-Id")))
+    def _has_access(self, key: str) -> bool:
+        return self._allows is None or self._allows(key)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from broker.transport.allow_list import read_allowed
-from broker.transport.keys import load_pair
+from broker.transport.allow_list import AllowList, read_allowed
+from broker.transport.enrolled import EnrolledKeys
+from broker.transport.keys import load_pair, new_pair
 from console.main import app
 
 
@@ -36,6 +37,25 @@ def test_keys_are_added_listed_rotated_and_revoked(tmp_path: Path) -> None:
     assert "`nyala keys revoke spot-7.previous`" in keys("rotate", "spot-7", "--in", tmp_path)[1]
     assert "off the list" in keys("revoke", "spot-7.previous", "--in", tmp_path)[1]
     assert len(read_allowed(tmp_path / "keys")) == 3
+
+
+def test_registered_keys_are_listed_after_their_enrolment_key(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    keys(folder)
+    keys("add", "a-later-name", "--in", folder)
+    registered = EnrolledKeys(folder, AllowList(folder), max_keys=9)
+    name = registered.register(new_pair().public, "enrolment")
+
+    lines = [line.split() for line in keys("list", "--in", folder)[1].splitlines()]
+
+    assert [line[:2] for line in lines] == [
+        ["actor", "a-later-name"],
+        ["enrolment", "enrolment"],
+        ["actor", name],
+    ]
+    assert lines[2][3:] == ["seen", "0", "s", "ago"]
+    assert keys("revoke", "enrolment", "--in", folder)[0] == 0
+    assert len(keys("list", "--in", folder)[1].splitlines()) == 1
 
 
 def test_the_brokers_key_is_announced_before_it_is_used(tmp_path: Path) -> None:

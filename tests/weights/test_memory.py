@@ -200,7 +200,7 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
         monkeypatch.setattr(server._port, "post", note)
         for actor, reads in (("near", True), ("far", False)):
             join = Join(PolicyVersion(-1, -1), False, "cpu", reads_memory=reads)
-            server._on_message(actor.encode(), actor, join)
+            server._on_message(actor.encode(), f"key of {actor}", actor, join)
         carrying = asyncio.create_task(server._deliver_all())
         await asyncio.sleep(0.1)
         assert [route for route, _ in told] == [b"near"]
