@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker.transport.allow_list import Role, add, revoke
-from broker.transport.keys import make_keys
+from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.listening import listening
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S
 
@@ -132,7 +132,7 @@ def test_a_dead_publisher_is_replaced_and_offers_the_newest_version_again(plane,
 
 
 def test_an_unknown_key_gets_nothing(plane, tmp_path):
-    make_keys(tmp_path / "keys")
+    keys_with_actor(tmp_path / "keys")
 
     stranger = plane.actor("stranger", keys=tmp_path / "keys", timeout_s=1.0)
 

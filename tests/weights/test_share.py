@@ -243,7 +243,7 @@ def test_a_share_whose_authenticator_died_ends_with_its_error(tmp_path, monkeypa
 
 def test_an_actor_that_could_let_nobody_in_says_so(tmp_path):
     keys = keys_with_actor(tmp_path / "keys")
-    (keys / "allowed" / "actor.pub").unlink()
+    (keys / "allowed" / "actor" / "actor.pub").unlink()
 
     caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
     share = WeightShare(HeldWeights(), "tcp://127.0.0.1:0", folder=keys, caller=caller)
