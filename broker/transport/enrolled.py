@@ -92,9 +92,10 @@ class EnrolledKeys:
         horizon = self._clock() - UNUSED_S
         files = enrolled_folder(self._folder).glob("*/*.pub")
         unused = [path for path in files if last_seen(path) < horizon]
-        for path in unused:
-            path.unlink(missing_ok=True)
-        return [path.stem for path in unused]
+        with suppress(OSError):  # where the folder cannot be written they stay
+            for path in unused:
+                path.unlink(missing_ok=True)
+        return [path.stem for path in unused if not path.exists()]
 
     def _place(self, public: bytes, enrolment: str, name: str) -> bool:
         place = enrolled_folder(self._folder, enrolment)
