@@ -85,7 +85,8 @@ def test_one_key_takes_one_place_however_often_it_says_hello(redis_url: str, key
                 honest = await here.actor("honest")
 
                 assert (await honest.lease(LeaseRequest(1, FIRST))).status == "OK"
-            assert (codes.count("welcome"), codes.count("full")) == (1, 23)
+            assert codes.count("welcome") == 1
+            assert codes.count("full") + codes.count("busy") == 23  # too many, then too often
 
     asyncio.run(story())
 
