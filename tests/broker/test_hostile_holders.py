@@ -242,7 +242,7 @@ def test_a_key_that_holds_all_work_shares_it_with_one_that_has_none(
     add(keys, "hostile", Role.ACTOR)
 
     async def story() -> None:
-        async with ring(redis_url, keys, long_poll_s=1.0) as here:
+        async with ring(redis_url, keys, long_poll_s=1.0, max_actors_per_key=2) as here:
             await begin(here.store, groups=20)
             for name in ("evil-1", "evil-2"):
                 evil = here.client(name, keys=load_pair(keys, "hostile"))
