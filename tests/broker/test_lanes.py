@@ -184,7 +184,10 @@ def test_what_is_refused_as_busy_comes_again_later_and_its_sender_counts_as_aliv
         return await honest(service, envelope, key, route)
 
     async def story() -> None:
-        async with ring(redis_url, keys, heartbeat_timeout_s=1.0) as here, here.raw_socket() as raw:
+        async with (
+            ring(redis_url, keys, heartbeat_timeout_s=1.0) as here,
+            here.raw_socket("raw") as raw,
+        ):
             await begin(here.store, groups=0)
             await raw.send(encode(hello("raw"), run=RUN, incarnation="raw", seq=1))
             await asyncio.wait_for(raw.recv(), 5)
