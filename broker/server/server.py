@@ -28,10 +28,9 @@ from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import Settings
 
-from .admin import AdminService
+from .admin import AdminService, Enrolment
 from .components import assemble
 from .dispatch import Dispatcher
-from .enrolment import Enrolment
 from .flow_control import receive_hwm
 from .key_watch import KEY_CHECK_S, KeyWatch
 from .leasing import TICK_S

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker.protocol.messages import DrainRequest, Enrol, LeaseRequest, RevokeRequest
-from broker.server import enrolment
+from broker.server import admin
 from broker.transport import enrolled
 from broker.transport.allow_list import AllowList, Role, add, enrolled_folder, read_allowed
 from broker.transport.enrolled import EnrolledKeys
@@ -135,8 +135,8 @@ def test_a_file_taken_away_by_hand_revokes_what_its_key_registered(folder: Path)
 def test_a_flood_of_enrolments_is_bounded_in_rate_and_number(
     redis_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enrolment, "BURST", 4)
-    monkeypatch.setattr(enrolment, "PER_S", 0.0)
+    monkeypatch.setattr(admin, "BURST", 4)
+    monkeypatch.setattr(admin, "PER_S", 0.0)
 
     async def story() -> None:
         add(folder, "other", Role.ENROLMENT)
