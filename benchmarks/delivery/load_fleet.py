@@ -42,7 +42,7 @@ from broker.protocol.messages import (
     SubmitRequest,
     Verdict,
 )
-from broker.transport.keys import load_pair, load_public
+from broker.transport.keys import load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
 from configs.loader import load
 from configs.settings import Settings
@@ -173,6 +173,7 @@ class Fleet:
 
     def _actor(self, number: int) -> LoadActor:
         folder = self._settings.run.folder / "keys"
+        make_client(folder, "actor")  # which all of them share
         socket = connect_dealer(
             self._context,
             next(self._endpoints),
