@@ -41,7 +41,8 @@ class Journal:
                 figures = json.loads(line)
             except (ValueError, RecursionError):
                 continue  # the last line of a killed process, or of a machine that lost its power
-            if isinstance(figures, dict) and isinstance(figures.get("step"), int | float):
+            step = figures.get("step") if isinstance(figures, dict) else None
+            if isinstance(step, int | float) and not isinstance(step, bool):
                 parsed.append(figures)
         return parsed
 

@@ -213,7 +213,7 @@ def test_replies_never_exceed_the_message_limit(redis_url: str, keys: Path) -> N
     """Resumed episodes whose chunks do not fit into one reply are granted over several."""
 
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with ring(redis_url, keys, max_completion_tokens=25_000) as here:
             await begin(here.store, groups=5)
             actor = await here.actor()
             leases = (await actor.lease(LeaseRequest(10, FIRST))).leases

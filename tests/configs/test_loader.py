@@ -99,7 +99,7 @@ def test_an_unknown_key_gets_the_name_that_was_meant(write, typed, meant):
 def test_an_unknown_key_that_resembles_nothing_gets_the_names_there_are(write):
     text = refusal(write("run: {model: init}\nconsole: {xyzzy: 1}\nplugh: {q: 2}"))
 
-    assert "$.console.xyzzy is not a setting, got 1; console has refresh_s, max_restarts" in text
+    assert "$.console.xyzzy is not a setting, got 1; console has refresh_s, alarm_s, " in text
     assert "$.plugh.q is not a setting, got 2; the tables are run, buffer, broker" in text
 
 

@@ -145,7 +145,7 @@ DECODERS = {
         CheckpointError,
         (b'{"1": 0, "2": 40}',),
     ),
-    "journal": Decoder(_file("batches.jsonl", _read_journal), None, (_LINES,)),
+    "journal": Decoder(_file("batches.jsonl", _read_journal), None, (_LINES, b'{"step": false}')),
     "log": Decoder(
         _file("log.jsonl", lambda folder: read_rows(folder / "log.jsonl")), None, (_LINES,)
     ),
