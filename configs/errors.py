@@ -56,7 +56,12 @@ class LostLineage(StoreError):
 
 
 class RefusedError(NyalaError):
-    """The broker does not serve this peer."""
+    """The broker does not serve this peer, or not this message."""
+
+    def __init__(self, text: str, *, code: str = "") -> None:
+        """Keep the refusal's code, which programs decide by."""
+        super().__init__(text)
+        self.code = code
 
 
 class DeadlineError(NyalaError, TimeoutError):

@@ -24,6 +24,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from .errors import NyalaError
+from .printable import printable_lines
 
 Level = Literal["debug", "info", "warning", "error"]
 
@@ -94,11 +95,22 @@ def _add_bound(_logger: WrappedLogger, _method: str, event: EventDict) -> EventD
     return event
 
 
+def _write_out(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Keep what came from elsewhere from steering the terminal; JSON escapes it by itself."""
+    return {
+        key: printable_lines(value) if isinstance(value, str) else value
+        for key, value in event.items()
+    }
+
+
 def _rendering(is_terminal: bool) -> list[Processor]:
     if is_terminal:
         # A traceback with the values of all variables takes seconds to draw, and shows passwords.
         plain = structlog.dev.plain_traceback
-        return [structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=plain)]
+        return [
+            _write_out,
+            structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=plain),
+        ]
     render: Callable[..., str | bytes] = structlog.processors.JSONRenderer(default=str)
     return [structlog.processors.format_exc_info, render]
 

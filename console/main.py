@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from configs.errors import NyalaError
+from configs.printable import printable_lines
 
 SETTINGS_ERROR = 2  # as for a role's process: a person has to change something
 
@@ -46,7 +47,7 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except NyalaError as error:
-            print(f"nyala: {error}", file=sys.stderr)
+            print(printable_lines(f"nyala: {error}"), file=sys.stderr)
             raise typer.Exit(SETTINGS_ERROR) from error
 
 

@@ -66,7 +66,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
             trusted=settings.learner.trust_checkpoint,
         )
         log.info("starting", stage="taking the run over")
-        start = _agree_on_start(settings, store, ranks, checkpoints)
+        start = _agree_on_start(settings, store, ranks, checkpoints, vocabulary=policy.vocabulary)
         if start.checkpoint is not None:
             log.info("starting", stage="loading the checkpoint", path=str(start.checkpoint))
             checkpoints.load(start.checkpoint, policy, optimizer)
@@ -100,12 +100,18 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
 
 
 def _agree_on_start(
-    settings: Settings, store: RetryingStore, ranks: Ranks, checkpoints: Checkpoints
+    settings: Settings,
+    store: RetryingStore,
+    ranks: Ranks,
+    checkpoints: Checkpoints,
+    *,
+    vocabulary: int,
 ) -> StartState:
     """Take the run over on rank 0, and broadcast where it starts."""
     if not ranks.is_first:
         return StartState.decode(ranks.broadcast(None))
-    start = take_over(settings.run, settings.buffer, store, checkpoints)
+    run, buffer = settings.run, settings.buffer
+    start = take_over(run, buffer, store, checkpoints, vocabulary=vocabulary)
     ranks.broadcast(start.encode())
     return start
 

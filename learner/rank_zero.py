@@ -147,6 +147,13 @@ class RankZero:
         """Count the trained batch and log its figures."""
         batch, self._batch = self._batch, None
         assert batch is not None, "a batch is trained after it was claimed"
+        if batch.missing_parts:
+            names = ", ".join(batch.missing_parts)
+            why = (
+                f"rewards.weights must name parts of the reward, got {names}, which no episode of "
+                "the batch has; it was trained as if they were 0"
+            )
+            alerts = [*alerts, Alert("reward_part_missing", why)]
         self._batch_log.record(
             batch,
             trained,

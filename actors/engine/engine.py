@@ -35,6 +35,30 @@ class Request:
     stop_token_ids: tuple[int, ...]
     """Generation ends after one of these; it is part of the output."""
 
+    def check(self, *, vocabulary: int, room: int) -> None:
+        """Refuse what would end more than this request.
+
+        Args:
+            vocabulary: Token ids that the model has.
+            room: Tokens that the model's length leaves.
+
+        Raises:
+            ValueError: names the setting.
+        """
+        num_tokens = len(self.token_ids)
+        if not num_tokens or room < 1:
+            raise ValueError(
+                "actors.max_model_len must be > the tokens of a request, got "
+                f"{num_tokens + room} for {num_tokens} tokens; raise it or shorten "
+                "run.max_prompt_tokens"
+            )
+        least, largest = min(self.token_ids), max(self.token_ids)
+        if least < 0 or largest >= vocabulary:
+            raise ValueError(
+                f"token ids must be below the vocabulary of run.model = {vocabulary}, got {least} "
+                f"to {largest}; its tokenizer, or that of an earlier actor, is another model's"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -47,7 +71,9 @@ class Delta:
     versions: tuple[VersionSpan, ...]
     """Starts count from the first token of this delta."""
     finish_reason: str | None
-    """None while running; `stop`, `length` or `abort` with the last delta."""
+    """None while running; `stop`, `length`, `abort` or `refused` with the last delta."""
+    refusal: str | None = None
+    """What is wrong with a request that was refused: another try would end alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +155,21 @@ class Stepper(Protocol):
         ...
 
     @property
+    def vocabulary(self) -> int:
+        """Token ids that the model has; a larger one would end the engine."""
+        ...
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would make tokens."""
         ...
 
     def admit(self, key: int, request: Request, max_tokens: int) -> None:
-        """Add a request; its tokens, at most `max_tokens`, come out of the steps to come."""
+        """Add a request; its tokens, at most `max_tokens`, come out of the steps to come.
+
+        Raises:
+            ValueError: the model cannot serve this one request.
+        """
         ...
 
     def cancel(self, keys: list[int]) -> None:

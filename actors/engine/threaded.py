@@ -99,20 +99,12 @@ class ThreadedEngine:
         await self._within(started, self._start_timeout_s, "start")
 
     def submit(self, requests: list[Request]) -> None:
-        """Begin these requests.
+        """Begin these requests; one that the model cannot serve ends with a refusal.
 
         Raises:
-            SettingsError: one leaves no room for a token within `max_model_len`; none is begun.
             EngineError: the engine died.
         """
         self._check_alive()
-        for request in requests:
-            if not 0 < len(request.token_ids) < self._max_model_len:
-                raise SettingsError(
-                    "actors.max_model_len must be > the tokens of a request, got "
-                    f"{self._max_model_len} for {len(request.token_ids)} tokens; raise it or "
-                    "shorten run.max_prompt_tokens"
-                )
         for request in requests:
             key = self._new_key()
             superseded = self._inbox.drop(request.request_id)
@@ -279,7 +271,14 @@ class ThreadedEngine:
     def _admit(self, key: int, request: Request) -> None:
         self._table.begin(key, request.request_id)
         room = self._max_model_len - len(request.token_ids)
-        self._stepper.admit(key, request, min(request.max_tokens, room))
+        try:
+            request.check(vocabulary=self._stepper.vocabulary, room=room)
+            self._stepper.admit(key, request, min(request.max_tokens, room))
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            # What a request can be at fault for; of a model that is broken, the thread dies.
+            structlog.get_logger().warning("request refused", request=request.request_id)
+            self._stepper.cancel([key])
+            self._table.refuse(key, str(error))
 
     def _cancel(self, keys: list[int]) -> None:
         running = [key for key in keys if key in self._table]

@@ -62,6 +62,11 @@ class RequestTable:
         """Drop a request without a delta."""
         self._pending.pop(key, None)
 
+    def refuse(self, key: int, why: str) -> None:
+        """End a request that cannot be served; nothing of it was sampled."""
+        pending = self._pending.pop(key)
+        self._finished.append((key, Delta(pending.request_id, (), (), (), "refused", why)))
+
     def record(
         self,
         key: int,
@@ -161,4 +166,5 @@ def _join(first: Delta, second: Delta) -> Delta:
         logprobs=first.logprobs + second.logprobs,
         versions=first.versions + tuple(spans),
         finish_reason=second.finish_reason,
+        refusal=second.refusal,
     )

@@ -101,6 +101,11 @@ class TorchStepper:
         )
 
     @property
+    def vocabulary(self) -> int:
+        """Rows of the embedding."""
+        return int(self._model.get_input_embeddings().weight.shape[0])
+
+    @property
     def has_work(self) -> bool:
         """Whether a request runs or waits."""
         return bool(self._rows or self._waiting or self._probes)

@@ -103,14 +103,24 @@ class VllmStepper:
             self._engine.step()
 
     @property
+    def vocabulary(self) -> int:
+        """The model's; vLLM checks no ids where it has no tokenizer."""
+        return int(self._engine.model_config.get_vocab_size())
+
+    @property
     def has_work(self) -> bool:
         """Whether requests are unfinished."""
         return bool(self._engine.has_unfinished_requests())
 
     def admit(self, key: int, request: Request, max_tokens: int) -> None:
         """Add a request under the salt of the current weights."""
+        from vllm.exceptions import VLLMClientError  # noqa: PLC0415 - vLLM
+
         self._waiting[key] = request, max_tokens
-        self._add(key, request.token_ids, _sampling(request, max_tokens))
+        try:
+            self._add(key, request.token_ids, _sampling(request, max_tokens))
+        except VLLMClientError as error:
+            raise ValueError(f"vLLM refuses the request: {error}") from error
 
     def cancel(self, keys: list[int]) -> None:
         """Drop requests."""

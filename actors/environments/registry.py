@@ -62,6 +62,17 @@ def check_environment(run: RunSettings) -> Conversation:
     return sample
 
 
+def example_parts(run: RunSettings) -> set[str]:
+    """Name the parts of the reward that a right and an empty answer to the first item get."""
+    environment = make_environment(run)
+    names: set[str] = set()
+    for answers in (True, False):
+        conversation = environment.begin(0, run.seed, held_out=False)
+        conversation.step((conversation.answer or "") if answers else "")
+        names |= conversation.score().parts.keys()
+    return names
+
+
 def _load_class(name: str) -> type[Environment]:
     module_name, colon, class_name = OURS.get(name, name).partition(":")
     if not colon:

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 from actors.engine.engine import Engine
-from broker.protocol.messages import Beat, BeatRequest, Publication
+from broker.protocol.messages import Beat, BeatRequest, Figures, Publication
+from configs.errors import RefusedError
 from configs.settings import ActorSettings
 
 from .held_leases import HeldLeases, portions
@@ -79,10 +80,22 @@ class Heartbeat:
     async def _send(self, beats: list[Beat]) -> None:
         stats = self._sampling.report()
         for portion in portions(beats) if beats else [()]:
-            reply = await self._broker.beat(
-                BeatRequest(portion, self._engine.version, stats), deadline_s=self._deadline_s
-            )
-            self._sent_at = time.monotonic()
-            self._on_publication(reply.publication)
-            for held in self._leases.settle(portion, reply.verdicts):
-                self._sampling.lose(held)
+            await self._send_portion(portion, stats)
+
+    async def _send_portion(self, portion: tuple[Beat, ...], stats: Figures) -> None:
+        request = BeatRequest(portion, self._engine.version, stats)
+        try:
+            reply = await self._broker.beat(request, deadline_s=self._deadline_s)
+        except RefusedError as error:
+            if error.code != "malformed" or not portion:
+                raise
+            if len(portion) > 1:  # tokens of one lease are at fault
+                for beat in portion:
+                    await self._send_portion((beat,), stats)
+            else:
+                self._sampling.give_up(portion[0], f"snapshot refused: {error}")
+            return
+        self._sent_at = time.monotonic()
+        self._on_publication(reply.publication)
+        for held in self._leases.settle(portion, reply.verdicts):
+            self._sampling.lose(held)

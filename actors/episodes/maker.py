@@ -15,6 +15,7 @@ from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import Completion, Episode
+from buffer.record.limits import EpisodeLimits
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
 
@@ -39,6 +40,7 @@ class EpisodeMaker:
         self._environment = environment
         self._tokenizer = tokenizer
         self._run = run
+        self._limits = EpisodeLimits.of(run, vocabulary=None)
         self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens)
         self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
 
@@ -51,7 +53,7 @@ class EpisodeMaker:
         try:
             if lease.chunks and not getattr(self._environment, "can_replay", True):
                 raise ReplayMismatch("its environment cannot repeat what it answered")
-            return self._begin(lease, _partial(lease))
+            return self._begin(lease, _partial(lease, self._limits))
         except (ReplayMismatch, RecordError) as error:
             log.warning("episode restarts", task_id=lease.task_id, reason=str(error))
         rollout = self._begin(lease, None)
@@ -125,11 +127,12 @@ class EpisodeMaker:
         return self._tokenizer.decode(token_ids[:-1] if ended else token_ids)
 
 
-def _partial(lease: Lease) -> Completion | None:
+def _partial(lease: Lease, limits: EpisodeLimits) -> Completion | None:
     """Decode the chunks of a lease.
 
     Raises:
-        RecordError: They are malformed, or not as many tokens as the store counts.
+        RecordError: They are malformed, not as many tokens as the store counts, or more than an
+            episode of this run can have; or this lease's tokens could not follow them.
     """
     if not lease.chunks:
         return None
@@ -138,4 +141,8 @@ def _partial(lease: Lease) -> Completion | None:
         raise RecordError(
             f"chunks of a lease must have {lease.length} tokens, got {len(partial.token_ids)}"
         )
+    limits.check_completion(lease.length)
+    last = partial.fences[-1].fence if partial.fences else 0
+    if last > lease.fence:
+        raise RecordError(f"fences of its chunks must be up to {lease.fence}, got {last}")
     return partial

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from actors.engine.engine import Delta, Engine
-from broker.protocol.messages import Lease, Verdict
+from broker.protocol.messages import Beat, Figures, Lease, Verdict
 
 from .environment_thread import EnvironmentThread
 from .held_leases import HeldLease, HeldLeases, Stage
@@ -118,6 +118,17 @@ class Sampling:
         self._num_lost += held.stage is Stage.ACTIVE
         self._leases.end(held.lease.task_id, held.lease.fence)
 
+    def give_up(self, beat: Beat, reason: str) -> None:
+        """Fail an episode whose tokens the broker refuses; nobody can go on from them."""
+        held = self._leases.get(beat.task_id)
+        if held is None or held.lease.fence != beat.fence or held.stage is not Stage.ACTIVE:
+            return
+        if held.request_id is not None:
+            self._engine.abort([held.request_id])
+        self._leave_engine(held)
+        self._scoring.fail(held, "data", reason)
+        self._leases.end(beat.task_id, beat.fence)  # whatever still waits for it passes it over
+
     async def stop(self) -> None:
         """Stop sampling; episodes that have all their tokens are still scored and delivered.
 
@@ -132,20 +143,20 @@ class Sampling:
                 self._leave_engine(held)
                 self._leases.close(held)
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> Figures:
         """Return figures for `nyala status`; the rate is that since the last report."""
         now = time.monotonic()
         num_recent = self.num_tokens - self._reported_tokens
         rate = num_recent / max(now - self._reported_at, 1e-3)
         self._reported_at, self._reported_tokens = now, self.num_tokens
-        return {
-            "tokens_per_s": rate,
-            "tokens": float(self.num_tokens),
-            "in_flight": float(self._leases.num_active),
-            "unacked": float(len(self._outbox)),
-            "finished": float(self._scoring.num_finished),
-            "lost": float(self._num_lost),
-        }
+        return Figures(
+            tokens_per_s=rate,
+            tokens=float(self.num_tokens),
+            in_flight=float(self._leases.num_active),
+            unacked=float(len(self._outbox)),
+            finished=float(self._scoring.num_finished),
+            lost=float(self._num_lost),
+        )
 
     def _submit(self, ready: Sequence[HeldLease]) -> None:
         """Give episodes to the engine; once stopped they wait for their release instead."""
@@ -167,6 +178,9 @@ class Sampling:
             return
         if delta.finish_reason is not None:
             self._leave_engine(held)
+        if delta.refusal is not None:
+            self._scoring.fail(held, "data", delta.refusal)
+            return
         if delta.finish_reason not in WHOLE_TURN:
             reason = f"the engine broke it off: {delta.finish_reason!r}"
             self._scoring.fail(held, "infrastructure", reason)

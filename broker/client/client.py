@@ -261,7 +261,7 @@ class BrokerClient:
         elif refusal.code == "hello" and kind is not Welcome and self._registration is not None:
             await self._repeat_hello(self._registration)
         else:
-            raise RefusedError(f"{refusal.text} (refused as {refusal.code})")
+            raise RefusedError(f"{refusal.text} (refused as {refusal.code})", code=refusal.code)
 
     async def _repeat_hello(self, hello: Hello) -> None:
         """Send HELLO once for all the calls that a restarted broker has refused."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import Meta, Struct
 
 from buffer.operations.leases import MAX_CHUNKS
 from buffer.record.episode import PolicyVersion
@@ -129,13 +129,23 @@ class Beat(Part, frozen=True):
     chunk: bytes = b""
 
 
+class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An actor's figures for `nyala status`. Producer: actors. No others can be sent."""
+
+    tokens_per_s: Real = 0.0
+    tokens: Real = 0.0
+    in_flight: Real = 0.0
+    unacked: Real = 0.0
+    finished: Real = 0.0
+    lost: Real = 0.0
+
+
 class BeatRequest(Message, frozen=True, tag="beat"):
     """Actor -> broker every `actors.heartbeat_s`; an empty one is a sign of life."""
 
     beats: Lines[Beat]
     version: PolicyVersion
-    stats: Named[Real] = field(default_factory=dict)
-    """Figures for `nyala status`, such as tokens_per_s."""
+    stats: Figures = Figures()
 
 
 class TaskVerdict(Part, frozen=True):

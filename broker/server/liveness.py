@@ -17,7 +17,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from broker.protocol.messages import Hello, LeaseReply
+from msgspec.structs import asdict
+
+from broker.protocol.messages import Figures, Hello, LeaseReply
 from buffer.record.episode import PolicyVersion
 
 TAG = 12  # characters of a public key that name it in the store: 75 bits are nobody else's
@@ -36,7 +38,7 @@ class Peer:
     seen_at: float
     """Clock of the table, seconds."""
     version: PolicyVersion | None = None
-    stats: dict[str, float] = field(default_factory=dict)
+    stats: Figures = field(default_factory=Figures)
     is_unreported: bool = True
     """Heard since its figures were last written to the store."""
     granted: tuple[int, LeaseReply] | None = None
@@ -47,6 +49,14 @@ class Peer:
     """It gets no more work: an operator drains it, or it is about to leave."""
     lease_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held around a grant, so that a request and its copy are not both granted."""
+
+    def figures(self) -> dict[str, str]:
+        """Return what `nyala status` shows of it."""
+        hello = self.hello
+        fields = {"host": hello.host, "pid": str(hello.pid), "capacity": str(hello.capacity)}
+        if self.version is not None:
+            fields["version"] = f"{self.version.lineage}.{self.version.step}"
+        return fields | {name: repr(value) for name, value in asdict(self.stats).items()}
 
 
 class Liveness:

@@ -41,9 +41,11 @@ from broker.protocol.messages import (
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import BeatLine, BeatVerdict
+from buffer.record.limits import EpisodeLimits
 from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError, StoreUnreachable
+from configs.printable import printable
 from configs.settings import BrokerSettings, BufferSettings, RunSettings
 from configs.validation.store import max_partial_bytes
 
@@ -77,6 +79,8 @@ class Service:
     ) -> None:
         self._store = store
         self._run = run.name
+        self._episodes = run
+        self._limits = EpisodeLimits.of(run, vocabulary=None)
         self._settings = broker
         self._max_episode_bytes = buffer.max_episode_bytes
         ttl_ms = int(broker.lease_timeout_s * 1000)
@@ -130,7 +134,7 @@ class Service:
         heard = [peer for peer in self._peers if peer.is_unreported]
         for start in range(0, len(heard), REPORTED_AT_ONCE):
             portion = heard[start : start + REPORTED_AT_ONCE]
-            seen = {peer.hello.incarnation: _figures(peer) for peer in portion}
+            seen = {peer.hello.incarnation: peer.figures() for peer in portion}
             for peer in portion:
                 peer.is_unreported = False
             await self._store.run(operations.actor_seen(seen))
@@ -184,6 +188,7 @@ class Service:
                 "each actor a key of its own: `nyala keys add NAME`"
             )
             return Refusal("full", text)
+        self._limits = EpisodeLimits.of(self._episodes, vocabulary=stats.vocabulary)
         self._peers.admit(hello, key, route)
         self._audit.record(
             "actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers)
@@ -209,7 +214,11 @@ class Service:
             case BeatRequest():
                 return await self._beat(message, peer)
             case SubmitRequest():
-                check_submissions(message, max_bytes=self._max_episode_bytes)
+                newest = check_submissions(
+                    message, max_bytes=self._max_episode_bytes, limits=self._limits
+                )
+                if refusal := await self._cache.refuse_unpublished(newest):
+                    return refusal
                 rows = [(s.task_id, s.fence, s.record) for s in message.submissions]
                 if self._objects is not None:
                     rows = [
@@ -226,7 +235,9 @@ class Service:
                 self._leasing.queue.wake()  # a request may wait for just that
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
             case FailRequest():
-                failures = [(f.task_id, f.fence, f.kind, f.reason) for f in message.failures]
+                failures = [
+                    (f.task_id, f.fence, f.kind, printable(f.reason)) for f in message.failures
+                ]
                 verdicts = await self._store.run(
                     operations.fail(
                         max_attempts=self._settings.max_attempts,
@@ -256,8 +267,10 @@ class Service:
         except OSError as error:  # a TimeoutError is one
             raise StoreUnreachable(f"the object store does not take records: {error!r}") from error
 
-    async def _beat(self, message: BeatRequest, peer: Peer) -> Verdicts:
-        check_beats(message, max_bytes=self._max_episode_bytes)
+    async def _beat(self, message: BeatRequest, peer: Peer) -> Verdicts | Refusal:
+        newest = check_beats(message, max_bytes=self._max_episode_bytes, limits=self._limits)
+        if refusal := await self._cache.refuse_unpublished(newest):
+            return refusal
         peer.version, peer.stats = message.version, message.stats
         lines = [
             BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk) for b in message.beats
@@ -292,12 +305,3 @@ class Service:
             for task_id, verdict in zip(task_ids, verdicts, strict=True)
         )
         return Verdicts(lines, self._cache.publication)
-
-
-def _figures(peer: Peer) -> dict[str, str]:
-    """Return what `nyala status` shows of an actor."""
-    hello = peer.hello
-    fields = {"host": hello.host, "pid": str(hello.pid), "capacity": str(hello.capacity)}
-    if peer.version is not None:
-        fields["version"] = f"{peer.version.lineage}.{peer.version.step}"
-    return fields | {name: repr(value) for name, value in peer.stats.items()}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import structlog
 
-from broker.protocol.messages import Publication
+from broker.protocol.messages import Publication, Refusal
 from buffer import operations
 from buffer.operations.values import Closed
+from buffer.record.episode import PolicyVersion
 from buffer.store import AsyncStore
 
 PUBLICATION_S = 0.2  # actors learn of new weights this late; a swap takes longer
@@ -28,6 +29,7 @@ class StoreCache:
         self._store = store
         self._pause_at_memory = pause_at_memory
         self.publication: Publication | None = None
+        self._newest: PolicyVersion | None = None
         self.is_full = False
         """Redis is so full that no new work may begin; finishing and releasing go on."""
         self.closed = Closed("", {})
@@ -45,6 +47,23 @@ class StoreCache:
             endpoint=found.fields["endpoint"],
             public_key=found.fields["public_key"],
         )
+        self._newest = max(found.version, self._newest or found.version)
+
+    async def refuse_unpublished(self, newest: PolicyVersion | None) -> Refusal | None:
+        """Put off tokens of a version that the store does not know, after another look.
+
+        An actor may have got a publication from another broker. The newest that was ever read
+        counts: a store that was rewound forgets what actors have sampled from, until the learner
+        publishes again, and their work is honest. Before the first, nothing is known or refused.
+        """
+        if newest is None or self._newest is None:
+            return None
+        if newest > self._newest:
+            await self.refresh_publication()
+        if newest <= self._newest:
+            return None
+        text = f"tokens must be of a published version, got {newest.lineage}.{newest.step}"
+        return Refusal("store", f"{text}, which the store does not know; send again later")
 
     async def refresh_closed(self) -> None:
         """Read whether leasing is paused, and which keys are suspended."""

@@ -1,4 +1,4 @@
-"""Validation of well-formed messages: ranges, and records that are what they claim to be.
+"""Validation of messages: ranges, and records that are what they claim and possible in this run.
 
 Runs before the store is touched, so a message that fails here has changed nothing.
 """
@@ -6,7 +6,10 @@ Runs before the store is touched, so a message that fails here has changed nothi
 from __future__ import annotations
 
 from broker.protocol.messages import MAX_LINES, BeatRequest, Hello, LeaseRequest, SubmitRequest
-from buffer.record.codec import lengths_of, task_ids_of
+from buffer.record.codec import Summary, summaries_of_chunks, summaries_of_records
+from buffer.record.episode import PolicyVersion
+from buffer.record.limits import EpisodeLimits
+from buffer.record.schema import MAX_INCARNATION_CHARS
 from configs.errors import RecordError
 
 
@@ -14,8 +17,8 @@ def check_hello(hello: Hello, *, incarnation: str) -> None:
     """Refuse a HELLO in the name of another incarnation."""
     if hello.incarnation != incarnation:
         raise RecordError(f"incarnation must be {incarnation!r:.80}, got {hello.incarnation!r:.80}")
-    if not 0 < len(hello.incarnation) <= 200:
-        raise RecordError(f"incarnation must have 1 to 200 characters, got {len(incarnation)}")
+    _name("incarnation", hello.incarnation)
+    _name("host", hello.host)
     _in_range("capacity", hello.capacity, 1, MAX_LINES)
 
 
@@ -24,23 +27,67 @@ def check_lease(request: LeaseRequest, *, capacity: int) -> None:
     _in_range("n", request.n, 1, capacity)
 
 
-def check_beats(request: BeatRequest, *, max_bytes: int) -> None:
-    """Refuse chunks that are not a completion of the length they claim."""
+def check_beats(
+    request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits
+) -> PolicyVersion | None:
+    """Refuse chunks that are not of the length they claim, or that no actor of this run can have.
+
+    Returns:
+        The newest version that sampled a token; None without tokens.
+    """
     full = [beat for beat in request.beats if beat.chunk or beat.num_tokens]
-    lengths = lengths_of([beat.chunk for beat in full], max_bytes=max_bytes)
-    for beat, length in zip(full, lengths, strict=True):
-        if length != beat.num_tokens:
+    chunks = [beat.chunk for beat in full]
+    summaries = summaries_of_chunks(chunks, max_bytes=max_bytes, limits=limits)
+    for beat, summary in zip(full, summaries, strict=True):
+        if summary.length != beat.num_tokens:
             raise RecordError(
-                f"chunk of task {beat.task_id} must have {beat.num_tokens} tokens, got {length}"
+                f"chunk of task {beat.task_id} must have {beat.num_tokens} tokens, got "
+                f"{summary.length}"
             )
+        limits.check_completion(beat.offset + beat.num_tokens)
+        _check_fence(beat.task_id, summary, beat.fence)
+    return _newest(summaries)
 
 
-def check_submissions(request: SubmitRequest, *, max_bytes: int) -> None:
-    """Refuse records that are malformed or of another task."""
-    owners = task_ids_of([s.record for s in request.submissions], max_bytes=max_bytes)
-    for submission, owner in zip(request.submissions, owners, strict=True):
-        if owner != submission.task_id:
-            raise RecordError(f"record must be of task {submission.task_id}, got task {owner}")
+def check_submissions(
+    request: SubmitRequest, *, max_bytes: int, limits: EpisodeLimits
+) -> PolicyVersion | None:
+    """Refuse records that are malformed, of another task, or impossible in this run.
+
+    Returns:
+        The newest version that sampled a token.
+    """
+    records = [submission.record for submission in request.submissions]
+    summaries = summaries_of_records(records, max_bytes=max_bytes, limits=limits)
+    for submission, summary in zip(request.submissions, summaries, strict=True):
+        if summary.task_id != submission.task_id:
+            raise RecordError(
+                f"record must be of task {submission.task_id}, got task {summary.task_id}"
+            )
+        _check_fence(submission.task_id, summary, submission.fence)
+    return _newest(summaries)
+
+
+def _check_fence(task_id: int, summary: Summary, fence: int) -> None:
+    """Refuse tokens of a lease that comes after this one: its next holder could not go on."""
+    if summary.fence > fence:
+        raise RecordError(
+            f"tokens of task {task_id} must be of fences up to {fence}, got {summary.fence}; "
+            "no lease has been granted under it"
+        )
+
+
+def _newest(summaries: list[Summary]) -> PolicyVersion | None:
+    return PolicyVersion(*max([summary.newest for summary in summaries])) if summaries else None
+
+
+def _name(field: str, value: str) -> None:
+    """Refuse a name that is empty or long, or that a terminal would take for a command."""
+    if not 0 < len(value) <= MAX_INCARNATION_CHARS or not value.isprintable():
+        raise RecordError(
+            f"{field} must have 1 to {MAX_INCARNATION_CHARS} printable characters, got "
+            f"{len(value)}: {value!a:.80}"
+        )
 
 
 def _in_range(name: str, value: int, low: int, high: int) -> None:

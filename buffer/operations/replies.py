@@ -111,6 +111,7 @@ def parse_stats(reply: Reply) -> Stats:
         lineage=int(meta.get("lineage", 0)),
         version=int(meta.get("version", 0)),
         committed_step=int(meta.get("committed", 0)),
+        vocabulary=int(meta["vocabulary"]) if "vocabulary" in meta else None,
         kept_bytes=int(meta.get("kept_bytes", 0)),
         hashes={k.removeprefix("hash:"): v for k, v in meta.items() if k.startswith("hash:")},
         dropped={reasons[i].decode(): reasons[i + 1] for i in range(0, len(reasons), 2)},

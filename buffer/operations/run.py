@@ -27,8 +27,11 @@ def begin_run(
     margin: float,
     group_size: int,
     min_group_size: int,
+    vocabulary: int | None = None,
 ) -> Operation[None]:
     """Enter a run into the store; a run that is already there must have the same settings.
+
+    Its vocabulary, the tokens of its model, is added to a run that an earlier release began.
 
     Raises:
         SettingsError: (when run) another value is stored; names which.
@@ -43,6 +46,8 @@ def begin_run(
         "min_group_size": str(min_group_size),
         "config_hash": config_hash,
     }
+    if vocabulary is not None:
+        fields["vocabulary"] = str(vocabulary)
 
     def parse(reply: Reply) -> None:
         if reply:

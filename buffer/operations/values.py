@@ -251,6 +251,8 @@ class Stats:
     """Committed, kept for reuse, and in no batch."""
     reused_units: int = 0
     """Committed, and in a batch for one more time."""
+    vocabulary: int | None = None
+    """Tokens of the policy's model; None before a learner has begun."""
     kept_bytes: int = 0
     """Records of kept units, those in a batch included."""
 

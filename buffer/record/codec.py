@@ -11,7 +11,7 @@ chunk lists by concatenation, and `decode_completion` reads them as one completi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from configs.errors import RecordError
 
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from .faults import quoted
+from .limits import ANY_RUN, EpisodeLimits
 from .rules import check_completion, check_episode, check_fences, check_numbers
 from .schema import MAX_NUMBER, CompletionFields, EpisodeFields
 from .wire import COMPLETION, EPISODE, read, read_several, write
@@ -82,22 +83,41 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
     )
 
 
-def task_ids_of(records: Sequence[bytes], *, max_bytes: int) -> list[int]:
-    """Check episode records and return whose they are, in order; no episode is made.
+class Summary(NamedTuple):
+    """What a broker has to know of a record or a chunk."""
+
+    task_id: int
+    """-1 of a chunk."""
+    length: int
+    """Tokens of the completion."""
+    newest: tuple[int, int]
+    """Lineage and step of the newest version of its tokens."""
+    fence: int
+    """The last one that it has tokens of."""
+
+
+def summaries_of_records(
+    records: Sequence[bytes], *, max_bytes: int, limits: EpisodeLimits = ANY_RUN
+) -> list[Summary]:
+    """Check episode records and sum each up, in order; no episode is made.
 
     Raises:
-        RecordError: what `decode_episode` finds wrong with the first that is not valid.
+        RecordError: what `decode_episode` finds wrong with the first that is not valid, or what
+            is beyond the limits of its run.
     """
     episodes: list[EpisodeFields] = []
     try:
         for record in records:
-            episodes.append(_read_parts(record, max_bytes))  # noqa: PERF401 - kept if one is bad
-        check_numbers([e.prompt for e in episodes], [e.completion for e in episodes])
+            fields = _read_parts(record, max_bytes)
+            limits.check_prompt(len(fields.prompt) // 4)
+            limits.check_completion(len(fields.completion.mask))
+            episodes.append(fields)
+        check_numbers([e.prompt for e in episodes], [e.completion for e in episodes], limits)
     except RecordError:
         for episode in episodes:  # an earlier one may have bad numbers; nothing is read again
-            check_numbers([episode.prompt], [episode.completion])
+            check_numbers([episode.prompt], [episode.completion], limits)
         raise
-    return [episode.task_id for episode in episodes]
+    return [_summary(episode.task_id, [episode.completion]) for episode in episodes]
 
 
 def encode_completion(completion: Completion, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
@@ -121,22 +141,25 @@ def decode_completion(chunk: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Com
     return parts[0] if len(parts) == 1 else join_completions(parts)
 
 
-def lengths_of(chunks: Sequence[bytes], *, max_bytes: int) -> list[int]:
-    """Check chunks of completions and return how many tokens each has, in order.
+def summaries_of_chunks(
+    chunks: Sequence[bytes], *, max_bytes: int, limits: EpisodeLimits = ANY_RUN
+) -> list[Summary]:
+    """Check chunks of completions and sum each up, in order.
 
     Raises:
-        RecordError: what `decode_completion` finds wrong with the first that is not valid.
+        RecordError: what `decode_completion` finds wrong with the first that is not valid, or what
+            is beyond the limits of its run.
     """
     read_chunks: list[list[CompletionFields]] = []
     try:
         for chunk in chunks:
             read_chunks.append(_read_chunk(chunk, max_bytes))  # noqa: PERF401 - kept if one is bad
-        check_numbers([], [fields for parts in read_chunks for fields in parts])
+        check_numbers([], [fields for parts in read_chunks for fields in parts], limits)
     except RecordError:
         for parts in read_chunks:
-            check_numbers([], parts)
+            check_numbers([], parts, limits)
         raise
-    return [sum([len(fields.mask) for fields in parts]) for parts in read_chunks]
+    return [_summary(-1, parts) for parts in read_chunks]
 
 
 def join_completions(chunks: Sequence[Completion]) -> Completion:
@@ -170,6 +193,18 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
         versions=tuple(versions),
         fences=tuple(fences),
     )
+
+
+def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
+    """Sum up a completion; its parts have been checked."""
+    length, newest, fence = 0, (-1, -1), -1
+    for fields in parts:
+        length += len(fields.mask)
+        for lineage, step, _ in fields.versions:
+            newest = max(newest, (lineage, step))
+        if fields.fences:
+            fence = fields.fences[-1][0]  # they never decrease
+    return Summary(task_id, length, newest, fence)
 
 
 def _read_episode(record: bytes, max_bytes: int) -> EpisodeFields:

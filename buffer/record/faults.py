@@ -19,6 +19,7 @@ from configs.errors import RecordError
 from .episode import SCHEMA
 from .schema import (
     MAX_ENTRIES,
+    MAX_INCARNATION_CHARS,
     MAX_NAME_CHARS,
     MAX_NUMBER,
     MAX_TEXT_CHARS,
@@ -117,7 +118,18 @@ def _text_of(max_chars: int) -> Check:
     return check
 
 
-_check_name = _text_of(MAX_NAME_CHARS)
+def _name_of(max_chars: int) -> Check:
+    check_text = _text_of(max_chars)
+
+    def check(name: str, value: object) -> None:
+        check_text(name, value)
+        if not str(value).isprintable():
+            raise RecordError(f"{name} must be printable characters, got {quoted(value)}")
+
+    return check
+
+
+_check_name, _check_incarnation = _name_of(MAX_NAME_CHARS), _name_of(MAX_INCARNATION_CHARS)
 
 
 def _entries_of(check_value: Check) -> Check:
@@ -157,7 +169,7 @@ _COMPLETION: dict[str, tuple[str, Check]] = {
     ),
     "fences": (
         "fences",
-        _triples_of(fence=_check_number, incarnation=_check_name, start=_check_number),
+        _triples_of(fence=_check_number, incarnation=_check_incarnation, start=_check_number),
     ),
 }
 _EPISODE: dict[str, tuple[str, Check]] = {
@@ -171,7 +183,7 @@ _EPISODE: dict[str, tuple[str, Check]] = {
     "parts": ("reward_parts", _entries_of(_check_real)),
     "finish": ("finish_reason", _one_of(*get_args(FinishReason))),
     "metrics": ("environment_metrics", _entries_of(_check_real)),
-    "inc": ("incarnation", _check_name),
+    "inc": ("incarnation", _check_incarnation),
     "started": ("started_at", _check_real),
     "finished": ("finished_at", _check_real),
     "text": ("metadata", _entries_of(_text_of(MAX_TEXT_CHARS))),

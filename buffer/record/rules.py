@@ -15,6 +15,7 @@ import numpy as np
 from configs.errors import RecordError
 
 from .faults import refusal
+from .limits import ANY_RUN, EpisodeLimits
 from .schema import CompletionFields, EpisodeFields
 
 MAX_LOGPROB = 1e-2  # nats; above 0 only by rounding
@@ -40,6 +41,8 @@ def check_episode(fields: EpisodeFields) -> None:
     reals = (fields.reward, *times, *fields.parts.values(), *fields.metrics.values())
     if set(map(type, reals)) != {float} or not all(map(math.isfinite, reals)):
         raise refusal(fields, EpisodeFields, "its numbers must be finite floats")
+    if not "".join([fields.inc, *fields.parts, *fields.metrics, *fields.text]).isprintable():
+        raise refusal(fields, EpisodeFields, "its names must be printable")
 
 
 def check_completion(fields: CompletionFields) -> None:
@@ -51,6 +54,9 @@ def check_completion(fields: CompletionFields) -> None:
     _check_starts("fences", fields.fences, length)
     if len(fields.fences) > 1:
         check_fences([fence for fence, _, _ in fields.fences])
+    for _, incarnation, _ in fields.fences:
+        if not incarnation.isprintable():
+            raise refusal(fields, CompletionFields, "its incarnations must be printable")
 
 
 def check_fences(fences: Sequence[int]) -> None:
@@ -63,7 +69,11 @@ def check_fences(fences: Sequence[int]) -> None:
             )
 
 
-def check_numbers(prompts: Sequence[memoryview], completions: Sequence[CompletionFields]) -> None:
+def check_numbers(
+    prompts: Sequence[memoryview],
+    completions: Sequence[CompletionFields],
+    limits: EpisodeLimits = ANY_RUN,
+) -> None:
     """Refuse token ids, log-probabilities and masks that nothing can be trained on.
 
     Raises:
@@ -74,7 +84,9 @@ def check_numbers(prompts: Sequence[memoryview], completions: Sequence[Completio
         return
     # One array at a time: several of this size at once cost page faults.
     tokens = [fields.tokens for fields in completions]
-    if (least := _min(_joined([*prompts, *tokens], "<i4"))) < 0:
+    ids = _joined([*prompts, *tokens], "<i4")
+    limits.check_token(int(_max(ids)))
+    if (least := _min(ids)) < 0:
         name = "prompt_ids" if prompts and _min(_joined(prompts, "<i4")) < 0 else "token_ids"
         raise RecordError(f"{name} must be >= 0, got {least}; no vocabulary has such a token")
     logprobs = _joined([fields.logprobs for fields in completions], "<f4")

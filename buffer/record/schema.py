@@ -13,9 +13,10 @@ from msgspec import Meta, Struct
 from .episode import SCHEMA
 
 MAX_NUMBER = 2**53 - 1  # ids and fences pass through Lua, whose numbers are doubles
-MAX_NAME_CHARS = 256
-MAX_TEXT_CHARS = 65536
-MAX_ENTRIES = 256  # of each small map; they are for people, not for bulk
+MAX_NAME_CHARS = 100  # of a reward's part or a metric: it is a key of metrics.jsonl
+MAX_INCARNATION_CHARS = 200
+MAX_TEXT_CHARS = 4096
+MAX_ENTRIES = 64  # of each small map; they are for people, not for bulk
 
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length", "environment"]
@@ -23,6 +24,7 @@ FinishReason = Literal["stop", "length", "environment"]
 _Schema = Annotated[int, Meta(ge=SCHEMA, le=SCHEMA)]
 _Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 _Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+_Incarnation = Annotated[str, Meta(max_length=MAX_INCARNATION_CHARS)]
 _Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 _Real = (
     float | int
@@ -40,7 +42,7 @@ class CompletionFields(Struct, forbid_unknown_fields=True):
     mask: memoryview
     versions: list[tuple[_Number, _Number, _Number]]
     """Lineage, step, first token."""
-    fences: list[tuple[_Number, _Name, _Number]]
+    fences: list[tuple[_Number, _Incarnation, _Number]]
     """Fence, incarnation, first token."""
 
 
@@ -57,7 +59,7 @@ class EpisodeFields(Struct, forbid_unknown_fields=True):
     parts: _Reals
     finish: FinishReason
     metrics: _Reals
-    inc: _Name
+    inc: _Incarnation
     started: _Real
     finished: _Real
     text: _Texts

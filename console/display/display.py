@@ -18,6 +18,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from configs.printable import printable, printable_lines
+
 from .progress import Progress
 
 PLAIN_EVERY_S = 5.0  # a line for each step would bury a log file
@@ -97,18 +99,18 @@ class LiveDisplay:
         )
         shown: list[RenderableType] = [self._bar, _figures_table(view)]
         if view.progress.alerts is not None:
-            shown.append(Text(f"ALERT {view.progress.alerts}", style="yellow"))
+            shown.append(Text(printable(f"ALERT {view.progress.alerts}"), style="yellow"))
         self._live.update(Group(*shown, *_alarm_lines(view)))
 
     def log(self, text: str) -> None:
         """Print above the bar."""
-        self._live.console.print(f"  {text}", markup=False, highlight=False)
+        print_line(self._live.console, f"  {text}")
 
     def _starting(self, view: View) -> RenderableType:
         rows = []
         for name, stage in view.stages.items():
             spinner = self._spinners.setdefault(name, Spinner("dots"))
-            spinner.update(text=f"{name}: {stage}")
+            spinner.update(text=Text(printable(f"{name}: {stage}")))
             rows.append(spinner)
         return Group(*rows)
 
@@ -158,7 +160,7 @@ class PlainDisplay:
 
     def log(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, text)
 
 
 def figures(view: View) -> dict[str, str]:
@@ -194,6 +196,11 @@ class IdleTime:
         return reason if now - self._since >= self._alarm_s else None
 
 
+def print_line(console: Console, text: str) -> None:
+    """Print text that may come from another machine: never markup, nor a terminal's commands."""
+    console.print(printable_lines(text), markup=False, highlight=False, soft_wrap=True)
+
+
 def duration(seconds: float) -> str:
     """Write a time span: `42 s`, `3:05 min`, `2:10 h`."""
     whole = round(seconds)
@@ -215,7 +222,7 @@ def _figures_table(view: View) -> Table:
 
 
 def _alarm_lines(view: View) -> list[RenderableType]:
-    return [] if view.alarm is None else [Text(f"ALARM {view.alarm}", style="bold red")]
+    return [] if view.alarm is None else [Text(printable(f"ALARM {view.alarm}"), style="bold red")]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from actors.environments.deadline import call_within
+from actors.environments.registry import example_parts
 from actors.rewards.pool import check_reward as try_reward
 from broker.transport.keys import SERVERS, load_pair
 from buffer.store import Store
@@ -27,6 +29,7 @@ from .placement import visible_gpus
 from .redis_server import find_binary, is_free
 
 HUB_TIMEOUT_S = 10.0
+REWARD_TIMEOUT_S = 60.0
 
 
 def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None:
@@ -48,6 +51,7 @@ def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None
         lambda: check_engine(settings.actors),
         lambda: check_model(settings.run),
         lambda: check_reward(settings),
+        lambda: check_weights(settings),
     ]
     for check in checks:
         try:
@@ -139,6 +143,21 @@ def check_model(run: RunSettings) -> None:
 def check_reward(settings: Settings) -> None:
     """Environment and reward load, and score one sample."""
     try_reward(settings.run, settings.actors)
+
+
+def check_weights(settings: Settings) -> None:
+    """Each weight is of a part of the reward; later a missing one is only an alarm."""
+    weights, run = settings.rewards.weights, settings.run
+    if not weights:
+        return
+    parts = call_within(REWARD_TIMEOUT_S, lambda: example_parts(run), what="run.environment")
+    known = sorted({*parts, *run.reward_functions, *(["environment"] if run.reward else [])})
+    for name in weights:
+        if name not in known:
+            raise SettingsError(
+                f"rewards.weights must name parts of the reward, got {name!r}; a right and an "
+                f"empty answer have {', '.join(known) or 'none'}"
+            )
 
 
 def _check_model_folder(path: Path) -> None:

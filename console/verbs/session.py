@@ -17,7 +17,7 @@ from types import FrameType
 from rich.console import Console
 
 from configs.settings import Settings
-from console.display.display import Display, IdleTime, View, make_display
+from console.display.display import Display, IdleTime, View, make_display, print_line
 from console.display.progress import RunProgress
 from console.display.result import print_result
 from console.display.reward_plot import draw_reward
@@ -190,7 +190,7 @@ class Session:
             raise
 
     def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        print_line(self._console, text)
 
 
 @contextmanager

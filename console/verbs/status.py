@@ -15,8 +15,9 @@ from buffer.operations.values import ActorSeen, Closed, Memory, Stats
 from buffer.store import Store
 from configs.errors import NyalaError
 from configs.loader import load
+from configs.printable import printable
 from console.arguments import Run
-from console.display.display import View, duration, figures
+from console.display.display import View, duration, figures, print_line
 from console.display.json_lines import number, read_rows
 from console.display.progress import RunProgress
 from console.display.result import print_result
@@ -59,7 +60,7 @@ def print_status(path: Path, console: Console) -> None:
         url = folder.redis_url.read_text(encoding="utf-8").strip()
         counts, seen, serving, shut, used = _ask_store(url, settings.run.name)
     except NyalaError as error:
-        console.print(f"not running: {error}", markup=False, soft_wrap=True)
+        print_line(console, f"not running: {error}")
         return
     limit_s = settings.broker.heartbeat_timeout_s
     alive = sum(actor.silent_s <= limit_s for actor in seen)
@@ -67,16 +68,13 @@ def print_status(path: Path, console: Console) -> None:
     idle = idle_reason(settings, counts, seen, used, shut)
     waited_s = time.time() - _fed_at(folder)
     if idle is not None and waited_s >= settings.console.alarm_s:
-        console.print(f"ALARM for {duration(waited_s)}: {idle}", markup=False, soft_wrap=True)
+        print_line(console, f"ALARM for {duration(waited_s)}: {idle}")
     line = ", ".join(f"{label} {value}" for label, value in values.items())
-    console.print(line, highlight=False, soft_wrap=True)
-    console.print(_tasks_line(counts), highlight=False, soft_wrap=True)
-    for text in _closed_lines(shut, path):
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
-    for endpoint, numbers in sorted(serving.items()):
-        console.print(_broker_line(endpoint, numbers), highlight=False, soft_wrap=True)
-    for actor in seen:
-        console.print(_actor_line(actor), highlight=False, soft_wrap=True)
+    lines = [line, _tasks_line(counts), *_closed_lines(shut, path)]
+    lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
+    lines += [_actor_line(actor) for actor in seen]
+    for each in lines:
+        print_line(console, printable(each))
 
 
 def _ask_store(

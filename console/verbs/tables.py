@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from configs.printable import printable
+from console.display.display import print_line
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -31,15 +34,15 @@ def print_facts(facts: Facts, *, as_json: bool, console: Console | None = None) 
         sys.stdout.write(json.dumps(shown, indent=2, default=str) + "\n")
         return
     console = console or Console()
-    console.print(facts.title, markup=False, highlight=False, soft_wrap=True)
+    print_line(console, facts.title)
     if not facts.rows:
         return
     table = Table(box=None, pad_edge=False)
     for name, value in facts.rows[0].items():
         table.add_column(name, justify="right" if isinstance(value, int) else "left")
     for row in facts.rows:
-        # What actors sent is text, never markup.
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
+        # What actors sent is text: neither markup nor a terminal's commands.
+        table.add_row(*(Text(printable(_cell(value))) for value in row.values()))
     console.print(table)
 
 

@@ -53,7 +53,7 @@ def recover(
         LostLineage: Another learner began this lineage, or a later one.
         StoreError: The store refused, or is away again.
     """
-    register_run(store, run, buffer)
+    register_run(store, run, buffer, vocabulary=facts.vocabulary)
     store.run(operations.confirm(run_id))
     was_lost = store.run(
         operations.restore_lineage(
@@ -79,8 +79,21 @@ def recover(
     )
 
 
-def register_run(store: RunsOperations, run: RunSettings, buffer: BufferSettings) -> None:
-    """Register the run in the store, or check that the one there has the same settings."""
+def register_run(
+    store: RunsOperations,
+    run: RunSettings,
+    buffer: BufferSettings,
+    *,
+    vocabulary: int | None = None,
+) -> None:
+    """Register the run in the store, or check that the one there has the same settings.
+
+    Args:
+        store: Of the run.
+        run: Its settings.
+        buffer: Its settings of admission.
+        vocabulary: Tokens of its model; brokers refuse larger ids.
+    """
     store.run(
         operations.begin_run(
             settings_hash(run),
@@ -90,6 +103,7 @@ def register_run(store: RunsOperations, run: RunSettings, buffer: BufferSettings
             margin=buffer.margin,
             group_size=run.group_size,
             min_group_size=min(buffer.min_group_size, run.group_size),
+            vocabulary=vocabulary,
         )
     )
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -57,6 +57,8 @@ class StartState:
     """First group id not yet created."""
     asked_again: dict[int, int | None]
     """Group dropped as too old -> the group that asks its prompt again; None = none yet."""
+    vocabulary: int | None = None
+    """Tokens of the policy's model."""
 
     def encode(self) -> bytes:
         """Encode as msgpack."""
@@ -82,14 +84,27 @@ class StartState:
                     g: dropped for dropped, g in self.asked_again.items() if g is not None
                 },
                 waiting=tuple(sorted(d for d, group in self.asked_again.items() if group is None)),
+                vocabulary=self.vocabulary,
             )
         )
 
 
 def take_over(
-    run: RunSettings, buffer: BufferSettings, store: RetryingStore, checkpoints: Checkpoints
+    run: RunSettings,
+    buffer: BufferSettings,
+    store: RetryingStore,
+    checkpoints: Checkpoints,
+    *,
+    vocabulary: int | None = None,
 ) -> StartState:
     """Take the run over at its newest checkpoint; rank 0 only.
+
+    Args:
+        run: Settings of the run.
+        buffer: Settings that the store is registered with.
+        store: Of the run.
+        checkpoints: Of the run.
+        vocabulary: Tokens of the policy's model, for the brokers.
 
     Raises:
         CheckpointError: None of the checkpoints is intact, or they are of another run.
@@ -102,13 +117,13 @@ def take_over(
         path, state = newest
         _check_same_run(run, state, path)
     run_id = store.trust()
-    register_run(store, run, buffer)
+    register_run(store, run, buffer, vocabulary=vocabulary)
     store.run(operations.confirm(run_id))
     if text := memory_shortage(run, buffer, store.run(operations.memory()).limit_bytes):
         log.warning("%sraise it, or lower buffer.max_uncommitted_bytes", text)
     stats = store.run(operations.stats())
     _warn_of_gaps(stats, state)
-    start = _begin_lineage(run, store, stats, state, path)
+    start = replace(_begin_lineage(run, store, stats, state, path), vocabulary=vocabulary)
     recover(store, run_id, run=run, buffer=buffer, facts=start.ledger().facts)
     log.info("life begins", lineage=start.lineage, step=state.step, checkpoint=str(path or "none"))
     return start

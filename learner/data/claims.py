@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 
 import structlog
 
@@ -30,9 +29,9 @@ from configs.settings import (
 )
 
 from .drop_counts import DropCounts
-from .group_filter import STALE, UNREADABLE, GroupFilter
+from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, GroupFilter
 from .ledger import Ledger
-from .records import Records, check_weights
+from .records import Records, missing_parts
 from .retrying_store import RetryingStore
 from .reuse import Reuse, ReusedGroup
 
@@ -58,6 +57,8 @@ class ClaimedBatch:
     """Groups of equal rewards that were replaced by others."""
     uses: Mapping[int, int] = field(default_factory=dict)
     """Group that is trained again -> how often, this batch included."""
+    missing_parts: tuple[str, ...] = ()
+    """Parts of the reward that have a weight, and that no episode has."""
 
 
 @dataclass(slots=True)
@@ -146,7 +147,6 @@ class Claims:
             self.dropped.add_units(reason, len(groups))
         if bad or not claim.complete:
             return None
-        check_weights(chain.from_iterable(self._episodes.values()), self._rewards)
         reused = self._reuse.draw(step)
         if not self._pin(step, claim, reused):
             return None
@@ -233,7 +233,7 @@ class Claims:
                 bad.setdefault(reason, []).append(unit.group_id)
             if episodes is not None and reason is None:
                 self._episodes[unit.group_id] = episodes
-            elif episodes is not None and reason != UNREADABLE:
+            elif episodes is not None and reason not in {UNREADABLE, IMPOSSIBLE}:
                 self.dropped.add_episodes(episodes)
         return bad
 
@@ -279,4 +279,7 @@ class Claims:
         self._episodes.clear()
         episodes += [episode for group in reused.values() for episode in group.episodes]
         uses = {group_id: group.uses for group_id, group in reused.items()}
-        return ClaimedBatch(step, tuple(episodes), is_replay, self._filter.num_filtered, uses)
+        missing = missing_parts(episodes, self._rewards)
+        return ClaimedBatch(
+            step, tuple(episodes), is_replay, self._filter.num_filtered, uses, missing
+        )

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import structlog
 
 from buffer.record.episode import Episode, PolicyVersion
+from buffer.record.limits import EpisodeLimits
+from configs.errors import RecordError
 from configs.settings import AlgorithmSettings, BufferSettings, RunSettings
 
 from .ledger import Ledger
@@ -17,7 +19,8 @@ from .policy_lag import oldest_lag
 
 log = structlog.get_logger()
 
-UNREADABLE, STALE, ZERO_VARIANCE = "unreadable", "stale", "zero_variance"
+UNREADABLE, IMPOSSIBLE, STALE = "unreadable", "impossible", "stale"
+ZERO_VARIANCE = "zero_variance"
 """Reasons as the store counts them."""
 
 
@@ -37,7 +40,7 @@ class GroupFilter:
         self._is_filtering = algorithm.filter_zero_variance
         self._max_filtered = (algorithm.max_gen_batches - 1) * run.groups_per_batch
         self._ledger = ledger
-        self._vocabulary = vocabulary
+        self._limits = EpisodeLimits.of(run, vocabulary=vocabulary)
         self.num_filtered = 0
         """Groups of equal rewards dropped from the present batch."""
 
@@ -48,7 +51,7 @@ class GroupFilter:
     def reason_to_drop(self, step: int, episodes: Sequence[Episode]) -> str | None:
         """Name the reason not to train a group in batch `step`; None to train it."""
         if self._is_impossible(step, episodes):
-            return UNREADABLE
+            return IMPOSSIBLE
         if self._is_stale(step, episodes):
             return STALE
         if not self._is_filtering or len({episode.reward for episode in episodes}) > 1:
@@ -60,20 +63,17 @@ class GroupFilter:
         return None
 
     def _is_impossible(self, step: int, episodes: Sequence[Episode]) -> bool:
-        """Find episodes that no policy of this run can have sampled; training them would crash."""
+        """Find episodes that no policy of this run can have sampled; training them would crash.
+
+        Brokers refuse them, but the records of a store may be older than its brokers.
+        """
         newest = PolicyVersion(self._ledger.lineage, step - 1)
         for episode in episodes:
-            completion = episode.completion
-            token = int(max(episode.prompt_ids.max(), completion.token_ids.max()))
-            version = max(span.version for span in completion.versions)
-            if token >= self._vocabulary or version > newest:
-                log.error(
-                    "impossible record",
-                    task_id=episode.task_id,
-                    largest_token=token,
-                    vocabulary=self._vocabulary,
-                    newest_version=f"{version.lineage}.{version.step}",
-                )
+            try:
+                self._limits.check_episode(episode)
+                _check_version(episode, newest)
+            except RecordError as error:
+                log.error("impossible record", task_id=episode.task_id, reason=str(error))
                 return True
         return False
 
@@ -82,3 +82,12 @@ class GroupFilter:
             return False
         lineage, lineages = self._ledger.lineage, self._ledger.lineages
         return any(oldest_lag(e, step, lineage, lineages) > self._max_policy_lag for e in episodes)
+
+
+def _check_version(episode: Episode, newest: PolicyVersion) -> None:
+    version = max(span.version for span in episode.completion.versions)
+    if version > newest:
+        raise RecordError(
+            f"tokens must be of versions up to {newest.lineage}.{newest.step}, got "
+            f"{version.lineage}.{version.step}; no learner has published it"
+        )

@@ -46,6 +46,8 @@ class Facts:
     """Evaluation rounds of this lineage, by step, that wait for answers."""
     publication: Publication | None = None
     """The newest pointer to weights that this learner put into the store."""
+    vocabulary: int | None = None
+    """Tokens of the policy's model; the store keeps it for brokers."""
 
     @property
     def asked_again(self) -> dict[int, int | None]:

@@ -16,7 +16,7 @@ from buffer.operations.values import ClaimedUnit
 from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode
 from buffer.record.object_store import ObjectStore, is_reference
-from configs.errors import RecordError, SettingsError
+from configs.errors import RecordError
 from configs.settings import BufferSettings, RewardSettings, RunSettings
 
 from .retrying_store import RetryingStore
@@ -139,18 +139,11 @@ def overlong(length: int, limit: int, buffer: int) -> float:
     return -min(1.0, max(0.0, (length - (limit - buffer)) / buffer))
 
 
-def check_weights(episodes: Iterable[Episode], settings: RewardSettings) -> None:
-    """Refuse a weight of a reward part that no episode of a batch has.
+def missing_parts(episodes: Iterable[Episode], settings: RewardSettings) -> tuple[str, ...]:
+    """Name the parts of the reward that have a weight and that no episode has.
 
-    A part that only some episodes have counts 0 in the others.
-
-    Raises:
-        SettingsError: Probably a misspelt name: training without that part would go on for days.
+    An alarm, not an error: whoever fills a batch must not be able to end the run. A part that only
+    some episodes have counts 0 in the others.
     """
     known = {name for episode in episodes for name in episode.reward_parts}
-    for name in settings.weights:
-        if name not in known:
-            raise SettingsError(
-                f"rewards.weights must name parts of the reward, got {name!r}; "
-                f"episodes of this run have {', '.join(sorted(known)) or 'none'}"
-            )
+    return tuple(name for name in settings.weights if name not in known)

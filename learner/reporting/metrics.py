@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from buffer.record.episode import Episode
+from buffer.record.schema import MAX_ENTRIES
 from learner.data.drop_counts import by_length
 from learner.data.policy_lag import Int64, token_lags
 
@@ -143,7 +144,9 @@ def _reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
     for episode in episodes:
         for name, value in episode.reward_parts.items():
             parts[name].append(value)
-    return {name: float(np.mean(values)) for name, values in sorted(parts.items())}
+    # Actors choose the names, and a line of metrics has a bounded length.
+    usual = sorted(parts, key=lambda name: (-len(parts[name]), name))[:MAX_ENTRIES]
+    return {name: float(np.mean(parts[name])) for name in sorted(usual)}
 
 
 def _zero_variance_groups(episodes: Sequence[Episode]) -> int:

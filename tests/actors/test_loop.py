@@ -14,13 +14,16 @@ from broker.protocol.messages import Failure
 from broker.server.store_cache import PUBLICATION_S
 from broker.transport.keys import make_keys
 from buffer import operations
-from buffer.operations.values import Stats
-from buffer.record.codec import decode_episode
+from buffer.operations.values import BeatLine, Stats
+from buffer.record.codec import decode_episode, encode_completion
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, EngineError, RefusedError
 from tests.actors.support.fake_actor import Actor, KilledLoop, solve
 from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine
+from tests.broker.support.records import completion
 from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, ring
+
+POINTER = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +31,13 @@ def keys(tmp_path_factory):
     return make_keys(tmp_path_factory.mktemp("run") / "keys")
 
 
-def in_ring(redis_url, keys, story, *, groups=4, **broker):
+def in_ring(redis_url, keys, story, *, groups=4, vocabulary=None, **broker):
     """Tell a story in a ring whose run has begun and whose weights are published."""
 
     async def tell():
         async with ring(redis_url, keys, **broker) as running:
-            await begin(running.store, groups=groups)
-            pointer = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
-            await running.store.run(operations.publish(1, 0, pointer))
+            await begin(running.store, groups=groups, vocabulary=vocabulary)
+            await running.store.run(operations.publish(1, 0, POINTER))
             await asyncio.sleep(2 * PUBLICATION_S)  # now WELCOME has it
             await story(running)
 
@@ -222,6 +224,81 @@ def noting(client, failures: list[Failure]):
     return client
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_tokens_that_the_run_does_not_have_fail_their_tasks_and_not_the_actor(
+    redis_url, keys, is_finished
+):
+    """A tokenizer of another model: its records are refused, and so are its snapshots."""
+
+    async def story(ring):
+        engine = FakeEngine(solve, tokens_per_step=10**9 if is_finished else 1)
+        failures: list[Failure] = []
+        actor = Actor(ring, "a", engine=engine, wrap=lambda client: noting(client, failures))
+        if not is_finished:
+            hang_after(engine, 2)
+        stats = await until(ring, lambda stats: stats.dead == 4 * GROUP, 30)
+        assert not actor.life.done()
+        letters = await ring.store.run(operations.dead_letters(0, 9))
+        actor.loop.stop()
+        await actor.end()
+
+        assert stats.leased == stats.buffered == 0
+        kind = "record" if is_finished else "snapshot"
+        assert {failure.kind for failure in failures} == {"data"}
+        assert all(letter.why.startswith(f"{kind} refused: token ids") for letter in letters)
+        assert all("vocabulary of run.model = 5, got" in letter.why for letter in letters)
+
+    in_ring(redis_url, keys, story, vocabulary=5, max_data_failures=1)
+
+
+@pytest.mark.parametrize("fault", ["fence", "length"])
+def test_a_partial_that_cannot_be_continued_is_begun_again(redis_url, keys, fault):
+    """What is in a store may be older than the checks of its broker."""
+
+    async def story(ring):
+        lease = operations.lease("evil", ttl_ms=60_000, n=1, version=FIRST)
+        [task] = (await ring.store.run(lease)).tasks
+        tokens = 2000 if fault == "length" else 3
+        fence = task.fence if fault == "length" else 2**53 - 1
+        line = BeatLine(
+            task.task_id, task.fence, 0, tokens, encode_completion(completion(fence, tokens))
+        )
+        await ring.store.run(operations.beat(ttl_ms=60_000, lines=[line]))
+        await ring.store.run(operations.release([(task.task_id, task.fence)]))
+        actor = Actor(ring, "a", engine=FakeEngine(solve, tokens_per_step=1))
+        await until(ring, lambda stats: stats.buffered == GROUP)
+        made = await episodes(ring, GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        assert [episode.environment_metrics["restarted"] for episode in made] == [1.0, 0.0]
+
+    in_ring(redis_url, keys, story, groups=1)
+
+
+def test_a_request_that_the_engine_refuses_fails_its_task(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve)
+        deltas = engine.deltas
+
+        async def refusing():
+            return [
+                replace(delta, token_ids=(), logprobs=(), finish_reason="refused", refusal="bad id")
+                for delta in await deltas()
+            ]
+
+        engine.deltas = refusing  # type: ignore[method-assign]
+        failures: list[Failure] = []
+        actor = Actor(ring, "a", engine=engine, wrap=lambda client: noting(client, failures))
+        await until(ring, lambda stats: stats.dead == GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        assert {(failure.kind, failure.reason) for failure in failures} == {("data", "bad id")}
+
+    in_ring(redis_url, keys, story, groups=1)
+
+
 async def until_true(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - looks at fakes, which have no events
@@ -333,8 +410,7 @@ def test_a_broker_that_is_gone_for_long_ends_the_actor_with_a_clear_error(redis_
     async def tell():
         async with ring(redis_url, keys) as running:
             await begin(running.store, groups=1)
-            pointer = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
-            await running.store.run(operations.publish(1, 0, pointer))
+            await running.store.run(operations.publish(1, 0, POINTER))
             actor = Actor(running, "a", give_up_s=1.0)
             await until(running, lambda stats: stats.buffered == GROUP)
             running.clients.remove(actor.client)  # it outlives this broker
@@ -390,6 +466,7 @@ def test_new_weights_are_let_in_at_once_not_after_the_long_poll(redis_url, keys)
         await asyncio.sleep(0.5)
         assert (await ring.store.run(operations.stats())).buffered == 0, "a version behind at lag 0"
 
+        await ring.store.run(operations.publish(1, 1, {**POINTER, "digest": "e"}))
         actor.engine.version = PolicyVersion(1, 1)
         actor.weights.news.set()
         await until(ring, lambda stats: stats.buffered == 4 * GROUP, timeout_s=5)

@@ -177,7 +177,7 @@ def test_a_peer_that_does_not_read_costs_no_memory(redis_url: str, keys: Path) -
             (lease, _) = (await actor.lease(LeaseRequest(2, FIRST))).leases
             chunk = encode_completion(completion(lease.fence, tokens=20_000))  # 180 kB
             beat = Beat(lease.task_id, lease.fence, 0, 20_000, chunk)
-            assert (await actor.beat(BeatRequest((beat,), FIRST, {}))).verdicts[0].length == 20_000
+            assert (await actor.beat(BeatRequest((beat,), FIRST))).verdicts[0].length == 20_000
             await actor.release(ReleaseRequest(((lease.task_id, lease.fence),)))
             request = encode(LeaseRequest(1, FIRST), run=RUN, incarnation="slow", seq=10**6)
             before = resident_mib()
@@ -188,7 +188,7 @@ def test_a_peer_that_does_not_read_costs_no_memory(redis_url: str, keys: Path) -
                 await asyncio.sleep(2.5)
 
                 assert resident_mib() - before < 80
-                assert (await actor.beat(BeatRequest((), FIRST, {}))).verdicts == ()
+                assert (await actor.beat(BeatRequest((), FIRST))).verdicts == ()
                 await until_all_is_read(socket)
 
     asyncio.run(story())
@@ -200,7 +200,7 @@ async def until_all_is_read(socket: zmq.asyncio.Socket) -> None:
     libzmq 4.3.5 aborts its process if a context ends soon after a peer left that was being held
     back (`!_io_error` in stream_engine_base.cpp).
     """
-    last = encode(BeatRequest((), FIRST, {}), run=RUN, incarnation="actor-1", seq=2 * 10**6)
+    last = encode(BeatRequest((), FIRST), run=RUN, incarnation="actor-1", seq=2 * 10**6)
     async with asyncio.timeout(60):
         while True:
             await socket.send(last)
@@ -220,7 +220,7 @@ def test_replies_never_exceed_the_message_limit(redis_url: str, keys: Path) -> N
             for lease in leases:
                 chunk = encode_completion(completion(lease.fence, tokens=25_000))  # 225 kB
                 beat = Beat(lease.task_id, lease.fence, 0, 25_000, chunk)
-                await actor.beat(BeatRequest((beat,), FIRST, {}))
+                await actor.beat(BeatRequest((beat,), FIRST))
             await actor.release(ReleaseRequest(tuple((e.task_id, e.fence) for e in leases)))
 
             resumed: list[int] = []

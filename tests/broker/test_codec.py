@@ -182,8 +182,8 @@ REFUSED: list[tuple[bytes, str]] = [
     (pack("lease", LEASE | {"version": [-2, 0]}), "Expected `int` >= -1"),
     (pack("lease", LEASE | {"version": [1]}), "Expected `array` of length 2, got 1"),
     (pack("lease", LEASE | {"version": [[], []]}), "Expected `int`, got `array`"),
-    (pack("beat", BEAT | {"stats": {"x": math.nan}}), "Expected `float` >= "),
-    (pack("beat", BEAT | {"stats": {"x": math.inf}}), "Expected `float` <= "),
+    (pack("beat", BEAT | {"stats": {"tokens": math.nan}}), "Expected `float` >= "),
+    (pack("beat", BEAT | {"stats": {"tokens": math.inf}}), "Expected `float` <= "),
     (pack("beat", BEAT | {"beats": [[1]]}), "Expected `array` of at least length 2, got 1"),
     (
         pack("beat", BEAT | {"beats": [[0, 0, 0, 0, b"", 0]]}),
@@ -260,6 +260,6 @@ def test_a_spec_comes_back_from_the_store_or_is_a_record_error() -> None:
 
 def test_a_heartbeat_of_a_full_actor_is_compact() -> None:
     beats = tuple(Beat(10**9 + i, 10**15 + i) for i in range(256))
-    frame = encode(BeatRequest(beats, PolicyVersion(1, 5), {}), run="r", incarnation="a", seq=1)
+    frame = encode(BeatRequest(beats, PolicyVersion(1, 5)), run="r", incarnation="a", seq=1)
 
     assert len(frame) < 256 * 24

@@ -274,7 +274,7 @@ def test_what_is_out_of_range_is_refused_and_changes_nothing(redis_url: str, key
                 (actor.beat, beat(task, 2**60), r"<= 9007199254740991 - at `\$.message.beats"),
                 (
                     actor.beat,
-                    BeatRequest((Beat(task, fence),) * 5000, FIRST, {}),
+                    BeatRequest((Beat(task, fence),) * 5000, FIRST),
                     r"length <= 4096 - at `\$.message.beats",
                 ),
                 (actor.release, ReleaseRequest(((2**60, 1),)), r"<= 9007199254740991"),
@@ -297,7 +297,7 @@ def test_what_is_out_of_range_is_refused_and_changes_nothing(redis_url: str, key
 
 
 def beat(task: int, fence: int, *, chunk: bytes = b"", num_tokens: int = 0) -> BeatRequest:
-    return BeatRequest((Beat(task, fence, 0, num_tokens, chunk),), FIRST, {})
+    return BeatRequest((Beat(task, fence, 0, num_tokens, chunk),), FIRST)
 
 
 def test_an_actor_of_other_settings_is_refused_by_the_key_that_differs(

@@ -242,7 +242,7 @@ def test_a_burst_is_answered_a_few_at_a_time_in_order(
         async with ring(redis_url, keys) as here, here.raw_socket() as socket:
             monkeypatch.setattr(Service, "answer", answer)
             for seq in range(BURST):
-                beat = encode(BeatRequest((), FIRST, {}), run=RUN, incarnation="a", seq=seq)
+                beat = encode(BeatRequest((), FIRST), run=RUN, incarnation="a", seq=seq)
                 await socket.send(beat)
             time.sleep(0.3)  # noqa: ASYNC251 - all of them are in the broker's queue before it reads
             await asyncio.sleep(0.3)

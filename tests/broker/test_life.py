@@ -15,6 +15,7 @@ from broker.protocol.messages import (
     BeatRequest,
     FailRequest,
     Failure,
+    Figures,
     Lease,
     LeaseRequest,
     Publication,
@@ -41,7 +42,7 @@ def test_a_group_goes_from_lease_to_claim(redis_url: str, keys: Path) -> None:
             for lease in reply.leases:
                 chunk = encode_completion(completion(lease.fence))
                 beat = Beat(lease.task_id, lease.fence, offset=0, num_tokens=3, chunk=chunk)
-                verdicts = (await actor.beat(BeatRequest((beat,), FIRST, {}))).verdicts
+                verdicts = (await actor.beat(BeatRequest((beat,), FIRST))).verdicts
                 assert (verdicts[0].verdict, verdicts[0].length) == (Verdict.OK, 3)
                 first = await actor.submit(submission(lease))
                 again = await actor.submit(submission(lease))
@@ -85,7 +86,7 @@ def test_an_expired_lease_goes_to_another_actor_with_its_chunks(redis_url: str, 
             lease, _ = (await dead.lease(LeaseRequest(2, FIRST))).leases
             chunk = encode_completion(completion(lease.fence))
             beat = Beat(lease.task_id, lease.fence, offset=0, num_tokens=3, chunk=chunk)
-            await dead.beat(BeatRequest((beat,), FIRST, {}))
+            await dead.beat(BeatRequest((beat,), FIRST))
 
             inherited: dict[int, Lease] = {}
             started = time.monotonic()
@@ -141,7 +142,7 @@ async def announced(actor: BrokerClient, endpoint: str) -> Publication:
     """Beat until a reply announces this endpoint: the broker reads the store now and then."""
     async with asyncio.timeout(10):
         while True:
-            found = (await actor.beat(BeatRequest((), FIRST, {}))).publication
+            found = (await actor.beat(BeatRequest((), FIRST))).publication
             if found is not None and found.endpoint == endpoint:
                 return found
             await asyncio.sleep(0.02)
@@ -184,7 +185,7 @@ def test_actors_are_shown_with_their_figures_until_bye(redis_url: str, keys: Pat
         async with ring(redis_url, keys) as here:
             await begin(here.store, groups=0)
             actor = await here.actor()
-            await actor.beat(BeatRequest((), FIRST, {"tokens_per_s": 2.0}))
+            await actor.beat(BeatRequest((), FIRST, Figures(tokens_per_s=2.0)))
             seen = []
             for _ in range(50):
                 seen = await here.store.run(operations.actors())

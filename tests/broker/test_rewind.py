@@ -36,7 +36,7 @@ def recovered(server: RewindingRedis) -> None:
 
 def tokens(lease_id: int, fence: int, *, offset: int, count: int) -> BeatRequest:
     chunk = encode_completion(completion(fence, tokens=count))
-    return BeatRequest((Beat(lease_id, fence, offset, count, chunk),), FIRST, {})
+    return BeatRequest((Beat(lease_id, fence, offset, count, chunk),), FIRST)
 
 
 @pytest.mark.slow

@@ -372,6 +372,18 @@ def test_actors_are_listed_with_what_they_said(run: RunInStore) -> None:
     assert all(0 <= actor.silent_s < 5 for actor in actors)
 
 
+def test_what_an_actor_said_before_is_replaced_and_any_number_of_figures_is_written(
+    run: RunInStore,
+) -> None:
+    run.store.run(operations.actor_seen({"a": {"old": "1"}}))
+    many = {f"name {i}": "1" for i in range(5000)}
+
+    run.store.run(operations.actor_seen({"a": many, "b": {"pid": "7"}}))
+
+    seen = {actor.incarnation: actor.fields for actor in run.store.run(operations.actors())}
+    assert seen == {"a": many, "b": {"pid": "7"}}
+
+
 def test_a_record_is_with_its_task_or_nowhere(run: RunInStore) -> None:
     run.create(1)
     tasks = run.lease()

@@ -17,8 +17,8 @@ from buffer.record.codec import (
     decode_episode,
     encode_completion,
     encode_episode,
-    lengths_of,
-    task_ids_of,
+    summaries_of_chunks,
+    summaries_of_records,
 )
 from configs.errors import RecordError
 from tests.buffer.support.episodes import episodes
@@ -63,7 +63,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 @pytest.mark.slow
 @given(st.lists(st.one_of(episodes.map(encode_episode), damaged()), min_size=1, max_size=4))
 def test_many_records_are_judged_as_one_by_one(records: list[bytes]) -> None:
-    judged = _verdict(lambda: task_ids_of(records, max_bytes=MOST))
+    judged = _verdict(lambda: [s.task_id for s in summaries_of_records(records, max_bytes=MOST)])
 
     assert judged == _verdict(lambda: _decoded(records))
 
@@ -82,7 +82,7 @@ def chunks(draw: st.DrawFn) -> bytes:
 @pytest.mark.slow
 @given(st.lists(chunks(), min_size=1, max_size=4))
 def test_many_chunks_are_judged_as_one_by_one(several: list[bytes]) -> None:
-    judged = _verdict(lambda: lengths_of(several, max_bytes=MOST))
+    judged = _verdict(lambda: [s.length for s in summaries_of_chunks(several, max_bytes=MOST)])
 
     assert judged == _verdict(
         lambda: [decode_completion(chunk, max_bytes=MOST).token_ids.size for chunk in several]
@@ -129,15 +129,15 @@ def test_bad_numbers_among_good_records_are_named(
 ) -> None:
     good, bad = _with_numbers(), _with_numbers(**arrays)
 
-    assert task_ids_of([good, good], max_bytes=MOST) == [5, 5]
+    assert [s.task_id for s in summaries_of_records([good, good], max_bytes=MOST)] == [5, 5]
     with pytest.raises(RecordError, match=reason):
-        task_ids_of([good, bad, good], max_bytes=MOST)
+        summaries_of_records([good, bad, good], max_bytes=MOST)
 
 
 def test_tokens_of_the_environment_pass_with_a_logprob_of_0() -> None:
     spoken = _with_numbers(mask=MIXED, logprobs=np.array([-1, 0, -1, 0], "<f4"))
 
-    assert task_ids_of([spoken], max_bytes=MOST) == [5]
+    assert summaries_of_records([spoken], max_bytes=MOST)[0].task_id == 5
     assert decode_episode(spoken).task_id == 5
 
 
@@ -145,7 +145,7 @@ def test_a_record_that_is_too_long_is_refused() -> None:
     record = _with_numbers()
 
     with pytest.raises(RecordError, match=f"at most {len(record) - 1} bytes"):
-        task_ids_of([record], max_bytes=len(record) - 1)
+        summaries_of_records([record], max_bytes=len(record) - 1)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_field_that_is_not_right_is_named_as_by_the_decoder(name: str, value: 
     with pytest.raises(RecordError) as decoding:
         decode_episode(record)
     with pytest.raises(RecordError) as looking:
-        task_ids_of([_with_numbers(), record], max_bytes=MOST)
+        summaries_of_records([_with_numbers(), record], max_bytes=MOST)
 
     assert str(looking.value) == str(decoding.value)
 
@@ -197,7 +197,7 @@ def test_a_name_that_comes_twice_hides_nothing() -> None:
     twice = b"\x8f" + msgpack.packb("reward") + msgpack.packb({1: 1.0}) + record[1:]
 
     assert record[0] == 0x8E, "a map of 14"
-    for look in (decode_episode, lambda bad: task_ids_of([bad], max_bytes=MOST)):
+    for look in (decode_episode, lambda bad: summaries_of_records([bad], max_bytes=MOST)):
         with pytest.raises(RecordError):
             look(twice)
 
@@ -234,7 +234,7 @@ def test_a_refused_record_and_those_beside_it_are_read_once(
     records = [_with_numbers(), _with_numbers(), bad]
 
     with pytest.raises(RecordError):
-        task_ids_of(records, max_bytes=MOST)
+        summaries_of_records(records, max_bytes=MOST)
 
     assert reads == records
 
@@ -254,13 +254,13 @@ def test_a_refused_chunk_is_read_once_and_unpacked_once(monkeypatch: pytest.Monk
     bad = bytes(msgpack.packb({**msgpack.unpackb(good), "mask": 1}))
 
     with pytest.raises(RecordError, match="loss_mask must be bytes, got 1"):
-        lengths_of([good, bad], max_bytes=MOST)
+        summaries_of_chunks([good, bad], max_bytes=MOST)
 
     assert (reads, unpacked) == ([good, bad], [len(bad)])
 
 
 def test_the_first_bad_record_is_named() -> None:
     with pytest.raises(RecordError, match="token_ids must be >= 0, got -1"):
-        task_ids_of([_bad_numbers(), _without_reward()], max_bytes=MOST)
+        summaries_of_records([_bad_numbers(), _without_reward()], max_bytes=MOST)
     with pytest.raises(RecordError, match="reward must be a finite float, got None"):
-        task_ids_of([_without_reward(), _bad_numbers()], max_bytes=MOST)
+        summaries_of_records([_without_reward(), _bad_numbers()], max_bytes=MOST)

@@ -90,3 +90,20 @@ def test_a_terminal_shows_a_traceback_without_the_values_of_variables():
     assert "in connect" in done.stderr
     assert "RuntimeError: refused" in done.stderr
     assert "hunter2" not in done.stderr
+
+
+def test_what_came_from_elsewhere_does_not_steer_a_terminal():
+    program = (
+        "import sys; sys.stderr.isatty = lambda: True\n"
+        "import structlog; from configs.logging import configure_logging\n"
+        "configure_logging('broker')\n"
+        "log = structlog.get_logger()\n"
+        "log.info('boom \\x1b]0;owned\\x07', actor='right\\u202eleft')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert r"boom \x1b]0;owned\x07" in done.stderr
+    assert r"right\u202eleft" in done.stderr
+    assert "\x1b]" not in done.stderr

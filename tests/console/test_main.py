@@ -1,5 +1,6 @@
 """The `nyala` command as a person types it."""
 
+import io
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from buffer import operations
@@ -16,6 +18,7 @@ from buffer.store import Store
 from configs.loader import json_schema, save
 from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
+from console.display.display import LiveDisplay
 from console.main import VERBS, app
 
 ROOT = Path(__file__).parents[2]
@@ -211,6 +214,46 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
 
     assert ": 1 actors are present and none has work, with 2 tasks ready;" in answer.output
     assert "ALARM for " in answer.output
+
+
+def test_what_is_in_a_store_does_not_steer_the_terminal(tmp_path, redis_url):
+    evil = "\x1b[2J\x1b]0;owned\x07 right\u202eleft [bold]"
+    settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path, group_size=1))
+    folder = settings.run.folder
+    save(settings, folder / "config.yaml")
+    write_secret(folder / "redis.url", redis_url)
+    with Store(redis_url, run="r") as store:
+        store.run(
+            operations.begin_run(
+                "h",
+                {},
+                units_per_batch=1,
+                max_policy_lag=1,
+                margin=1.0,
+                group_size=1,
+                min_group_size=1,
+            )
+        )
+        lineage = store.run(operations.begin_lineage(0, 0))
+        assert lineage is not None
+        store.run(operations.create(lineage, [NewTask(0, 0, b"spec")]))
+        lease = operations.lease(evil, ttl_ms=60_000, n=1, version=(lineage, 0))
+        [task] = store.run(lease).tasks
+        failure = (task.task_id, task.fence, "data", evil)
+        store.run(operations.fail(max_attempts=1, max_data_failures=1, failures=[failure]))
+        store.run(operations.actor_seen({evil: {"host": f"{evil}\nhost", evil: evil}}))
+
+    for words in (["status"], ["buffer", "dead", "list"], ["buffer", "dead", "show"]):
+        shown = CliRunner().invoke(app, [*words, str(folder), *(["0"] if "show" in words else [])])
+
+        assert shown.exit_code == 0, shown.output
+        assert all(c.isprintable() or c == "\n" for c in shown.output), words
+        assert "owned" in shown.output
+    written = io.StringIO()
+    terminal = Console(file=written, force_terminal=True, width=200)
+    with LiveDisplay(terminal, name="r") as live:
+        live.log(evil)
+    assert "\x1b]0" not in written.getvalue()
 
 
 def test_status_of_a_run_that_was_stopped_says_so(tmp_path):

@@ -114,6 +114,19 @@ def test_a_bad_reward_file_is_refused(tmp_path, text, answer):
         preflight.check_reward(settings(reward=f"{path}:score"))
 
 
+def test_a_weight_of_a_part_that_no_answer_has_is_refused(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(GOOD_REWARD)
+    reward = f"{path}:score"
+
+    for good in ({"exact": 1.0, "used_tool": 0.5}, {"score": 1.0}, {"environment": 1.0}):
+        given = settings("rewards", weights=good)
+        run = given.run.model_copy(update={"reward": reward})
+        preflight.check_weights(given.model_copy(update={"run": run}))
+    with pytest.raises(SettingsError, match=r"got 'exakt'; .* have exact, used_tool"):
+        preflight.check_weights(settings("rewards", weights={"exakt": 1.0}))
+
+
 def test_a_good_reward_file_passes(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(GOOD_REWARD)

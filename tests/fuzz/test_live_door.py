@@ -17,6 +17,7 @@ from broker.protocol.messages import (
     BeatRequest,
     FailRequest,
     Failure,
+    Figures,
     LeaseRequest,
     ReleaseRequest,
     Submission,
@@ -36,7 +37,7 @@ REQUESTS = tuple(
     encode(request, run=RUN, incarnation="liar", seq=7)
     for request in (
         LeaseRequest(4, FIRST),
-        BeatRequest((Beat(0, OTHERS_FENCE, 0, 1, b"chunk"),), FIRST, {"tokens": 1.0}),
+        BeatRequest((Beat(0, OTHERS_FENCE, 0, 1, b"chunk"),), FIRST, Figures(tokens=1.0)),
         SubmitRequest((Submission(0, OTHERS_FENCE, b"record"),)),
         ReleaseRequest(((0, OTHERS_FENCE), (1, 1))),
         FailRequest((Failure(0, OTHERS_FENCE, "data", "bad"),)),

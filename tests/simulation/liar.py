@@ -21,6 +21,7 @@ from broker.protocol.messages import (
     BeatRequest,
     FailRequest,
     Failure,
+    Figures,
     Hello,
     Lease,
     LeaseRequest,
@@ -105,7 +106,7 @@ class Liar:
             tokens = self._rng.randint(0, 6)
             chunk = self._chunk(task, fence, tokens) if tokens else b""
             beats.append(Beat(task, fence, self._rng.choice([0, 0, 3, 40]), tokens, chunk))
-        stats = {"tokens per s": self._rng.choice([0.0, -1.0, 1e300])}
+        stats = Figures(tokens_per_s=self._rng.choice([0.0, -1.0, 1e300]))
         await self._ask(self._client.beat, BeatRequest(tuple(beats), self._version, stats), beats)
 
     async def _submit(self) -> None:

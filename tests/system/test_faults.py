@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.support.hostile_actor import attack
 from tests.system.support.live_run import TORCH, LiveRun, assert_nothing_lost_or_repeated, end
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
@@ -89,11 +91,14 @@ def test_killed_learner_replays_its_sealed_claims(tmp_path: Path) -> None:
     assert_nothing_lost_or_repeated(run, summary)
 
 
-def test_late_actor_contributes_and_leaves_without_a_trace(tmp_path: Path) -> None:
+def test_late_actor_contributes_and_a_hostile_one_changes_nothing(tmp_path: Path) -> None:
     run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=80")
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 2, "the run is on its way")
+        poison, flood = asyncio.run(attack(run.folder))
+        assert "vocabulary of run.model" in poison
+        assert "run.max_completion_tokens = 96, got 8000 tokens" in flood
         begun_at = run.step
         late = run.start("actor", str(run.folder))
         try:
@@ -108,6 +113,7 @@ def test_late_actor_contributes_and_leaves_without_a_trace(tmp_path: Path) -> No
 
     assert len(run.actors()) == 2
     [first] = [line for line in run.log("actor") if line["event"] == "first tokens"]
+    assert "starts again" not in (tmp_path / "up.log").read_text(), "no actor has died"
     assert first["step"] >= begun_at, "its very first tokens are of current weights"
     assert_nothing_lost_or_repeated(run, summary)
 

@@ -5,7 +5,10 @@ draw_on_reserve()
 while i < #ARGV do
   local key, last = run .. ':a:' .. ARGV[i], i + 1 + 2 * ARGV[i + 1]
   call('ZADD', run .. ':actors', now, ARGV[i])
-  if last > i + 1 then call('HSET', key, unpack(ARGV, i + 2, last)) end
+  call('UNLINK', key) -- names of an earlier report would stay
+  for first = i + 2, last, 100 do -- Lua cannot unpack thousands
+    call('HSET', key, unpack(ARGV, first, math.min(first + 99, last)))
+  end
   call('EXPIRE', key, ARGV[1])
   i = last + 1
 end

@@ -240,8 +240,25 @@ def _hold(held: threading.Event, gate: threading.Event) -> None:
 
 
 async def refuses_what_does_not_fit(bench: Bench) -> None:
-    with pytest.raises(SettingsError, match=r"max_model_len must be > the tokens of a request"):
-        bench.engine.submit([bench.request(max_tokens=5, token_ids=bench.prompt(256))])
+    """One bad request ends alone, whether it waits for a swap or not; the engine goes on."""
+    long = bench.prompt(256)
+    bad = {"max_model_len must be > the tokens": long, "got 3 to 1000000": (3, 10**6, 4)}
+    bad |= {"got -1 to 4": (4, -1), "got 256 for 256": long[:256]}
+    refused = [bench.request(max_tokens=5, token_ids=ids) for ids in bad.values()]
+    good = bench.submit(bench.request(max_tokens=5))
+    bench.engine.submit(refused)
+    deltas: list[Delta] = []
+    async with asyncio.timeout(60):
+        while len(deltas) < len(bad) or not good[0].finish_reason:
+            came = await bench.engine.deltas()
+            deltas += [delta for delta in came if delta.refusal is not None]
+            bench.note([delta for delta in came if delta.refusal is None])
+    by_id = {delta.request_id: delta for delta in deltas}
+    for request, reason in zip(refused, bad, strict=True):
+        assert reason in str(by_id[request.request_id].refusal)
+        assert by_id[request.request_id].finish_reason == "refused"
+    await bench.engine.apply(bench.stage_next())
+    await bench.finish(bench.submit(bench.request(max_tokens=5)))
     with pytest.raises(SettingsError, match=r"a probe must hold 2 to 255 tokens, got 1"):
         await bench.engine.probe((3,))
 

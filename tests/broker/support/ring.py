@@ -33,7 +33,10 @@ FIRST = PolicyVersion(1, 0)
 
 
 def settings_with(
-    pause_at_memory: float = 0.8, object_store: str | None = None, **broker: Any
+    pause_at_memory: float = 0.8,
+    object_store: str | None = None,
+    max_completion_tokens: int = 1024,
+    **broker: Any,
 ) -> Settings:
     defaults: dict[str, Any] = {
         "endpoint": "tcp://127.0.0.1:0",
@@ -41,7 +44,13 @@ def settings_with(
         "max_message_bytes": 2**20,
     }
     return Settings(
-        run=RunSettings(name=RUN, model="init", group_size=GROUP, groups_per_batch=2),
+        run=RunSettings(
+            name=RUN,
+            model="init",
+            group_size=GROUP,
+            groups_per_batch=2,
+            max_completion_tokens=max_completion_tokens,
+        ),
         buffer=BufferSettings(
             max_episode_bytes=2**18,
             pause_at_memory=pause_at_memory,
@@ -59,7 +68,9 @@ def spec_of(task_id: int) -> TaskSpec:
     return TaskSpec(group, index=group, seed=task_id, purpose="train", temperature=1.0)
 
 
-async def begin(store: AsyncStore, *, groups: int, units_per_batch: int = 100) -> None:
+async def begin(
+    store: AsyncStore, *, groups: int, units_per_batch: int = 100, vocabulary: int | None = None
+) -> None:
     """Enter the run and create its first groups."""
     await store.run(
         operations.begin_run(
@@ -70,6 +81,7 @@ async def begin(store: AsyncStore, *, groups: int, units_per_batch: int = 100) -
             margin=1.0,
             group_size=GROUP,
             min_group_size=1,
+            vocabulary=vocabulary,
         )
     )
     await store.run(operations.begin_lineage(0, 0))

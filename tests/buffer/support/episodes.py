@@ -13,7 +13,9 @@ from buffer.record.schema import MAX_NUMBER, FinishReason, Purpose
 
 numbers = st.integers(0, MAX_NUMBER)
 finite = st.floats(allow_nan=False, allow_infinity=False)
-names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+names = st.text(
+    st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"], include_characters=" "), max_size=12
+)
 named_floats = st.dictionaries(names, finite, max_size=3)
 
 

@@ -19,6 +19,7 @@ from broker.protocol.messages import (
     Beat,
     BeatRequest,
     Bye,
+    Figures,
     Hello,
     Submission,
     SubmitRequest,
@@ -31,8 +32,8 @@ from buffer.record.codec import (
     decode_episode,
     encode_completion,
     encode_episode,
-    lengths_of,
-    task_ids_of,
+    summaries_of_chunks,
+    summaries_of_records,
 )
 from buffer.record.episode import PolicyVersion
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
@@ -99,7 +100,7 @@ def _messages() -> tuple[bytes, ...]:
     manifest = WeightManifest(version, "d" * 64, "c" * 32, 24, tensors, Probe((1, 2), (-0.5,)))
     messages = (
         Hello("a-1", "host", 7, {"settings": "s"}, 64),
-        BeatRequest((Beat(3, 2**50, 0, 2, b"chunk"),), version, {"tokens": 1.5}),
+        BeatRequest((Beat(3, 2**50, 0, 2, b"chunk"),), version, Figures(tokens=1.5)),
         SubmitRequest((Submission(3, 2**50, b"record"),)),
         Bye(),
         manifest,
@@ -125,12 +126,12 @@ DECODERS = {
         decode_completion, RecordError, (encode_completion(example_episode().completion),)
     ),
     "episodes at a glance": Decoder(
-        lambda data: task_ids_of([data, data], max_bytes=MAX_BYTES),
+        lambda data: summaries_of_records([data, data], max_bytes=MAX_BYTES),
         RecordError,
         (encode_episode(example_episode()),),
     ),
     "chunks at a glance": Decoder(
-        lambda data: lengths_of([data, data], max_bytes=MAX_BYTES),
+        lambda data: summaries_of_chunks([data, data], max_bytes=MAX_BYTES),
         RecordError,
         (encode_completion(example_episode().completion),),
     ),

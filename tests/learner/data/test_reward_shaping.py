@@ -10,9 +10,8 @@ import pytest
 
 from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode
-from configs.errors import SettingsError
 from configs.settings import Settings
-from learner.data.records import check_weights, overlong, shape_reward
+from learner.data.records import missing_parts, overlong, shape_reward
 from learner.reporting.metrics import batch_figures
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import tiny_settings
@@ -54,12 +53,11 @@ def test_a_part_that_an_episode_lacks_counts_zero() -> None:
     assert _shape(_episode({"exact": 1.0}), settings).reward == 2.0
 
 
-def test_a_weight_of_a_part_that_no_episode_has_is_refused_with_the_names() -> None:
+def test_a_weight_of_a_part_that_no_episode_has_is_named() -> None:
     episodes = [_episode({"exact": 1.0}), _episode({"exact": 1.0, "tool": 0.0})]
 
-    check_weights(episodes, _settings(weights={"tool": 1.0}).rewards)
-    with pytest.raises(SettingsError, match=r"name parts .* got 'exakt'; .* have exact, tool"):
-        check_weights(episodes, _settings(weights={"exakt": 1.0}).rewards)
+    assert missing_parts(episodes, _settings(weights={"tool": 1.0}).rewards) == ()
+    assert missing_parts(episodes, _settings(weights={"exakt": 1.0}).rewards) == ("exakt",)
 
 
 def test_overlong_punishment_is_piecewise_linear() -> None:
