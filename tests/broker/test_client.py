@@ -171,7 +171,7 @@ def test_what_is_being_granted_while_an_actor_leaves_is_given_back_before_it_is_
 @pytest.mark.slow
 def test_a_peer_that_does_not_read_costs_no_memory(redis_url: str, keys: Path) -> None:
     async def story() -> None:
-        async with ring(redis_url, keys) as here:
+        async with ring(redis_url, keys, max_completion_tokens=20_000) as here:
             await begin(here.store, groups=1)
             actor = await here.actor()
             (lease, _) = (await actor.lease(LeaseRequest(2, FIRST))).leases
