@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from broker.protocol.messages import (
     Submission,
     SubmitRequest,
 )
+from broker.server.key_watch import KEY_CHECK_S
+from broker.transport.allow_list import Role, add
 from broker.transport.keys import load_pair, load_public
 from buffer.record.codec import encode_completion, encode_episode
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
@@ -30,10 +33,12 @@ async def attack(folder: Path) -> list[str]:
     """Lease a task and send a poisoned snapshot and an endless record; return the refusals."""
     settings = load(folder / "config.yaml")
     keys = settings.broker.keys or folder / "keys"
+    add(keys, "evil", Role.ACTOR)
+    await asyncio.sleep(2 * KEY_CHECK_S + 1)  # the broker follows the folder
     client = BrokerClient(
         settings.broker.endpoint,
         server_key=load_public(keys, "broker"),
-        keys=load_pair(keys, "actor"),
+        keys=load_pair(keys, "evil"),
         run=settings.run.name,
         incarnation="evil",
     )
