@@ -12,7 +12,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import structlog
 
@@ -114,7 +114,7 @@ class BoundedOutput(asyncio.Protocol):
         passed = data[: self._left]
         self._left -= len(passed)
         self._dropped += len(data) - len(passed)
-        if passed:
+        with suppress(OSError):  # our own log is full: uvloop would close the worker's pipe
             os.write(2, passed)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - its signature

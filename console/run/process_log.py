@@ -40,4 +40,5 @@ class ProcessLog:
         with suppress(OSError), self._path.open("rb") as full, older.open("wb") as copy:
             full.seek(-MAX_LOG_BYTES, os.SEEK_END)
             shutil.copyfileobj(full, copy, MAX_LOG_BYTES)
-        os.truncate(self._path, 0)
+        with suppress(FileNotFoundError):
+            os.truncate(self._path, 0)

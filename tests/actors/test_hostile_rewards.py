@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from actors.rewards.functions import RewardSample
 from actors.rewards.process import RewardProcess
@@ -154,3 +155,34 @@ def f(output, prompt):
     assert results == [1.0]
     assert seen.read_text().startswith("/dev/null")
     assert "socket" not in seen.read_text()
+
+
+def test_a_full_disk_under_the_actors_own_log_costs_no_sample(tmp_path, monkeypatch):
+    def full(_descriptor, _data):
+        raise OSError(28, "No space left on device")
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        file = tmp_path / "prints.py"
+        file.write_text(
+            "def f(completions, **_):\n    print('hello', flush=True)\n    return [1.0]\n"
+        )
+
+        async def run():
+            process = RewardProcess(f"{file}:f", timeout_s=20.0)
+            await process.start()
+            try:
+                results = []
+                for _ in range(5):
+                    with monkeypatch.context() as disk:
+                        disk.setattr("actors.rewards.channel.os.write", full)
+                        sample = RewardSample("p", "x", (), "a", 0, "t", 0)
+                        results += await process.score([sample])
+                        await asyncio.sleep(0.05)
+                return results, process.num_restarts
+            finally:
+                await process.close()
+
+        results, restarts = runner.run(asyncio.wait_for(run(), 60))
+
+    assert results == [1.0] * 5
+    assert restarts == 0

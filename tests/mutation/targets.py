@@ -36,7 +36,7 @@ BROKER = (
     ("tests/broker", "tests/simulation", *NOT_LIVE),
 )
 CHECKPOINTS = (
-    ("tests/learner/checkpointing", *FAST),
+    ("tests/learner/checkpointing", "tests/configs/test_durable.py", *FAST),
     ("tests/learner/checkpointing", "tests/system/test_rewind.py", *NOT_LIVE),
 )
 
@@ -52,7 +52,13 @@ TARGETS = (
         ),
     ),
     Target(
-        ("learner/checkpointing/checkpoint.py", "learner/checkpointing/re[cs]*.py"), CHECKPOINTS
+        (
+            "configs/durable.py",
+            "learner/checkpointing/checkpoint.py",
+            "learner/checkpointing/manifest.py",
+            "learner/checkpointing/re[cs]*.py",
+        ),
+        CHECKPOINTS,
     ),
     Target(
         ("broker/weights/sparse.py",),
