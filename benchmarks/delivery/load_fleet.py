@@ -118,7 +118,9 @@ class LoadActor:
                 answer = self._answers[seq] = asyncio.get_running_loop().create_future()
                 await self._socket.send(frame)
                 try:
-                    reply = await asyncio.wait_for(answer, TRY_S)
+                    # Not wait_for: on Python 3.11 it may swallow a cancellation.
+                    async with asyncio.timeout(TRY_S):
+                        reply = await answer
                 except TimeoutError:
                     tally.resent += 1
                     continue

@@ -38,6 +38,7 @@ TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis do
 REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
 SHARE_AFTER_S = 0.5  # without work, before others have to share theirs
 SHARE_EVERY_S = 0.5
+SHARE_STILL_MS = 5000  # without a token: a lease that grows stays where it is
 SLOWEST_TOKENS = 64  # in one progress_timeout_s, on average: half a token a second by default
 
 log = structlog.get_logger()
@@ -228,7 +229,7 @@ class Leasing:
         if now < self._shares_at or self._cache.is_full or key in self._cache.closed.keys:
             return
         self._shares_at = now + SHARE_EVERY_S
-        tasks = await self._store.run(operations.share(key, request.n))
+        tasks = await self._store.run(operations.share(key, request.n, still_ms=SHARE_STILL_MS))
         if tasks:
             log.info("leases shared with a key that had none", key=key, count=len(tasks))
 

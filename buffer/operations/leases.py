@@ -164,15 +164,16 @@ def suspend(key: str, reason: str) -> Operation[list[int]]:
     return single("suspend", arguments, lambda ids: [int(task) for task in ids])
 
 
-def share(key: str, n: int) -> Operation[list[int]]:
+def share(key: str, n: int, *, still_ms: int = 0) -> Operation[list[int]]:
     """Take at most `n` leases from the key that has the most, for one that has none.
 
-    Each keeps at least an even share of all leases; no attempt is charged.
+    Each keeps at least an even share of all leases, and what has grown within `still_ms`; no
+    attempt is charged.
 
     Returns:
         The tasks, which are ready again, with the tokens that they had.
     """
-    return single("share", (key, n), lambda ids: [int(task) for task in ids])
+    return single("share", (key, n, still_ms), lambda ids: [int(task) for task in ids])
 
 
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:

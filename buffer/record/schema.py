@@ -15,7 +15,7 @@ from .episode import SCHEMA
 MAX_NUMBER = 2**53 - 1  # ids and fences pass through Lua, whose numbers are doubles
 MAX_NAME_CHARS = 100  # of a reward's part or a metric: it is a key of metrics.jsonl
 MAX_INCARNATION_CHARS = 200
-MAX_TEXT_CHARS = 4096
+MAX_TEXT_CHARS = 65536  # the answer of an item may be long
 MAX_ENTRIES = 64  # of each small map; they are for people, not for bulk
 
 Purpose = Literal["train", "eval"]

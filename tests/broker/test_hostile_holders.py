@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pytest
 import redis
 
 from broker.client.client import BrokerClient
@@ -241,8 +242,9 @@ def test_a_key_that_says_hello_too_often_is_put_off(redis_url: str, keys: Path) 
 
 
 def test_a_key_that_holds_all_work_shares_it_with_one_that_has_none(
-    redis_url: str, keys: Path
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("broker.server.leasing.SHARE_STILL_MS", 200)
     add(keys, "hostile", Role.ACTOR)
 
     async def story() -> None:

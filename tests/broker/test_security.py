@@ -349,7 +349,7 @@ def test_every_promise_of_the_documentation_names_tests_that_exist() -> None:
     named = set(re.findall(r"`(test_\w+)`", promises))
     written = set()
     for file in (root / "tests").rglob("test_*.py"):
-        written |= set(re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE))
+        written |= set(re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.MULTILINE))
 
     assert len(named) > 20
     assert named <= written, named - written

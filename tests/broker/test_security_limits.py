@@ -39,7 +39,10 @@ def narrow(run_settings: Settings) -> Settings:
     """A run whose actors may have 4 MiB each at the broker."""
     changes = {"max_inflight_mb_per_actor": 4}
     settings = run_settings.model_copy(
-        update={"broker": run_settings.broker.model_copy(update=changes)}
+        update={
+            "broker": run_settings.broker.model_copy(update=changes),
+            "run": run_settings.run.model_copy(update={"max_completion_tokens": 28_000}),
+        }
     )
     save(settings, settings.run.folder / "config.yaml")
     return settings

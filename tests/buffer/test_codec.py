@@ -185,7 +185,7 @@ def _floats(*values: float) -> bytes:
         (_damage(lambda f: f.update(parts={"a": math.nan})), "reward_parts.a must be a finite"),
         (_damage(lambda f: f.update(parts=[1.0])), "reward_parts must be a map"),
         (_damage(lambda f: f.update(metrics={"a": "b"})), "environment_metrics.a must be"),
-        (_damage(lambda f: f.update(metrics={str(i): 0.0 for i in range(300)})), "at most 256"),
+        (_damage(lambda f: f.update(metrics={str(i): 0.0 for i in range(300)})), "at most 64"),
         (_damage(lambda f: f.update(text={"a": "b" * 70000})), "metadata.a must be text"),
         (_damage(lambda f: f.update(text={"a": 1})), "metadata.a must be text"),
         (_damage(lambda f: f.update(inc=b"x")), "incarnation must be text"),
@@ -279,7 +279,7 @@ def test_a_refusal_of_a_long_value_is_short() -> None:
     assert len(str(refused.value)) < 200
 
     with pytest.raises(RecordError, match=r"metadata\.a{71} must be text") as refused:
-        decode_episode(_damage(lambda f: f.update(text={"a" * 200: [b"x" * 10**6]})))
+        decode_episode(_damage(lambda f: f.update(text={"a" * 100: [b"x" * 10**6]})))
     assert len(str(refused.value)) < 300
 
 
@@ -305,7 +305,7 @@ class _Texts:
         ({"metadata": {"a": date(2026, 1, 2)}}, r"metadata.a must be text .* got datetime.date"),
         ({"metadata": {"a": _Letter.A}}, r"metadata.a must be text .* got <_Letter.A: 'a'>"),
         ({"metadata": {_Letter.A: "a"}}, r"key of metadata must be text .* got <_Letter.A"),
-        ({"metadata": _Texts()}, "metadata must be a map of at most 256 entries, got _Texts"),
+        ({"metadata": _Texts()}, "metadata must be a map of at most 64 entries, got _Texts"),
         ({"incarnation": uuid.UUID(int=1)}, "incarnation must be text .* got UUID"),
         ({"reward_parts": {_Letter.A: 1.0}}, "key of reward_parts must be text"),
         ({"started_at": _One.ONE}, "started_at must be a finite float"),

@@ -51,6 +51,14 @@ def test_who_holds_a_lease_takes_none_from_others_and_nobody_takes_an_even_share
     assert run.store.run(operations.share("f", 100)) == []
 
 
+def test_what_grows_or_was_just_leased_stays_where_it_is(run: RunInStore) -> None:
+    run.create(1)
+    lease(run, "a")
+
+    assert run.store.run(operations.share("b", 100, still_ms=60_000)) == []
+    assert len(run.store.run(operations.share("b", 100, still_ms=0))) == 2
+
+
 def test_a_lone_key_shares_half_and_an_only_lease_is_nobody_elses(run: RunInStore) -> None:
     run.create(1)
     (task, *_) = lease(run, "a")

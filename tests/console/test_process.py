@@ -65,7 +65,7 @@ def test_a_log_is_two_files_at_most_however_much_is_written(start, tmp_path, mon
         "    print('{\"number\": %d}' % number, file=sys.stderr, flush=True)\n"
         "    if number % 1000 == 0: time.sleep(0.05)\n"
     )
-    seen: list[int] = []
+    seen: list[object] = []
 
     def look():
         ended = process.poll() is not None

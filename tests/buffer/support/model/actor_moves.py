@@ -74,7 +74,9 @@ def suspend(h: Modelled) -> None:
 def share(h: Modelled) -> None:
     """One key has nothing, and others have it all."""
     key, n = h.rng.choice(["", "key of ann", "key of nobody"]), h.rng.randint(1, 4)
-    h.same(operations.share(key, n), lambda: leases.share(h.model, key, n))
+    still_ms = h.rng.choice([0, 0, 100, 1000])
+    call = operations.share(key, n, still_ms=still_ms)
+    h.same(call, lambda: leases.share(h.model, key, n, still_ms))
 
 
 def shrink(h: Modelled) -> None:

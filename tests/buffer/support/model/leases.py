@@ -265,9 +265,9 @@ def suspend(model: Model, key: str, reason: str) -> list[int]:
     return held
 
 
-def share(model: Model, key: str, n: int) -> list[int]:
-    """The key with the most leases gives some back, the newest first, down to an even share."""
-    if model.state != "RUNNING":
+def share(model: Model, key: str, n: int, still_ms: int) -> list[int]:
+    """The key with the most leases gives still ones back, newest first, down to an even share."""
+    if model.state != "RUNNING" or model.paused is not None:
         return []
     ids_of: dict[str, list[int]] = {}
     for i in model.leased():
@@ -279,7 +279,12 @@ def share(model: Model, key: str, n: int) -> list[int]:
     fair = -(-total // (len(ids_of) + 1))
     hog = min(ids_of, key=lambda tag: (-len(ids_of[tag]), tag))
     largest = sorted(ids_of[hog], key=lambda i: (-(model.tasks[i].fence or 0), -i))
-    given = largest[: max(0, min(len(largest) - fair, fair, n))]
+    still = [
+        i
+        for i in largest
+        if model.now_ms - (model.tasks[i].progress_ms or model.now_ms) >= still_ms
+    ]
+    given = still[: max(0, min(len(largest) - fair, fair, n))]
     for i in given:
         _return_uncharged(model, i)
     return given
