@@ -103,7 +103,9 @@ class TorchStepper:
     @property
     def vocabulary(self) -> int:
         """Rows of the embedding."""
-        return int(self._model.get_input_embeddings().weight.shape[0])
+        embeddings = self._model.get_input_embeddings()
+        assert isinstance(embeddings, torch.nn.Embedding)
+        return embeddings.num_embeddings
 
     @property
     def has_work(self) -> bool:

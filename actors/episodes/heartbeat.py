@@ -89,11 +89,12 @@ class Heartbeat:
         except RefusedError as error:
             if error.code != "malformed" or not portion:
                 raise
-            if len(portion) > 1:  # tokens of one lease are at fault
+            first, *others = portion
+            if others:  # tokens of one lease are at fault
                 for beat in portion:
                     await self._send_portion((beat,), stats)
             else:
-                self._sampling.give_up(portion[0], f"snapshot refused: {error}")
+                self._sampling.give_up(first, f"snapshot refused: {error}")
             return
         self._sent_at = time.monotonic()
         self._on_publication(reply.publication)

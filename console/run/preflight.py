@@ -151,12 +151,12 @@ def check_weights(settings: Settings) -> None:
     if not weights:
         return
     parts = call_within(REWARD_TIMEOUT_S, lambda: example_parts(run), what="run.environment")
-    known = sorted({*parts, *run.reward_functions, *(["environment"] if run.reward else [])})
+    known: set[str] = {*parts, *run.reward_functions, *(["environment"] if run.reward else [])}
     for name in weights:
         if name not in known:
             raise SettingsError(
                 f"rewards.weights must name parts of the reward, got {name!r}; a right and an "
-                f"empty answer have {', '.join(known) or 'none'}"
+                f"empty answer have {', '.join(sorted(known)) or 'none'}"
             )
 
 

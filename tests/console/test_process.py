@@ -65,11 +65,11 @@ def test_a_log_is_two_files_at_most_however_much_is_written(start, tmp_path, mon
         "    print('{\"number\": %d}' % number, file=sys.stderr, flush=True)\n"
         "    if number % 1000 == 0: time.sleep(0.05)\n"
     )
-    seen: list[object] = []
+    seen: list[int] = []
 
     def look():
         ended = process.poll() is not None
-        seen.extend(row["number"] for row in followed.read_new())
+        seen.extend(int(str(row["number"])) for row in followed.read_new())
         return ended
 
     wait_until(look)
