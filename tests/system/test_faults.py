@@ -92,16 +92,16 @@ def test_killed_learner_replays_its_sealed_claims(tmp_path: Path) -> None:
 
 
 def test_late_actor_contributes_and_a_hostile_one_changes_nothing(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=80")
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=120")
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 2, "the run is on its way")
-        poison, flood = asyncio.run(attack(run.folder))
-        assert "vocabulary of run.model" in poison
-        assert "run.max_completion_tokens = 96, got 8000 tokens" in flood
         begun_at = run.step
         late = run.start("actor", str(run.folder))
         try:
+            poison, flood = asyncio.run(attack(run.folder))
+            assert "vocabulary of run.model" in poison
+            assert "run.max_completion_tokens = 96, got 8000 tokens" in flood
             run.wait_until(
                 lambda: len(run.actors()) == 2 or process.poll() is not None,
                 "the late actor's episodes are trained",
