@@ -167,6 +167,23 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path, ve
     assert not (tmp_path / "runs").exists()
 
 
+def begun(store: Store, *, group_size: int) -> int:
+    """Begin a run and the first life of its learner; returns the lineage."""
+    call = operations.begin_run(
+        "h",
+        {},
+        units_per_batch=1,
+        max_policy_lag=1,
+        margin=1.0,
+        group_size=group_size,
+        min_group_size=group_size,
+    )
+    store.run(call)
+    lineage = store.run(operations.begin_lineage(0, 0))
+    assert lineage is not None
+    return lineage
+
+
 def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
     settings = Settings(run=RunSettings(model="init", name="r", directory=tmp_path))
     folder = settings.run.folder
@@ -174,19 +191,7 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
     write_secret(folder / "redis.url", redis_url)
     (folder / "metrics.jsonl").write_text('{"step": 7, "wall_s": 9, "reward_mean": 0.5}\n')
     with Store(redis_url, run="r") as store:
-        store.run(
-            operations.begin_run(
-                "h",
-                {},
-                units_per_batch=1,
-                max_policy_lag=1,
-                margin=1.0,
-                group_size=2,
-                min_group_size=2,
-            )
-        )
-        lineage = store.run(operations.begin_lineage(0, 0))
-        assert lineage is not None
+        lineage = begun(store, group_size=2)
         tasks = [NewTask(task_id, 0, b"spec") for task_id in range(2)]
         store.run(operations.create(lineage, tasks))
         store.run(
@@ -223,19 +228,7 @@ def test_what_is_in_a_store_does_not_steer_the_terminal(tmp_path, redis_url):
     save(settings, folder / "config.yaml")
     write_secret(folder / "redis.url", redis_url)
     with Store(redis_url, run="r") as store:
-        store.run(
-            operations.begin_run(
-                "h",
-                {},
-                units_per_batch=1,
-                max_policy_lag=1,
-                margin=1.0,
-                group_size=1,
-                min_group_size=1,
-            )
-        )
-        lineage = store.run(operations.begin_lineage(0, 0))
-        assert lineage is not None
+        lineage = begun(store, group_size=1)
         store.run(operations.create(lineage, [NewTask(0, 0, b"spec")]))
         lease = operations.lease(evil, ttl_ms=60_000, n=1, version=(lineage, 0))
         [task] = store.run(lease).tasks
