@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from benchmarks.staleness.__main__ import METHODS, TASK, Arms, train
+from benchmarks.staleness.__main__ import TASK
+from benchmarks.staleness.arms import METHODS, Arms, train
 from benchmarks.staleness.lagged_run import LaggedRun
 from benchmarks.staleness.report import Point, area, draw, ratios, summarise, table
 from benchmarks.support.workload import Workload

@@ -116,3 +116,11 @@ def test_no_import_runs_in_a_circle_not_even_for_types():
 
 def is_package(path: Path) -> bool:
     return path.name == "__init__.py"
+
+
+def test_no_main_module_gives_work_to_processes():
+    """A spawned process does not import `package.__main__`, and would not find the function."""
+    pools = {"multiprocessing", "concurrent.futures.ProcessPoolExecutor"}
+    mains = [path for path in sources(*ROOMS, "benchmarks", "tests") if path.stem == "__main__"]
+
+    assert [shown(path) for path in mains if pools & {*imports_of(path)}] == []
