@@ -26,6 +26,7 @@ from configs.errors import SettingsError
 from console.arguments import Overrides
 
 from .arms import Harm
+from .endurance.endurance import endure
 from .fault import Fault, FaultResult, markdown
 from .kill_run import KillPlan, kill_runs
 from .matrix import FAULTS, Plan, run_matrix
@@ -52,6 +53,10 @@ class Choices:
     """The last part of the long one alone."""
     pairs_seed: int | None = None
     """Pairs of faults, drawn from this seed, instead of single ones."""
+    minutes: float | None = None
+    """Of an endurance run."""
+    seed: int = 0
+    """Of its faults."""
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -88,7 +93,11 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
     pairs: Annotated[
         bool, typer.Option("--pairs", help="Forty pairs of faults at once, drawn from --seed.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the pairs.")] = 0,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help="Random faults beside a lying actor for so long."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of pairs and random faults.")] = 0,
     names: Annotated[bool, typer.Option("--list", help="Name the faults and end.")] = False,
 ) -> None:
     """Hurt a live run on purpose and record what happened.
@@ -107,6 +116,8 @@ def chaos(  # noqa: PLR0917 - typer calls it by name
         long,
         kill_run,
         seed if pairs else None,
+        minutes,
+        seed,
     )
     if names:
         list_faults(choices.faults)
@@ -146,6 +157,8 @@ def run_chaos(choices: Choices) -> int:
     # As an exit, it ends what was started and takes mounted disks and networks away.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     plan = _plan(choices)
+    if choices.minutes is not None:
+        return 0 if _endure(choices.minutes, choices.seed, plan, console) else 1
     if choices.is_kill_run:
         _kill_runs(choices, plan, console)
         return 0
@@ -183,6 +196,18 @@ def _long(choices: Choices, plan: Plan, console: Console) -> bool:
         holds = all(row.holds for row in _with_bar(sweep, console)) and holds
     _kill_runs(choices, plan, console)
     return holds
+
+
+def _endure(minutes: float, seed: int, plan: Plan, console: Console) -> bool:
+    """Hurt one run for so long beside a lying actor, and show what grew."""
+
+    def say(passed: float, line: str) -> None:
+        console.print(f"{passed:5.1f} min  {line}", markup=False, highlight=False, soft_wrap=True)
+
+    result = endure(plan, minutes=minutes, seed=seed, on_progress=say)
+    console.print(result.markdown(), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written to {plan.folder}/endurance.md and endurance.json", soft_wrap=True)
+    return result.holds
 
 
 def _kill_runs(choices: Choices, plan: Plan, console: Console) -> None:

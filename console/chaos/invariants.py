@@ -25,13 +25,13 @@ def trained_batches(run: LiveRun) -> Batches:
     return {int(number(row, "step")): groups_of(row) for row in _rows(run, "batches")}
 
 
-def violations(run: LiveRun, before: Batches, *, dead_before: int) -> list[str]:
+def violations(run: LiveRun, before: Batches, *, dead_before: float) -> list[str]:
     """Name what does not hold.
 
     Args:
         run: The run, after a fault.
         before: Batches trained before it.
-        dead_before: Dead letters before it.
+        dead_before: Dead letters before it; infinite where tasks may die.
     """
     stats = run.stats()
     found = list(run.store.run(operations.audit()))

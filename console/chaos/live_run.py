@@ -125,12 +125,11 @@ class LiveRun:
         self.until(lambda: self.pids("broker") and self.folder.redis_url.exists(), "start", START_S)
         self.settings = load(self.folder.config)
         self.store = Store(self.url, run=self.settings.run.name)
-        environment = environment_of("actor", self.settings) | self._variables
         self.fleet = Fleet(
             self.folder,
             self.store,
             self._guard,
-            environment,
+            self.actor_environment,
             stop_timeout_s=self.settings.console.stop_timeout_s,
         )
         for _ in range(num_actors):
@@ -171,6 +170,16 @@ class LiveRun:
         if leader is None or self._up.poll() is not None:
             raise Stuck(f"`nyala up` must run, got its end; its log is {self.log}")
         return sorted(pid for pid, words in descendants(leader).items() if plays(role, words))
+
+    @property
+    def up_pid(self) -> int | None:
+        """The process of `nyala up`."""
+        return self._up.pid
+
+    @property
+    def actor_environment(self) -> dict[str, str]:
+        """Environment of actors beside `nyala up`."""
+        return environment_of("actor", self.settings) | self._variables
 
     @property
     def all_pids(self) -> list[int]:

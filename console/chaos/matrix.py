@@ -7,6 +7,7 @@ own row alone: the next one gets a new run.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
@@ -119,8 +120,8 @@ def _measure_on(
         if run is None or run.place is not fault.place:
             runs.close()
             run = runs.enter_context(live_run(plan, f"ring-{fault.name}", fault))
-        _measure(fault, run, row)
-    except NyalaError as error:
+        measure(fault, FaultCase(run), row)
+    except (NyalaError, OSError) as error:  # as of a victim that had just died by itself
         row.error = str(error)
     if row.holds:
         return run
@@ -128,12 +129,19 @@ def _measure_on(
     return None
 
 
-def _measure(fault: Fault, run: LiveRun, row: FaultResult) -> None:
-    """Inject a fault and fill its row, also where the run does not come back from it."""
-    case = FaultCase(run)
+def measure(fault: Fault, case: FaultCase, row: FaultResult, *, may_die: bool = False) -> None:
+    """Inject a fault and fill its row, also where the run does not come back from it.
+
+    Args:
+        fault: What to inject.
+        case: New, of the run to hurt.
+        row: Of the fault.
+        may_die: Tasks may become dead letters meanwhile: an actor of the run lies.
+    """
+    run = case.run
     try:
         case.settle()
-        before, dead = trained_batches(run), run.stats().dead
+        before, dead = trained_batches(run), math.inf if may_die else run.stats().dead
         fault.act(case)
         row.violations = _settled_violations(run, before, dead=dead)
     finally:
@@ -142,7 +150,7 @@ def _measure(fault: Fault, run: LiveRun, row: FaultResult) -> None:
         row.tasks, row.remark = len(case.trace.tasks), case.remark
 
 
-def _settled_violations(run: LiveRun, before: Batches, *, dead: int) -> list[str]:
+def _settled_violations(run: LiveRun, before: Batches, *, dead: float) -> list[str]:
     """Check; once more after a moment, because files and store are not read at one instant."""
     found = violations(run, before, dead_before=dead)
     if found:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from configs.worker import Worker
@@ -21,6 +22,7 @@ from .fault_case import FaultCase
 from .live_run import STALL_S, LiveRun, Stuck
 from .task_trace import TaskTrace
 
+END_S = 10.0  # until a fault's thread has seen that nobody waits for it
 LONGEST_S = 3 * STALL_S  # of one fault, with its preparation and recovery
 
 
@@ -29,6 +31,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
+        self._is_over = False
 
     def __enter__(self) -> None:
         self._turn.acquire()
@@ -37,12 +40,22 @@ class Turns:
         self._turn.release()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, and let others run meanwhile."""
+        """Sleep, and let others run meanwhile.
+
+        Raises:
+            Stuck: Nobody waits for the faults any more.
+        """
         self._turn.release()
         try:
             time.sleep(seconds)
         finally:
             self._turn.acquire()
+        if self._is_over:
+            raise Stuck("a pair must be waited for, got its end from outside")
+
+    def end(self) -> None:
+        """Let no thread go on: what it does to the run would not be undone."""
+        self._is_over = True
 
 
 @dataclass(slots=True)
@@ -142,6 +155,10 @@ def inject_both(case: FaultCase, first: Fault, second: Fault, *, delay_s: float)
             if worker.is_alive:
                 raise Stuck(f"a pair must end within {LONGEST_S:g} s; the log is {run.log}")
     finally:
+        turns.end()
+        for worker in workers:
+            with suppress(BaseException):  # raised above already
+                worker.join(END_S)
         run.sleep = time.sleep
         _sum_up(case, cases)
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from buffer.operations.values import TaskSeen
 from configs.errors import SettingsError
+from console.chaos import matrix
 from console.chaos.command import chosen
-from console.chaos.fault import FaultResult, markdown
+from console.chaos.fault import Fault, FaultResult, markdown
+from console.chaos.fault_case import FaultCase
 from console.chaos.faults.proxy import Proxy
 from console.chaos.invariants import history_violations, oldest_lag
+from console.chaos.live_run import Stuck
 from console.chaos.matrix import FAULTS, Plan, run_matrix
 from console.chaos.pairs import draw_pairs
 from console.chaos.task_trace import Observer, TaskTrace
@@ -48,6 +52,26 @@ def test_a_live_run_comes_back_from_faults_with_nothing_lost_or_repeated(tmp_pat
     written = json.loads((plan.folder / "faults.json").read_text())
     assert [line["name"] for line in written] == names
     assert (plan.folder / "faults.md").read_text() == markdown(rows)
+
+
+@pytest.mark.parametrize("error", [Stuck("it must train"), ProcessLookupError("no such process")])
+def test_a_fault_that_raises_costs_its_own_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The victim of a fault may have died just before."""
+
+    def act(_: FaultCase) -> None:
+        raise error
+
+    monkeypatch.setattr(matrix, "live_run", lambda *_: nullcontext(Mock(place=None)))
+    monkeypatch.setattr(FaultCase, "settle", lambda _: None)
+    monkeypatch.setattr(matrix, "trained_batches", lambda _: {})
+    plan = Plan(tmp_path / "chaos", faults=(Fault("a", "a", act), Fault("b", "b", act)))
+
+    rows = run_matrix(plan, lambda *_: None)
+
+    assert [row.holds for row in rows] == [False, False]
+    assert all(str(error) in row.cells()[-1] for row in rows)
 
 
 def test_names_of_faults_are_unique_and_an_unknown_one_is_refused() -> None:

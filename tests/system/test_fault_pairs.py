@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from configs.worker import Worker
 from console.chaos.fault import Fault
 from console.chaos.fault_case import FaultCase
 from console.chaos.live_run import Stuck
@@ -104,6 +105,30 @@ def test_what_ends_one_fault_ends_the_pair_and_is_named() -> None:
     for pair in ((stuck, waits), (waits, stuck)):
         with pytest.raises(Stuck, match="the learner must come back"):
             run_pair(*pair)
+
+
+def test_a_pair_that_is_ended_from_outside_ends_its_faults_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C and SIGTERM raise where the faults are waited for: nobody may go on with the run."""
+    looks: list[float] = []
+
+    def waits(case: FaultCase) -> None:
+        case.until(lambda: looks.append(time.monotonic()), "what never comes")
+
+    def ended(self: Worker, _timeout_s: float | None = None) -> None:
+        monkeypatch.undo()
+        while not looks:
+            time.sleep(0.001)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Worker, "join", ended)
+    with pytest.raises(KeyboardInterrupt):
+        run_pair(waits, waits)
+    seen = len(looks)
+    time.sleep(0.1)
+
+    assert len(looks) == seen
 
 
 def test_pairs_are_the_same_for_a_seed_and_meet_every_two_kinds_that_go_together() -> None:
