@@ -26,6 +26,7 @@ from buffer.store import AsyncStore
 from configs.errors import SettingsError, StoreError
 
 from .audit import Audit
+from .flow_control import TokenBuckets
 from .liveness import Liveness
 
 BURST = 32  # actors that start together
@@ -144,9 +145,7 @@ class Enrolment:
         self._limit = limit
         self._peers = peers
         self._audit = audit
-        self._clock = clock
-        self._buckets: dict[str, tuple[float, float]] = {}
-        """Enrolment key -> registrations it has left, and when that was."""
+        self._turns = TokenBuckets(at_once=BURST, per_s=PER_S, clock=clock)
 
     def register(self, public_key: str, member: Member) -> Receipt | Refusal:
         """Register a key for the holder of an enrolment key.
@@ -154,7 +153,7 @@ class Enrolment:
         Raises:
             SettingsError: The key cannot be registered.
         """
-        if not self._takes_turn(member.name):
+        if not self._turns.take(member.tag):
             return BUSY
         name = self._keys.register(public_key.encode(), member.name)
         if name is None:
@@ -171,12 +170,3 @@ class Enrolment:
         self._keys.mark_seen(peer.key for peer in self._peers if not self._peers.is_suspect(peer))
         for name in self._keys.forget_unused():
             self._audit.record("unused key removed", key=name)
-
-    def _takes_turn(self, enrolment: str) -> bool:
-        now = self._clock()
-        left, at = self._buckets.get(enrolment, (float(BURST), now))
-        left = min(float(BURST), left + PER_S * (now - at))
-        if left < 1.0:
-            return False
-        self._buckets[enrolment] = (left - 1.0, now)
-        return True

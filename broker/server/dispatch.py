@@ -172,7 +172,8 @@ class Dispatcher:
             return refusal
         if isinstance(envelope.message, ADMIN_REQUESTS):
             return await self._admin.answer(envelope, request.member)
-        return await self._service.answer(envelope, request.key, request.route)
+        tag = request.member.tag
+        return await self._service.answer(envelope, request.key, tag, request.route)
 
     async def _answer_lease(
         self, route: bytes, envelope: Envelope, peer: Peer, first: LeaseReply

@@ -1,4 +1,4 @@
-"""Flow control: bounds on requests, on replies that wait for a peer, and on failures of a key.
+"""Flow control: bounds on requests, on replies that wait for a peer, on HELLOs and failures.
 
 Requests: a broker that holds too many bytes stops reading; ZeroMQ's queues fill, then TCP holds the
 senders back. A peer over its own share, and work that would take the room of heartbeats, are
@@ -18,6 +18,7 @@ several has as many budgets.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ MAX_FRAMES = 4  # largest messages held at once, so memory <= this * max_message
 WORK_FRAMES = 3  # of them, those of records; the rest is for heartbeats
 SMALL_BYTES = 16 * 1024  # verdicts and refusals: ZeroMQ's own limit holds 64 of them to 1 MiB
 WINDOW_S = STALLED_MS / 1000
-HELLOS = 20  # of one key in such a window, beside two for each of its actors
+HELLOS = 20  # of one key at once, and again in ten seconds, beside two for each of its actors
 FORGET_S = 300.0  # half of a key's failures and successes, each time
 MOST_FAILURES = 20  # of a key before it is judged at all
 FAILING_SHARE = 0.5  # of what a key's leases came to
@@ -45,6 +46,12 @@ def peer_share_bytes(settings: BrokerSettings) -> int:
 def receive_hwm(settings: BrokerSettings) -> int:
     """Return how many messages ZeroMQ may hold for one peer to keep it within its share."""
     return max(2, min(RECEIVE_HWM, peer_share_bytes(settings) // settings.max_message_bytes))
+
+
+def hello_buckets(actors: int) -> TokenBuckets:
+    """Bound HELLOs of so many actors: they may all begin at once, and again after an outage."""
+    at_once = HELLOS + 2 * actors
+    return TokenBuckets(at_once=at_once, per_s=at_once / WINDOW_S, clock=time.monotonic)
 
 
 @dataclass(slots=True)
@@ -165,28 +172,37 @@ class ReplyLimiter:
         return True
 
 
-class HelloLimiter:
-    """Counts HELLOs of each key, in windows of time: each costs the store a look at the run.
+class TokenBuckets:
+    """Uses of one thing by each key or holder: some at once, and so many a second after that.
 
     Args:
-        max_actors_per_key: They may all begin at once, and again after an outage.
+        at_once: Of one that has used nothing for long.
+        per_s: Uses that come back.
         clock: Seconds.
     """
 
-    def __init__(self, *, max_actors_per_key: int, clock: Callable[[], float]) -> None:
-        self._most = HELLOS + 2 * max_actors_per_key
+    def __init__(self, *, at_once: float, per_s: float, clock: Callable[[], float]) -> None:
+        self._at_once = at_once
+        self._per_s = per_s
         self._clock = clock
-        self._ends_at = 0.0
-        self._counts: Counter[str] = Counter()
+        self._used: dict[str, tuple[float, float]] = {}
+        """How much, and when that was."""
+        self._swept_at = clock()
 
-    def allows(self, key: str) -> bool:
-        """Count a HELLO; False if its key has said too many."""
+    def take(self, name: str) -> bool:
+        """Count a use; False if this one has to wait."""
         now = self._clock()
-        if now >= self._ends_at:
-            self._ends_at = now + WINDOW_S
-            self._counts.clear()
-        self._counts[key] += 1
-        return self._counts[key] <= self._most
+        if now - self._swept_at > self._at_once / self._per_s:  # all that were used before are back
+            self._used = {
+                other: use for other, use in self._used.items() if use[1] > self._swept_at
+            }
+            self._swept_at = now
+        used, at = self._used.get(name, (0.0, now))
+        used = max(0.0, used - self._per_s * (now - at)) + 1.0
+        if used > self._at_once:
+            return False
+        self._used[name] = used, now
+        return True
 
 
 class FailureBudgets:

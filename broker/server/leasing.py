@@ -27,7 +27,7 @@ from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import BrokerSettings
 
-from .liveness import TAG, Liveness, Peer
+from .liveness import Liveness, Peer
 from .store_cache import StoreCache
 
 UNSERVED = ("WAIT", "EMPTY")
@@ -198,8 +198,7 @@ class Leasing:
                 return None
             if peer.is_draining:
                 return self._reply("DONE", ())
-            key = peer.key[:TAG]
-            if self._cache.is_full or key in self._cache.closed.keys:
+            if self._cache.is_full or self._cache.closed.has(peer.tag):
                 return self._reply("WAIT", ())
             answer = await self._store.run(
                 operations.lease(
@@ -207,7 +206,7 @@ class Leasing:
                     ttl_ms=self._ttl_ms,
                     n=request.n,
                     version=request.version,
-                    key=key,
+                    key=peer.tag,
                 )
             )
             if answer.status != "OK":
@@ -221,17 +220,19 @@ class Leasing:
             return reply
 
     async def _share(self, peer: Peer, request: LeaseRequest) -> None:
-        """Let an actor without work have some of what one key holds beyond an even share.
+        """Let an actor without work have some of what one holder has beyond an even share.
 
         Twice a second for all of them together: it looks at every lease.
         """
-        key, now = peer.key[:TAG], time.monotonic()
-        if now < self._shares_at or self._cache.is_full or key in self._cache.closed.keys:
+        now = time.monotonic()
+        if now < self._shares_at or self._cache.is_full or self._cache.closed.has(peer.tag):
             return
         self._shares_at = now + SHARE_EVERY_S
-        tasks = await self._store.run(operations.share(key, request.n, still_ms=SHARE_STILL_MS))
+        tasks = await self._store.run(
+            operations.share(peer.tag, request.n, still_ms=SHARE_STILL_MS)
+        )
         if tasks:
-            log.info("leases shared with a key that had none", key=key, count=len(tasks))
+            log.info("leases shared with a key that had none", key=peer.tag, count=len(tasks))
 
     async def _fit(self, tasks: list[LeasedTask]) -> tuple[Lease, ...]:
         """Keep what fits into one reply, release the rest: resumed episodes bring chunks.

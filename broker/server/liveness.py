@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from msgspec.structs import asdict
 
 from broker.protocol.messages import Figures, Hello, LeaseReply
+from buffer.operations.values import holder_of
 from buffer.record.episode import PolicyVersion
 
-TAG = 12  # characters of a public key that name it in the store: 75 bits are nobody else's
 FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memory is given back
 
 
@@ -33,6 +33,8 @@ class Peer:
     hello: Hello
     key: str
     """Public key it proved to hold; messages under another key are refused."""
+    tag: str
+    """Of the key, in the store."""
     route: bytes
     """Connection of its HELLO; messages on another are answered with `hello`."""
     seen_at: float
@@ -98,9 +100,12 @@ class Liveness:
             return f"broker.max_actors_per_key = {self._max_actors_per_key}"
         return None
 
-    def is_alone(self, key: str) -> bool:
-        """Return whether no actor of another key is heard of."""
-        return all(peer.key == key or self.is_suspect(peer) for peer in self._peers.values())
+    def is_alone(self, tag: str) -> bool:
+        """Return whether no actor of another key, or other holder, is heard of."""
+        return all(
+            tag in (peer.tag, holder_of(peer.tag)) or self.is_suspect(peer)
+            for peer in self._peers.values()
+        )
 
     def belongs_to(self, incarnation: str, key: str) -> bool:
         """Return whether this key may send for this incarnation; its first HELLO decides."""
@@ -116,14 +121,14 @@ class Liveness:
         peer = self._peers.get(incarnation)
         return peer is not None and peer.route != route and not self._left(peer)
 
-    def admit(self, hello: Hello, key: str, route: bytes) -> Peer:
+    def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> Peer:
         """Add the sender of a HELLO; a repeated HELLO keeps the session."""
         assert self.exceeded_limit(hello.incarnation, key) is None
         assert self.belongs_to(hello.incarnation, key)
         peer = self._peers.get(hello.incarnation)
         if peer is None:
             peer = self._peers[hello.incarnation] = Peer(
-                hello=hello, key=key, route=route, seen_at=self._clock()
+                hello=hello, key=key, tag=tag, route=route, seen_at=self._clock()
             )
         peer.hello, peer.route = hello, route
         self._mark_seen(peer)

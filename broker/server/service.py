@@ -40,7 +40,7 @@ from broker.protocol.messages import (
 )
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
-from buffer.operations.values import BeatLine, BeatVerdict
+from buffer.operations.values import BeatLine, BeatVerdict, holder_of
 from buffer.record.limits import EpisodeLimits
 from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
@@ -51,9 +51,9 @@ from configs.validation.store import max_partial_bytes
 
 from .audit import Audit
 from .batching import Batch
-from .flow_control import FailureBudgets, HelloLimiter
+from .flow_control import FailureBudgets, hello_buckets
 from .leasing import Leasing, longest_lease_ms
-from .liveness import TAG, Liveness, Peer
+from .liveness import Liveness, Peer
 from .store_cache import StoreCache
 from .validation import check_beats, check_hello, check_lease, check_submissions
 
@@ -105,24 +105,27 @@ class Service:
         self._cache = cache
         self._leasing = leasing
         self._audit = audit
-        self._budgets = FailureBudgets(time.monotonic)
-        self._hellos = HelloLimiter(
-            max_actors_per_key=broker.max_actors_per_key, clock=time.monotonic
+        self._key_budgets = FailureBudgets(time.monotonic)
+        self._holder_budgets = FailureBudgets(time.monotonic)
+        self._key_hellos = hello_buckets(broker.max_actors_per_key)
+        self._holder_hellos = hello_buckets(
+            max(broker.max_actors_per_key, broker.max_actors_per_enrolment)
         )
 
-    async def answer(self, envelope: Envelope, key: str, route: bytes) -> object | None:
+    async def answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
         """Carry out a request.
 
         Args:
             envelope: The decoded message.
             key: Public key that the connection has proved to hold.
+            tag: Of that key.
             route: The connection.
 
         Returns:
             The reply; None if a newer request has overtaken this one.
         """
         try:
-            return await self._answer(envelope, key, route)
+            return await self._answer(envelope, key, tag, route)
         except RecordError as error:
             return Refusal("malformed", str(error))
         except StoreError as error:
@@ -139,7 +142,7 @@ class Service:
                 peer.is_unreported = False
             await self._store.run(operations.actor_seen(seen))
 
-    async def _answer(self, envelope: Envelope, key: str, route: bytes) -> object | None:
+    async def _answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
         if envelope.run != self._run:
             text = (
                 f"run must be {self._run!r}, got {envelope.run!r:.80}; this broker serves only it"
@@ -149,10 +152,10 @@ class Service:
             return Refusal("key", f"incarnation {envelope.inc!r:.80} began with another key")
         message = envelope.message
         if isinstance(message, Hello):
-            if not self._hellos.allows(key):
+            if not (self._key_hellos.take(tag) and self._holder_hellos.take(holder_of(tag))):
                 return Refusal("busy", "this key has said HELLO too often; send it again later")
             check_hello(message, incarnation=envelope.inc)
-            return await self._hello(message, key, route)
+            return await self._hello(message, key, tag, route)
         peer = self._peers.observe(envelope.inc, key, route)
         if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc) is None):
             self._peers.forget(envelope.inc)
@@ -165,7 +168,7 @@ class Service:
             return await self._leasing.grant(peer, envelope.seq, message)
         return await self._write(message, peer)
 
-    async def _hello(self, hello: Hello, key: str, route: bytes) -> Welcome | Refusal:
+    async def _hello(self, hello: Hello, key: str, tag: str, route: bytes) -> Welcome | Refusal:
         stats = await self._store.run(operations.stats())
         if stats.state == "NONE":
             return Refusal("store", "the run has not begun: its learner is still starting")
@@ -189,7 +192,7 @@ class Service:
             )
             return Refusal("full", text)
         self._limits = EpisodeLimits.of(self._episodes, vocabulary=stats.vocabulary)
-        self._peers.admit(hello, key, route)
+        self._peers.admit(hello, key, tag, route)
         self._audit.record(
             "actor joined", actor=hello.incarnation, host=hello.host, actors=len(self._peers)
         )
@@ -226,7 +229,8 @@ class Service:
                         for task, fence, r in rows
                     ]
                 verdicts = await self._submits.run(rows)
-                self._budgets.count(peer.key, good=verdicts.count("OK"))
+                for name, budgets in self._budgets_of(peer):
+                    budgets.count(name, good=verdicts.count("OK"))
                 return self._verdicts([row[0] for row in rows], verdicts)
             case ReleaseRequest():
                 if not message.tasks:  # precedes BYE
@@ -285,19 +289,25 @@ class Service:
         return Verdicts(verdicts, self._cache.publication)
 
     async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
-        """Suspend a key whose leases fail where others' do not; what it holds goes to them."""
+        """Suspend a holder or one of its keys whose leases fail where others' do not."""
         if not count:
             return
-        self._budgets.count(peer.key, bad=count)
-        excess = self._budgets.excess(peer.key)
-        if excess is None or self._peers.is_alone(peer.key):
-            return
-        why = f"{excess}; {peer.hello.incarnation} on {peer.hello.host}: {last}"
-        tasks = await self._store.run(operations.suspend(peer.key[:TAG], why))
-        self._budgets.forget(peer.key)
-        self._audit.record("key suspended", key=peer.key, why=why, leases=len(tasks))
-        await self._cache.refresh_closed()
-        self._leasing.queue.wake()
+        for name, budgets in self._budgets_of(peer):
+            budgets.count(name, bad=count)
+        for name, budgets in self._budgets_of(peer):
+            excess = budgets.excess(name)
+            if excess is not None and not self._peers.is_alone(name):
+                why = f"{excess}; {peer.hello.incarnation} on {peer.hello.host}: {last}"
+                tasks = await self._store.run(operations.suspend(name, why))
+                budgets.forget(name)
+                self._audit.record("key suspended", key=name, why=why, leases=len(tasks))
+                await self._cache.refresh_closed()
+                self._leasing.queue.wake()
+                return
+
+    def _budgets_of(self, peer: Peer) -> tuple[tuple[str, FailureBudgets], ...]:
+        """Return what failures of a peer count against: of its holder, and of its key."""
+        return (holder_of(peer.tag), self._holder_budgets), (peer.tag, self._key_budgets)
 
     def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:
         lines = tuple(

@@ -15,13 +15,15 @@ are those of an enrolment key that is allowed itself.
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from configs.errors import SettingsError
 
 from .keys import ALLOWED, NAME, SERVERS, forget_name, make_pair, place_public, read_key
+
+TAG = 12  # characters of a public key that name it: 75 bits are nobody else's
 
 
 class Role(StrEnum):
@@ -40,6 +42,9 @@ class Member:
     name: str
     """Name of the key's file."""
     role: Role
+    tag: str
+    """Of its key, in the store and in budgets: `own`, or `enrolment~own` if it was registered, so
+    that all keys of one enrolment are one holder."""
     enrolled_by: str | None = None
     """The enrolment key that registered it; None = a person allowed it."""
 
@@ -77,11 +82,20 @@ def read_allowed(folder: Path) -> dict[bytes, Member]:
     """Read the allowed keys, without those under two roles and those in malformed files."""
     found: dict[bytes, Member] = {}
     ambiguous: set[bytes] = set()
-    for member, path in _entries(folder):
+    enrolments: dict[str, str] = {}
+    for entry, path in _entries(folder):
         try:
             key = read_key(path)
         except SettingsError:
             continue
+        tag = key.decode()[:TAG]
+        if entry.role is Role.ENROLMENT:
+            enrolments[entry.name] = tag
+        if entry.enrolled_by is not None:
+            if entry.enrolled_by not in enrolments:
+                continue
+            tag = f"{enrolments[entry.enrolled_by]}~{tag}"
+        member = replace(entry, tag=tag)
         if found.setdefault(key, member).role is not member.role:
             ambiguous.add(key)
     return {key: member for key, member in found.items() if key not in ambiguous}
@@ -141,16 +155,16 @@ def enrolled_folder(folder: Path, enrolment: str = "") -> Path:
 
 
 def _entries(folder: Path) -> list[tuple[Member, Path]]:
-    """List the files of keys with the entries that they make."""
+    """List the files of keys with the entries that they make, still without tags."""
     folders = [(Role.ACTOR, folder / ALLOWED), *((role, folder / ALLOWED / role) for role in Role)]
     entries = [
-        (Member(path.stem, role), path)
+        (Member(path.stem, role, tag=""), path)
         for role, place in folders
         for path in sorted(place.glob("*.pub"))
     ]
     enrolments = [member.name for member, _ in entries if member.role is Role.ENROLMENT]
     return entries + [
-        (Member(path.stem, Role.ACTOR, enrolled_by=name), path)
+        (Member(path.stem, Role.ACTOR, tag="", enrolled_by=name), path)
         for name in enrolments
         for path in sorted(enrolled_folder(folder, name).glob("*.pub"))
     ]

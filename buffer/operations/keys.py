@@ -30,8 +30,8 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     x:<unit>        hash    its tasks, their bytes, uses, ...               commit
     dead            zset    dead letter -> ms; all it has stays   fail, reap, beat, abandon
     deaths          zset    recent dead letter -> units complete by then    as dead
-    holders         zset    tag of a key -> last lease, Redis ms            lease
-    suspended       hash    tag of a key -> end, times, why                 suspend, resume
+    holders         zset    tag of a holder -> last lease, Redis ms         lease
+    suspended       hash    tag of a key or holder -> end, times, why       suspend, resume
     purged          bitmap  all that is left of a purged dead letter        purge_dead
     committed       bitmap  all that is left of a committed task            commit
     cancelled       bitmap  all that is left of a cancelled task            cancel

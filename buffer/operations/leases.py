@@ -27,7 +27,10 @@ ACTOR_MEMORY_S = 3600
 def lease(
     incarnation: str, *, ttl_ms: int, n: int, version: tuple[int, int], key: str = ""
 ) -> Operation[LeaseAnswer]:
-    """Grant at most `n` tasks to an actor whose engine is at `version`; `key` is its key's tag."""
+    """Grant at most `n` tasks to an actor whose engine is at `version`; `key` is its key's tag.
+
+    Keys whose tags begin with the same `holder~` are one holder (`values.holder_of`).
+    """
     arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key)
     return single("lease", arguments, parse_lease)
 
@@ -155,7 +158,9 @@ def release_dead_actor(incarnation: str, *, max_attempts: int) -> Operation[list
 
 
 def suspend(key: str, reason: str) -> Operation[list[int]]:
-    """Grant a key nothing for a minute, the next time two, at most an hour; ends its leases.
+    """Grant a key, or all of a holder, nothing for a minute, then two, at most an hour.
+
+    Ends its leases.
 
     Returns:
         The tasks that it held: others get them, and no attempt is charged.
@@ -165,10 +170,10 @@ def suspend(key: str, reason: str) -> Operation[list[int]]:
 
 
 def share(key: str, n: int, *, still_ms: int = 0) -> Operation[list[int]]:
-    """Take at most `n` leases from the key that has the most, for one that has none.
+    """Take at most `n` leases from the holder that has the most, for a key that has none.
 
-    Each keeps at least an even share of all leases, and what has grown within `still_ms`; no
-    attempt is charged.
+    Where the key's own holder has an even share, from the fullest of its other keys. Each keeps at
+    least an even share, and what has grown within `still_ms`; no attempt is charged.
 
     Returns:
         The tasks, which are ready again, with the tokens that they had.

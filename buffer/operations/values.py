@@ -11,6 +11,11 @@ from typing import NamedTuple
 from buffer.record.episode import PolicyVersion
 
 
+def holder_of(tag: str) -> str:
+    """Return who answers for a key, by its tag: the enrolment key that registered it, or itself."""
+    return tag.partition("~")[0]
+
+
 class NewTask(NamedTuple):
     """A task to create. Producer: the learner's feeder."""
 
@@ -130,7 +135,11 @@ class Closed(NamedTuple):
     paused: str
     """Why nobody gets leases; empty while they do."""
     keys: dict[str, SuspendedKey]
-    """By their tags."""
+    """By their tags, or those of their holders."""
+
+    def has(self, tag: str) -> bool:
+        """Return whether a key is suspended, alone or with all keys of its holder."""
+        return tag in self.keys or holder_of(tag) in self.keys
 
 
 class ActorSeen(NamedTuple):

@@ -27,7 +27,7 @@ def table(clock: FakeClock, max_actors: int = 2, max_actors_per_key: int = 2) ->
 def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
     clock = FakeClock()
     peers = table(clock)
-    peer = peers.admit(hello("a"), "key", ROUTE)
+    peer = peers.admit(hello("a"), "key", "tag", ROUTE)
 
     clock.now += 6.0
     assert not peers.is_suspect(peer)
@@ -40,7 +40,7 @@ def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
 def test_a_long_silent_actor_is_forgotten_and_has_to_say_hello() -> None:
     clock = FakeClock()
     peers = table(clock)
-    peer = peers.admit(hello("a"), "key", ROUTE)
+    peer = peers.admit(hello("a"), "key", "tag", ROUTE)
 
     clock.now += 6.0 * FORGET_AFTER + 1
     assert peers.expire() == ["a"]
@@ -50,7 +50,7 @@ def test_a_long_silent_actor_is_forgotten_and_has_to_say_hello() -> None:
 
 def test_only_its_own_key_speaks_for_an_incarnation() -> None:
     peers = table(FakeClock())
-    peers.admit(hello("a"), "key", ROUTE)
+    peers.admit(hello("a"), "key", "tag", ROUTE)
 
     assert peers.observe("a", "other", ROUTE) is None
     assert not peers.belongs_to("a", "other")
@@ -60,7 +60,7 @@ def test_only_its_own_key_speaks_for_an_incarnation() -> None:
 def test_a_place_is_left_by_who_is_silent_or_has_no_connection() -> None:
     clock = FakeClock()
     peers = table(clock)
-    peers.admit(hello("a"), "key", ROUTE)
+    peers.admit(hello("a"), "key", "tag", ROUTE)
 
     assert peers.observe("a", "key", b"another") is None
     assert peers.is_elsewhere("a", b"another")
@@ -76,11 +76,11 @@ def test_a_place_is_left_by_who_is_silent_or_has_no_connection() -> None:
 
 def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
     peers = table(FakeClock(), max_actors=1)
-    peer = peers.admit(hello("a"), "key", ROUTE)
+    peer = peers.admit(hello("a"), "key", "tag", ROUTE)
 
     assert peers.exceeded_limit("a", "key") is None
     assert peers.exceeded_limit("b", "key") == "broker.max_actors = 1"
-    assert peers.admit(hello("a", capacity=3), "key", ROUTE) is peer
+    assert peers.admit(hello("a", capacity=3), "key", "tag", ROUTE) is peer
     assert peer.hello.capacity == 3
     peers.forget("a")
     assert peers.exceeded_limit("b", "key") is None
@@ -88,7 +88,7 @@ def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
 
 def test_one_key_has_at_most_its_number_of_actors() -> None:
     peers = table(FakeClock(), max_actors=9, max_actors_per_key=1)
-    peers.admit(hello("a"), "key", ROUTE)
+    peers.admit(hello("a"), "key", "tag", ROUTE)
 
     assert peers.exceeded_limit("b", "key") == "broker.max_actors_per_key = 1"
     assert peers.exceeded_limit("a", "key") is None

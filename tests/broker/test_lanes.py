@@ -31,7 +31,7 @@ from tests.broker.support.ring import FIRST, RUN, begin, hello, ring
 
 BURST = 40
 ROOM = 4
-MEMBER = Member("actor", Role.ACTOR)
+MEMBER = Member("actor", Role.ACTOR, "tag")
 
 
 class Traffic:
@@ -122,7 +122,7 @@ def test_silence_is_counted_only_while_the_broker_reads() -> None:
     clock = FakeClock()
     reading = ReadingClock(clock)
     peers = Liveness(heartbeat_timeout_s=6, max_actors=2, max_actors_per_key=2, clock=reading)
-    peer = peers.admit(hello("a"), "key", b"connection")
+    peer = peers.admit(hello("a"), "key", "tag", b"connection")
 
     for _ in range(100):  # full
         clock.now += 0.1
@@ -143,11 +143,11 @@ def test_heartbeats_pass_by_work_that_the_store_holds_up(
     honest = Service.answer
     entered: list[int] = []
 
-    async def answer(service: Service, envelope: Any, key: str, route: bytes) -> object | None:
+    async def answer(service: Service, envelope: Any, *sender: Any) -> object | None:
         if isinstance(envelope.message, SubmitRequest):
             entered.append(envelope.seq)
             await asyncio.Event().wait()
-        return await honest(service, envelope, key, route)
+        return await honest(service, envelope, *sender)
 
     async def story() -> None:
         async with ring(redis_url, keys) as here:
@@ -177,11 +177,11 @@ def test_what_is_refused_as_busy_comes_again_later_and_its_sender_counts_as_aliv
     opened = asyncio.Event()
     honest = Service.answer
 
-    async def answer(service: Service, envelope: Any, key: str, route: bytes) -> object | None:
+    async def answer(service: Service, envelope: Any, *sender: Any) -> object | None:
         if isinstance(envelope.message, SubmitRequest):
             await opened.wait()
             return Verdicts((), None)
-        return await honest(service, envelope, key, route)
+        return await honest(service, envelope, *sender)
 
     async def story() -> None:
         async with (
@@ -233,7 +233,7 @@ def test_a_burst_is_answered_a_few_at_a_time_in_order(
     opened = asyncio.Event()
     entered: list[int] = []
 
-    async def answer(_service: Service, envelope: Any, _key: str, _route: bytes) -> Verdicts:
+    async def answer(_service: Service, envelope: Any, *_sender: Any) -> Verdicts:
         entered.append(envelope.seq)
         await opened.wait()
         return Verdicts((), None)

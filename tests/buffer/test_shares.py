@@ -66,6 +66,58 @@ def test_a_lone_key_shares_half_and_an_only_lease_is_nobody_elses(run: RunInStor
     run.submit([t for t in lease(run, "a") if t.task_id != task.task_id])
 
 
+def test_keys_of_one_enrolment_share_as_one_holder_and_among_themselves(run: RunInStore) -> None:
+    run.create(4)
+    for name in ("e~1", "e~2", "e~3", "e~4"):
+        lease(run, name, 4)
+
+    def gets(name: str, n: int = 100) -> int:
+        given = run.store.run(operations.share(name, n))
+        assert {task.task_id for task in lease(run, name)} == set(given)
+        return len(given)
+
+    assert gets("b") == 8, "half of 16, not a fifth: of the keys e~3 and e~4"
+    assert gets("c") == 2, "an even share is 6 of 16, and b, like e, has 8"
+    assert gets("e~5") == 1, "e has its share: e~1 and e~2 keep 3 of 8"
+    assert gets("f~1", 1) == 1, "an even share is 4 of 16, and e has 8"
+    assert gets("f~2") == 3, "f has 1 of its 4"
+    assert gets("f~3") == 1, "now it has all: of f~2"
+
+
+def test_keys_of_one_enrolment_are_one_holder_when_they_fail(run: RunInStore) -> None:
+    run.create(2)
+    lease(run, "b", 4)
+    for i in range(8):
+        fail(run, lease(run, f"e~{i}", 1))
+        assert run.stats().dead == 0, i
+
+    fail(run, lease(run, "e~8", 1))
+
+    assert run.stats().dead == 1
+    assert run.redis.zcard(f"{run.prefix}:holders") == 2
+    assert run.redis.zcard(f"{run.prefix}:deaths") == 0, "one holder's word"
+
+
+def test_where_all_keys_are_of_one_enrolment_a_task_fails_with_two_of_them(run: RunInStore) -> None:
+    run.create(2)
+    for key in ("e~1", "e~1", "e~1", "e~2"):
+        assert run.stats().dead == 0
+        fail(run, lease(run, key, 1))
+
+    assert run.stats().dead == 1
+    assert run.redis.zcard(f"{run.prefix}:deaths") == 1
+
+
+def test_an_enrolment_is_suspended_with_all_its_keys_and_a_key_alone(run: RunInStore) -> None:
+    run.create(3)
+    ids = {key: [t.task_id for t in lease(run, key, 4)] for key in ("e~1", "e~2", "b")}
+
+    assert run.store.run(operations.suspend("e~1", "why")) == ids["e~1"]
+    assert run.store.run(operations.suspend("e", "why")) == ids["e~2"]
+    closed = run.store.run(operations.closed())
+    assert [closed.has(key) for key in ("e~1", "e~3", "b")] == [True, True, False]
+
+
 @pytest.mark.parametrize("kind", ["data", "infrastructure"])
 def test_one_of_several_keys_cannot_kill_a_task_in_a_few_attempts(
     run: RunInStore, kind: str

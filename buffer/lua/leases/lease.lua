@@ -104,7 +104,7 @@ for _, id in ipairs(picked) do
   answer[#answer + 1] = grant(id)
 end
 if ARGV[6] ~= '' then
-  call('ZADD', HOLDERS, since, ARGV[6])
+  call('ZADD', HOLDERS, since, holder_of(ARGV[6]))
   call('ZREMRANGEBYSCORE', HOLDERS, '-inf', now - 3600000)
 end
 for leases, deadlines in pairs(scored) do

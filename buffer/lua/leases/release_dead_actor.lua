@@ -2,4 +2,5 @@
 -- ARGV: incarnation, max attempts.  -> ids of the tasks that it held
 -- Its process has ended, so its leases are over now, as if they had expired.
 if call('HGET', META, 'state') ~= 'RUNNING' then return {} end
-return end_leases('inc', ARGV[1], function(id) charge(id, tonumber(ARGV[2]), 'its actor died') end)
+local function is_its(incarnation) return incarnation == ARGV[1] end
+return end_leases('inc', is_its, function(id) charge(id, tonumber(ARGV[2]), 'its actor died') end)

@@ -1,32 +1,46 @@
 --- @include keys, tasks
 -- ARGV: tag of a key that holds nothing, most leases, ms.  -> ids that are ready for it
--- Work that is all in other hands: the key with the most leases gives some back, the newest first, down to an even
--- share; only those that have stood still for so long: what grows is worked on, and nobody would be sooner. Holders are counted by what they hold now; nothing is kept that could drift.
-local ids_of, keys, total = {}, 1, 0 -- the key itself is one
-local meta, now = call('HMGET', META, 'state', 'paused'), now_ms()
+-- Work that is all in other hands: the holder with the most leases gives some back, the newest first, down to an even
+-- share; if the key's own holder has as much, the fullest of its other keys does. Only those go that have stood still
+-- for so long: what grows is worked on, and nobody would be sooner. Holders are counted by what they hold now; nothing
+-- is kept that could drift.
+local meta, now, found = call('HMGET', META, 'state', 'paused'), now_ms(), {}
 if meta[1] ~= 'RUNNING' or meta[2] then return {} end -- then nobody is granted anything
 for _, id in ipairs(call('ZRANGE', LEASES, 0, -1)) do
   local task = call('HMGET', task_key(id), 'key', 'fence', 'progress')
   local key = task[1] or ''
   if key == ARGV[1] then return {} end
-  if not ids_of[key] then ids_of[key], keys = {}, keys + 1 end
-  local held = ids_of[key]
-  held[#held + 1] = { id, tonumber(task[2] or '0'), now - tonumber(task[3] or now) >= tonumber(ARGV[3]) }
-  total = total + 1
+  local is_still = now - tonumber(task[3] or now) >= tonumber(ARGV[3])
+  found[#found + 1] = { id = id, key = key, fence = tonumber(task[2] or '0'), is_still = is_still }
 end
-local largest, hog = {}, ''
-for key, held in pairs(ids_of) do
-  if #held > #largest or (#held == #largest and key < hog) then largest, hog = held, key end
+
+-- The leases of whoever has the most of these, those of whoever asks, and an even share.
+local function divide(leases, owner_of)
+  local me, largest, most = owner_of(ARGV[1]), '', 0
+  local held, owners = { [me] = {} }, 1
+  for _, lease in ipairs(leases) do
+    local owner = owner_of(lease.key)
+    if not held[owner] then held[owner], owners = {}, owners + 1 end
+    table.insert(held[owner], lease)
+  end
+  for owner, theirs in pairs(held) do
+    if #theirs > most or (#theirs == most and owner < largest) then largest, most = owner, #theirs end
+  end
+  return held[largest] or {}, held[me], math.ceil(#leases / owners)
 end
-local fair = math.ceil(total / keys)
-table.sort(largest, function(a, b) return a[2] > b[2] or (a[2] == b[2] and tonumber(a[1]) > tonumber(b[1])) end)
-local given, most = {}, math.min(#largest - fair, fair, tonumber(ARGV[2]))
+
+local largest, mine, fair = divide(found, holder_of)
+if #mine >= fair then largest, mine, fair = divide(mine, function(key) return key end) end
+table.sort(largest, function(a, b)
+  return a.fence > b.fence or (a.fence == b.fence and tonumber(a.id) > tonumber(b.id))
+end)
+local given, most = {}, math.min(#largest - fair, fair - #mine, tonumber(ARGV[2]))
 for _, lease in ipairs(largest) do
   if #given >= most then break end
-  if lease[3] then
-    call('HINCRBY', task_key(lease[1]), 'fence', 1)
-    give_back(lease[1])
-    given[#given + 1] = lease[1]
+  if lease.is_still then
+    call('HINCRBY', task_key(lease.id), 'fence', 1)
+    give_back(lease.id)
+    given[#given + 1] = lease.id
   end
 end
 return given

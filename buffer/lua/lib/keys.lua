@@ -36,6 +36,9 @@ end
 -- removal of nothing.
 local function draw_on_reserve() call('UNLINK', run .. ':nothing') end
 
+-- A key that actors registered with an enrolment key is tagged 'enrolment~own'; together they are one holder.
+local function holder_of(tag) return string.match(tag, '^[^~]*') end
+
 local function group_size() return tonumber(call('HGET', META, 'group_size')) end
 
 -- Whole units among so many tasks, at least one.

@@ -73,15 +73,21 @@ local function fail_task(id, why)
   end
 end
 
+-- The one of several with whom alone a task has failed: a key, or all keys of one holder; '' = there is none.
+local function blamed(by, key)
+  if by and by ~= key then key = holder_of(by) == holder_of(key) and holder_of(key) or '' end
+  if key == holder_of(key) and call('ZCARD', HOLDERS) < 2 then return '' end -- the only one
+  return key
+end
+
 -- After a failure: dead if it was the last of so many, else ready again. Nothing dies while leasing is paused, or a
--- fault of the run would take all that is leased. And where several keys hold leases, one alone cannot kill a task
--- before it has failed three times as often: a task that only one of them gets has to end, too.
+-- fault of the run would take all that is leased. And where several hold leases, one alone cannot kill a task before
+-- it has failed three times as often: a task that only one of them gets has to end, too.
 local function end_attempt(id, failures, most, why)
   local task = call('HMGET', task_key(id), 'key', 'failed_by')
-  local key, by = task[1] or '', failures > 1 and task[2] or nil
-  if (by and by ~= key) or call('ZCARD', HOLDERS) < 2 then key = '' end -- no single one of several
-  call('HSET', task_key(id), 'failed_by', key)
-  if failures < most * (key ~= '' and 3 or 1) or call('HEXISTS', META, 'paused') == 1 then
+  local by = blamed(failures > 1 and task[2], task[1] or '')
+  call('HSET', task_key(id), 'failed_by', by)
+  if failures < most * (by ~= '' and 3 or 1) or call('HEXISTS', META, 'paused') == 1 then
     give_back(id)
   else
     fail_task(id, why)
@@ -116,13 +122,13 @@ local function charge_data(id, max_failures, why)
   end_attempt(id, call('HINCRBY', task_key(id), 'fails', 1), max_failures, why)
 end
 
--- Ends the leases whose field has a value, under newer fences, so that no message on its way revives one.
-local function end_leases(field, value, finish)
+-- Ends some leases by a field of theirs, under newer fences, so that no message on its way revives one.
+local function end_leases(field, matches, finish)
   local ended = {}
   for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
     for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
       -- A member that just died may have ended its unit, and with it the leases of the others.
-      if call('HGET', task_key(id), field) == value and call('ZSCORE', leases, id) then
+      if matches(call('HGET', task_key(id), field)) and call('ZSCORE', leases, id) then
         call('HINCRBY', task_key(id), 'fence', 1)
         finish(id)
         ended[#ended + 1] = id

@@ -138,13 +138,15 @@ class Ring:
         return client
 
     @asynccontextmanager
-    async def raw_socket(self, name: str = "actor-1") -> AsyncIterator[zmq.asyncio.Socket]:
-        """A connection under the key of this name that says what it likes."""
+    async def raw_socket(
+        self, name: str = "actor-1", *, keys: KeyPair | None = None
+    ) -> AsyncIterator[zmq.asyncio.Socket]:
+        """A connection under the key of this name, or another, that says what it likes."""
         context = zmq.asyncio.Context()
         socket = connect_dealer(
             context,
             self.endpoint,
-            keys=pair_of(self.keys, name),
+            keys=keys or pair_of(self.keys, name),
             server_key=load_public(self.keys, "broker"),
             max_message_bytes=2**20,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.transport.allow_list import AllowList, Member, Role, read_allowed
+from broker.transport.allow_list import TAG, AllowList, Member, Role, read_allowed
 from broker.transport.keys import load_pair, load_public, make_client, make_keys, read_key
 from configs.errors import SettingsError
 from tests.broker.support.keys import keys_with_actor
@@ -26,7 +26,8 @@ def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
         assert stat.S_IMODE((folder / f"{name}.key").stat().st_mode) == 0o600
         assert load_public(folder, name) == pair.public
         assert pair.secret.decode() not in repr(pair)
-    assert read_allowed(folder) == {first["enrolment"].public: Member("enrolment", Role.ENROLMENT)}
+    key = first["enrolment"].public
+    assert read_allowed(folder) == {key: Member("enrolment", Role.ENROLMENT, key.decode()[:TAG])}
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -66,10 +67,10 @@ def test_the_allow_list_follows_its_folder_and_fails_closed(tmp_path: Path) -> N
 
     assert allowed.member(actor) is None
     allowed.refresh()
-    assert allowed.member(actor) == Member("actor", Role.ACTOR)
+    assert allowed.member(actor) == Member("actor", Role.ACTOR, actor.decode()[:TAG])
     make_client(folder, "spot")
     allowed.refresh()
-    assert allowed.member(load_pair(folder, "spot").public) == Member("spot", Role.ACTOR)
+    assert allowed.role(load_pair(folder, "spot").public) is Role.ACTOR
     (folder / "allowed" / "actor" / "spot.pub").write_text("nonsense")
     allowed.refresh()
     assert allowed.member(load_pair(folder, "spot").public) is None

@@ -15,6 +15,7 @@ from tests.buffer.support.model.both import (
 )
 
 ACTORS = ("ann", "bob", "cyd")
+KEYS = {"ann": "fleet~ann", "bob": "fleet~bob", "cyd": "key of cyd"}
 REMEMBERED = 60
 
 
@@ -25,7 +26,7 @@ def lease(h: Modelled) -> None:
     step = max(0, model.version + rng.choice([0, 0, 0, -1, -2, 1]))
     name, n, version = rng.choice(ACTORS), rng.randint(1, 8), (lineage, step)
     ttl_ms = rng.choice([TTL_MS, TTL_MS, TTL_MS + 1000])
-    key = rng.choice(["", f"key of {name}"])
+    key = rng.choice(["", KEYS[name]])
     answer = h.same(
         operations.lease(name, ttl_ms=ttl_ms, n=n, version=version, key=key),
         lambda: leases.lease(model, name, ttl_ms=ttl_ms, n=n, version=version, key=key),
@@ -67,13 +68,13 @@ def undeliverable(h: Modelled) -> None:
 
 def suspend(h: Modelled) -> None:
     """The failures of a key are too many."""
-    key, why = f"key of {h.rng.choice(ACTORS)}", f"why {h.rng.randrange(9)}"
+    key, why = h.rng.choice(["fleet", *KEYS.values()]), f"why {h.rng.randrange(9)}"
     h.same(operations.suspend(key, why), lambda: leases.suspend(h.model, key, why))
 
 
 def share(h: Modelled) -> None:
     """One key has nothing, and others have it all."""
-    key, n = h.rng.choice(["", "key of ann", "key of nobody"]), h.rng.randint(1, 4)
+    key, n = h.rng.choice(["", "fleet~ann", "fleet~nobody", "nobody"]), h.rng.randint(1, 4)
     still_ms = h.rng.choice([0, 0, 100, 1000])
     call = operations.share(key, n, still_ms=still_ms)
     h.same(call, lambda: leases.share(h.model, key, n, still_ms))

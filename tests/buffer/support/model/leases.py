@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import BeatLine, BeatVerdict, LeaseAnswer, LeasedTask
-from tests.buffer.support.model.state import Model, Task
+from tests.buffer.support.model.state import Model, Task, holder_of
 
 HOLDER_MS = 3_600_000
 
@@ -33,7 +34,7 @@ def lease(
     model.lease_ms = ttl_ms
     answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key) for i in picked])
     if key:
-        model.holders[key] = model.now_ms
+        model.holders[holder_of(key)] = model.now_ms
         oldest = model.now_ms - HOLDER_MS
         model.holders = {tag: at for tag, at in model.holders.items() if at > oldest}
     return answer
@@ -259,35 +260,43 @@ def suspend(model: Model, key: str, reason: str) -> list[int]:
     times = 0 if model.now_ms > ends_at + HOLDER_MS else times
     until_ms = model.now_ms + min(60_000 * 2**times, 3_600_000)
     model.suspended[key] = (until_ms, times + 1, reason)
-    held = [i for i in model.leased() if model.tasks[i].key == key]
+    tags = {i: model.tasks[i].key or "" for i in model.leased()}
+    held = [i for i, tag in tags.items() if key in (tag, holder_of(tag))]
     for i in held:
         _return_uncharged(model, i)
     return held
 
 
 def share(model: Model, key: str, n: int, still_ms: int) -> list[int]:
-    """The key with the most leases gives still ones back, newest first, down to an even share."""
+    """The largest holder, or key of one's own, gives still leases back down to an even share."""
     if model.state != "RUNNING" or model.paused is not None:
         return []
-    ids_of: dict[str, list[int]] = {}
-    for i in model.leased():
-        if i < EVAL_BASE:
-            ids_of.setdefault(model.tasks[i].key or "", []).append(i)
-    if key in ids_of or not ids_of:
+    tags = {i: model.tasks[i].key or "" for i in model.leased() if i < EVAL_BASE}
+    if key in tags.values():
         return []
-    total = sum(map(len, ids_of.values()))
-    fair = -(-total // (len(ids_of) + 1))
-    hog = min(ids_of, key=lambda tag: (-len(ids_of[tag]), tag))
-    largest = sorted(ids_of[hog], key=lambda i: (-(model.tasks[i].fence or 0), -i))
+    owners = {i: holder_of(tag) for i, tag in tags.items()}
+    owner, fair = holder_of(key), _even_share(owners, holder_of(key))
+    if sum(other == owner for other in owners.values()) >= fair:
+        owners = {i: tag for i, tag in tags.items() if holder_of(tag) == owner}
+        owner, fair = key, _even_share(owners, key)
+    held = Counter(owners.values())
+    hog = min(held, key=lambda tag: (-held[tag], tag), default="")
+    largest = [i for i, other in owners.items() if other == hog]
+    largest.sort(key=lambda i: (-(model.tasks[i].fence or 0), -i))
     still = [
         i
         for i in largest
         if model.now_ms - (model.tasks[i].progress_ms or model.now_ms) >= still_ms
     ]
-    given = still[: max(0, min(len(largest) - fair, fair, n))]
+    given = still[: max(0, min(len(largest) - fair, fair - held[owner], n))]
     for i in given:
         _return_uncharged(model, i)
     return given
+
+
+def _even_share(owners: dict[int, str], asker: str) -> int:
+    """Of all leases, by their owners and whoever asks."""
+    return -(-len(owners) // len({*owners.values(), asker}))
 
 
 def _return_uncharged(model: Model, i: int) -> None:

@@ -50,7 +50,7 @@ class Task:
     key: str | None = None
     """Tag of its holder's key."""
     failed_by: str | None = None
-    """The only key under which it failed; empty where that says nothing."""
+    """The only key or holder under which it failed; empty where that says nothing."""
     deadline_ms: int = 0
     place: int = RESUMED
     """Among the ready."""
@@ -230,8 +230,10 @@ class Model:
     def _end_attempt(self, i: int, failures: int, most: int, why: str) -> None:
         """Nothing dies while leasing is paused; of several keys, one alone kills less easily."""
         task = self.tasks[i]
-        key, by = task.key or "", task.failed_by if failures > 1 else None
-        if (by is not None and by != key) or len(self.holders) < 2:
+        by, key = task.failed_by if failures > 1 else None, task.key or ""
+        if by is not None and by != key:
+            key = holder_of(key) if holder_of(by) == holder_of(key) else ""
+        if "~" not in key and len(self.holders) < 2:
             key = ""
         task.failed_by = key
         if failures < most * (3 if key else 1) or self.paused is not None:
@@ -351,6 +353,11 @@ class Model:
             return math.floor(number * kept)
         rank: int = math.floor((kept + 1) ** number) - 1
         return min(rank, kept - 1)
+
+
+def holder_of(tag: str) -> str:
+    """The enrolment that registered a key, or the key itself."""
+    return tag.partition("~")[0]
 
 
 def _commonest(values: list[str]) -> tuple[str, int]:
