@@ -37,6 +37,8 @@ class EnrolledKeys:
         allowed: The allow-list of the same folder.
         max_keys: Keys that one enrolment key may have at a time.
         clock: Time of day, as files have it, seconds.
+        steady: Time that never jumps, seconds: a key is silent while this process sees that its
+            file keeps its time.
     """
 
     def __init__(
@@ -46,11 +48,15 @@ class EnrolledKeys:
         *,
         max_keys: int,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
         self._allowed = allowed
         self._max_keys = max_keys
         self._clock = clock
+        self._steady = steady
+        self._seen: dict[Path, tuple[float, float]] = {}
+        """Files, their times, and since when each has had its time, by the steady clock."""
 
     def register(self, public: bytes, enrolment: str) -> str | None:
         """Allow a key as an actor's; the second time does nothing.
@@ -89,9 +95,7 @@ class EnrolledKeys:
 
     def forget_unused(self) -> list[str]:
         """Remove keys that nobody has used for long; returns their names."""
-        horizon = self._clock() - UNUSED_S
-        files = enrolled_folder(self._folder).glob("*/*.pub")
-        unused = [path for path in files if last_seen(path) < horizon]
+        unused = [path for path, silent_s in self._silences().items() if silent_s > UNUSED_S]
         with suppress(OSError):  # where the folder cannot be written they stay
             for path in unused:
                 path.unlink(missing_ok=True)
@@ -114,12 +118,23 @@ class EnrolledKeys:
         return True
 
     def _make_room(self, place: Path) -> bool:
-        files = sorted(place.glob("*.pub"), key=last_seen)
+        silences = {p: s for p, s in self._silences().items() if p.parent == place}
+        files = sorted(silences, key=silences.__getitem__, reverse=True)
         while len(files) >= self._max_keys:
-            if self._clock() - last_seen(files[0]) < SILENT_S:
+            if silences[files[0]] < SILENT_S:
                 return False
             files.pop(0).unlink(missing_ok=True)
         return True
+
+    def _silences(self) -> dict[Path, float]:
+        """Return for how long each key has not been heard of, as far as this process knows."""
+        now, before = self._steady(), self._seen
+        self._seen = {}
+        for path in enrolled_folder(self._folder).glob("*/*.pub"):
+            at = last_seen(path)
+            known = before.get(path)
+            self._seen[path] = known if known is not None and known[0] == at else (at, now)
+        return {path: now - since for path, (_, since) in self._seen.items()}
 
 
 def path_of(folder: Path, member: Member) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,9 @@ def names(folder: Path) -> set[str]:
 
 def table(folder: Path, *, max_keys: int = 2) -> tuple[EnrolledKeys, FakeClock]:
     clock = FakeClock()
-    return EnrolledKeys(folder, AllowList(folder), max_keys=max_keys, clock=clock), clock
+    return EnrolledKeys(
+        folder, AllowList(folder), max_keys=max_keys, clock=clock, steady=clock
+    ), clock
 
 
 def age(folder: Path, name: str, seen_at: float) -> None:
@@ -191,6 +194,26 @@ def test_a_silent_key_makes_room_and_an_unused_one_is_removed(folder: Path) -> N
     age(folder, third, clock.now)
     assert keys.forget_unused() == [second]
     assert names(folder) == {third}
+
+
+def test_a_jump_of_the_time_of_day_removes_no_key_and_makes_no_room(folder: Path) -> None:
+    """A broker that starts after the jump must hear of the actors before it can judge them."""
+    keys, clock = table(folder)
+    pairs = [new_pair() for _ in range(2)]
+    registered = {keys.register(pair.public, "enrolment") for pair in pairs}
+    assert keys.forget_unused() == []
+    for jump_s in (3600.0, -3600.0):
+        begun = EnrolledKeys(
+            folder,
+            AllowList(folder),
+            max_keys=2,
+            clock=lambda: time.time() + jump_s,  # noqa: B023 - called at once
+            steady=clock,
+        )
+        for one in (keys, begun):
+            assert one.forget_unused() == []
+            assert one.register(new_pair().public, "enrolment") is None
+    assert names(folder) == registered
 
 
 def test_a_key_in_use_is_not_removed(folder: Path) -> None:
