@@ -25,6 +25,16 @@ Overrides = Annotated[
         show_default=False,
     ),
 ]
+TrustCheckpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--trust-checkpoint",
+        metavar="NAME",
+        help="Make this checkpoint, such as step-000050, the run's own although the run did not "
+        "write it. Loading one can run code of whoever wrote it.",
+        show_default=False,
+    ),
+]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/demo.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 

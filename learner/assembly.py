@@ -16,6 +16,7 @@ from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import RunSettings, Settings
 from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.folders import FOLDER
 from learner.checkpointing.recovery import publish_pointer, recover
 from learner.checkpointing.resume import StartState, take_over
 from learner.data.ledger import Ledger
@@ -59,11 +60,10 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         optimizer = AdamWithSchedule(policy, schedule(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = Checkpoints(
-            settings.run.folder / "checkpoints",
+            settings.run.folder / FOLDER,
             keep=settings.learner.keep_checkpoints,
             ranks=ranks,
             critic=critic,
-            trusted=settings.learner.trust_checkpoint,
         )
         log.info("starting", stage="taking the run over")
         start = _agree_on_start(settings, store, ranks, checkpoints, vocabulary=policy.vocabulary)

@@ -36,9 +36,6 @@ class LearnerSettings(Table):
     """Batches between checkpoints."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints to keep."""
-    trust_checkpoint: str | None = None
-    """Name of a checkpoint, such as `step-000050`, to go on from although this run did not write
-    it: loading one can run code of whoever wrote it. `nyala up --trust-checkpoint` sets it."""
     threads: Positive = 1
     """Threads per rank on a CPU."""
     publish_every: Positive = 1

@@ -35,7 +35,6 @@ HARMLESS_KEYS = {
     "learner.publisher_endpoint",
     "learner.sparse_weights",
     "learner.threads",
-    "learner.trust_checkpoint",
     "run.directory",
     "run.trusted_network",
 }

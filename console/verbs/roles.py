@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import typer
 
-from console.arguments import Config, ConfigOption, Overrides, one_of
+from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
 from console.run.plan import role_command
 from console.run.run_folder import settings_of
 
@@ -32,7 +32,10 @@ def actor(
 
 @app.command()
 def learner(
-    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+    trust_checkpoint: TrustCheckpoint = None,
 ) -> None:
     """Run the learner of a run.
 
@@ -40,7 +43,12 @@ def learner(
 
     Example: `nyala learner --config runs/demo/config.yaml`
     """
-    _become("learner", "learner", one_of(config, config_option), overrides)
+    path = one_of(config, config_option)
+    if trust_checkpoint is not None:
+        from learner.checkpointing import trust  # noqa: PLC0415 - torch
+
+        trust.trust_checkpoint(settings_of(path, overrides or []).run, trust_checkpoint)
+    _become("learner", "learner", path, overrides)
 
 
 @app.command()

@@ -18,9 +18,10 @@ from rich.console import Console
 
 from buffer.admin import forget_run
 from buffer.client.address import without_password
+from configs.errors import SettingsError
 from configs.settings import Settings
 from configs.weight_path import describe_weight_path
-from console.arguments import Config, ConfigOption, Overrides, one_of
+from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
 from console.display.result import print_result
 from console.run.init_model import reuse
 from console.run.plan import commands, given_redis, resolve, with_value
@@ -53,15 +54,7 @@ def up(  # noqa: PLR0917 - typer calls it by name
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Archive an earlier run of this name and begin anew.")
     ] = False,
-    trust_checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Go on from this checkpoint, such as step-000050, although this run did not "
-            "write it. Loading one can run code of whoever wrote it.",
-            show_default=False,
-        ),
-    ] = None,
+    trust_checkpoint: TrustCheckpoint = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live display.")
     ] = False,
@@ -78,9 +71,9 @@ def up(  # noqa: PLR0917 - typer calls it by name
         [
             *(overrides_of(method) if method else []),
             *(overrides or []),
-            *([f"learner.trust_checkpoint={trust_checkpoint}"] if trust_checkpoint else []),
         ],
         fresh=fresh,
+        trust_checkpoint=trust_checkpoint,
         dry_run=dry_run,
         plain=plain,
     )
@@ -94,12 +87,13 @@ class Launch:
     config: Path
     overrides: Sequence[str] = ()
     fresh: bool = False
+    trust_checkpoint: str | None = None
     dry_run: bool = False
     plain: bool = False
 
     @property
     def command(self) -> str:
-        """The command that does the same again, without `--fresh`."""
+        """The command that goes on: the same without `--fresh` and `--trust-checkpoint`."""
         flags = [text for override in self.overrides for text in ("--set", override)]
         return shlex.join(["nyala", "up", str(self.config), *flags])
 
@@ -110,6 +104,11 @@ def start(launch: Launch, console: Console) -> int:
     Raises:
         NyalaError: The run cannot be started.
     """
+    if launch.fresh and launch.trust_checkpoint is not None:
+        raise SettingsError(
+            "--trust-checkpoint must be without --fresh, which begins without any checkpoint; "
+            "leave one of the two out"
+        )
     settings = resolve(settings_of(launch.config, launch.overrides))
     folder = RunFolder(settings.run.folder)
     with folder.locked():
@@ -131,6 +130,8 @@ def start(launch: Launch, console: Console) -> int:
             return 0
         if launch.fresh:
             _begin_anew(console, settings, folder, redis_url)
+        if launch.trust_checkpoint is not None:
+            _trust(console, settings, launch.trust_checkpoint)
         if resumes:
             start = folder.newest_checkpoint() or "the start: there is no checkpoint yet"
             console.print(f"{settings.run.name} goes on from {start}", highlight=False)
@@ -149,6 +150,13 @@ def say_weight_path(console: Console, settings: Settings) -> None:
     """Tell how weights leave this machine, since process groups are open to who reaches them."""
     path = describe_weight_path(settings.run, settings.learner)
     console.print(f"weights to other machines: {path}", highlight=False, soft_wrap=True)
+
+
+def _trust(console: Console, settings: Settings, name: str) -> None:
+    from learner.checkpointing.trust import trust_checkpoint  # noqa: PLC0415 - torch
+
+    trust_checkpoint(settings.run, name)
+    console.print(f"{name} is this run's own from now on", highlight=False)
 
 
 def _begin_anew(

@@ -1,8 +1,6 @@
 """Checkpoints: written whole, verified whole, never changed.
 
-    checkpoints/.unfinished-step-000050/   -> written, hashed, synced
-    checkpoints/step-000050/               -> renamed: it exists only if it is complete
-    checkpoints/refused-step-000050/       -> found damaged and set aside, for a person to look at
+Files in the folder of one (`folders.py` has the names of folders):
 
     __<rank>_*.distcp, .metadata   model and optimizer, and a critic with its own, one file for each
                                    rank (torch's distributed format)
@@ -10,9 +8,10 @@
     state.json                     step, lineage, curriculum cursor, totals
     manifest.json                  SHA-256 of all others, and a MAC of that; written last
 
-A checkpoint is loaded only if this run wrote it (`manifest.py`), or the user trusts it by name,
-and after every byte has been compared with its manifest. Callers COMMIT to the store only after
-`save` has returned.
+A checkpoint is loaded only if this run wrote it (`manifest.py`), and after every byte has been
+compared with its manifest. One of another run stays where it is, is passed over, and does not count
+as kept; `trust.py` makes it the run's own. Callers COMMIT to the store only after `save` has
+returned.
 """
 
 from __future__ import annotations
@@ -40,13 +39,29 @@ from learner.training.critic import Critic
 from learner.training.guards import GuardState
 from learner.training.optimizer import AdamWithSchedule
 
-from .manifest import MANIFEST, encode_manifest, read_manifest, refuse_foreign, run_key
+from .folders import (
+    UNFINISHED,
+    complete_checkpoints,
+    put_in_place,
+    restore_replaced,
+    set_aside,
+    step_of,
+)
+from .lineages import refuse_if_taken_over
+from .manifest import (
+    MANIFEST,
+    ForeignCheckpoint,
+    encode_manifest,
+    is_own,
+    read_manifest,
+    refuse_foreign,
+    run_key,
+)
 
 log = structlog.get_logger()
 
 SCHEMA = 2
 STATE = "state.json"
-UNFINISHED, REFUSED = ".unfinished-", "refused-"
 HASH_CHUNK_BYTES = 2**20
 
 
@@ -102,7 +117,6 @@ class Checkpoints:
         keep: int,
         ranks: Ranks,
         critic: Critic | None = None,
-        trusted: str | None = None,
     ) -> None:
         """Take the folder as it is.
 
@@ -111,17 +125,18 @@ class Checkpoints:
             keep: Number of checkpoints to keep.
             ranks: All of them call the same methods.
             critic: Of the run, if it has one.
-            trusted: Name of a checkpoint to load although this run did not write it; it is made
-                the run's own.
         """
         self._folder = folder
-        self._trusted = trusted
         self._keep = keep
         self._ranks = ranks
         self._critic = critic
 
     def save(self, state: LearnerState, policy: Policy, optimizer: AdamWithSchedule) -> Path:
-        """Write a checkpoint; it is durable when this returns."""
+        """Write a checkpoint; it is durable when this returns.
+
+        Raises:
+            LostLineage: A later learner has begun; the checkpoint would take the place of its own.
+        """
         final = self._folder / f"step-{state.step:06d}"
         unfinished = self._folder / f"{UNFINISHED}{final.name}"
         if self._ranks.is_first:
@@ -141,9 +156,8 @@ class Checkpoints:
         if self._ranks.is_first:
             durable.DISK.write(unfinished / STATE, state.encode().encode())
             _seal(unfinished, run_key(self._folder.parent))
-            # An earlier learner may have left one of the same step and another lineage.
-            durable.DISK.remove(final)
-            durable.move(unfinished, final)
+            refuse_if_taken_over(self._folder.parent, state.lineage)
+            put_in_place(unfinished, final)
             self._remove_old(final)
         self._ranks.barrier()
         return final
@@ -152,27 +166,31 @@ class Checkpoints:
         """Find the newest checkpoint that can be trusted; None if there is none at all.
 
         With `before`, only checkpoints of earlier batches count. Rank 0 only. Newer ones that are
-        damaged are set aside, so that they count no longer; where all are damaged they stay,
+        damaged are set aside, so that they count no longer; where none can be trusted they stay,
         because a folder without any would restart the run from its beginning.
 
         Raises:
             CheckpointError: There are checkpoints, and none of them can be trusted.
         """
-        found = [path for path in self.all() if before is None or _step_of(path) < before]
-        refused: list[Path] = []
+        restore_replaced(self._folder)
+        found = [path for path in self.all() if before is None or step_of(path) < before]
+        key = run_key(self._folder.parent) if found else b""
+        damaged: list[Path] = []
         reason = ""
         for path in reversed(found):
             try:
-                state = self._verified(path)
+                refuse_foreign(path, read_manifest(path), key)
+                state = verify(path)
             except CheckpointError as error:
                 log.error(
                     "CHECKPOINT REFUSED, trying the one before", path=str(path), reason=str(error)
                 )
-                refused.append(path)
+                if not isinstance(error, ForeignCheckpoint):
+                    damaged.append(path)
                 reason = reason or str(error)
                 continue
-            for damaged in refused:
-                _set_aside(damaged)
+            for other in damaged:
+                set_aside(other)
             return path, state
         if found:
             raise CheckpointError(
@@ -182,22 +200,9 @@ class Checkpoints:
             )
         return None
 
-    def _verified(self, path: Path) -> LearnerState:
-        """Return the state of a checkpoint that is whole and this run's own, or trusted."""
-        key, manifest = run_key(self._folder.parent), read_manifest(path)
-        if path.name != self._trusted:
-            refuse_foreign(path, manifest, key)
-            return verify(path)
-        state = verify(path)
-        durable.replace_file(path / MANIFEST, encode_manifest(manifest.digests, key))
-        return state
-
     def all(self) -> list[Path]:
         """List the complete checkpoints, oldest first."""
-        folders = (path for path in self._folder.glob("step-*") if path.is_dir())
-        return sorted(
-            (path for path in folders if path.name.removeprefix("step-").isdecimal()), key=_step_of
-        )
+        return complete_checkpoints(self._folder)
 
     def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
         """Load a verified checkpoint into policy, critic, optimizers and random number generator.
@@ -249,20 +254,11 @@ class Checkpoints:
             )
 
     def _remove_old(self, saved: Path) -> None:
-        """Remove all but the newest; the one just saved counts as newest, whatever its number."""
-        others = [path for path in self.all() if path != saved]
+        """Remove all of this run's but the newest; the one just saved counts as newest."""
+        key = run_key(self._folder.parent)
+        others = [path for path in self.all() if path != saved and is_own(path, key)]
         for path in others[: max(0, len(others) + 1 - self._keep)]:
             durable.DISK.remove(path)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))  # as text, step 1000000 is before step 999999
-
-
-def _set_aside(path: Path) -> None:
-    aside = path.with_name(f"{REFUSED}{path.name}")
-    durable.DISK.remove(aside)  # the same step was refused once before
-    durable.move(path, aside)
 
 
 def verify(path: Path) -> LearnerState:

@@ -26,6 +26,10 @@ MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Rec
 """Errors of taking JSON of another shape apart."""
 
 
+class ForeignCheckpoint(CheckpointError):
+    """A checkpoint that this run did not write, or whose manifest was changed."""
+
+
 class Manifest(NamedTuple):
     """What `manifest.json` holds."""
 
@@ -81,17 +85,29 @@ def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
     """Refuse a checkpoint that this run did not write, before anything else of it is read.
 
     Raises:
-        CheckpointError: Its manifest has no MAC, or another.
+        ForeignCheckpoint: Its manifest has no MAC, or another.
     """
-    found = manifest.mac or ""
-    if hmac.compare_digest(found.encode(), _mac(manifest.digests, key).encode()):
+    if _is_vouched_for(manifest, key):
         return
-    raise CheckpointError(
+    raise ForeignCheckpoint(
         f"{path} must have been written by this run, got a manifest with "
-        f"{'another' if found else 'no'} MAC, as of another run or of an earlier release; loading "
-        f"a checkpoint can run code of whoever wrote it: if you trust it, start with "
-        f"--trust-checkpoint {path.name}"
+        f"{'another' if manifest.mac else 'no'} MAC, as of another run or of an earlier release; "
+        f"loading a checkpoint can run code of whoever wrote it: if you trust it, start with "
+        f"--trust-checkpoint {path.name}, else remove it"
     )
+
+
+def is_own(path: Path, key: bytes) -> bool:
+    """Return whether this run wrote the manifest of a checkpoint."""
+    try:
+        return _is_vouched_for(read_manifest(path), key)
+    except CheckpointError:
+        return False
+
+
+def _is_vouched_for(manifest: Manifest, key: bytes) -> bool:
+    found = manifest.mac or ""
+    return hmac.compare_digest(found.encode(), _mac(manifest.digests, key).encode())
 
 
 def _mac(digests: Mapping[str, str], key: bytes) -> str:

@@ -3,16 +3,10 @@
 A store that lost writes, or everything, is recovered here as after a rewind in the middle of a run;
 one that lost nothing is left as it is. Rank 0 decides and broadcasts the `StartState`, so that
 every rank loads the same checkpoint into the same lineage.
-
-`lineages.json` in the run's folder keeps the lineages that its learners have begun. A store that
-was rewound or wiped may lack the last ones, and a new learner must not begin one of them again: its
-actors would have seen other weights under the same versions.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +16,6 @@ import structlog
 
 from buffer import operations
 from buffer.operations.values import Stats
-from configs import durable
 from configs.errors import CheckpointError, LostLineage
 from configs.hashes import settings_hash
 from configs.settings import BufferSettings, RunSettings
@@ -33,11 +26,10 @@ from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 
 from .checkpoint import Checkpoints, LearnerState
+from .lineages import read_lineages, write_lineages
 from .recovery import known_groups, recover, register_run
 
 log = structlog.get_logger()
-
-LINEAGES = "lineages.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +107,7 @@ def take_over(
     state, path = _fresh_state(run), None
     if newest is not None:
         path, state = newest
-        _check_same_run(run, state, path)
+        check_same_run(run, state, path)
     run_id = store.trust()
     register_run(store, run, buffer, vocabulary=vocabulary)
     store.run(operations.confirm(run_id))
@@ -190,33 +182,14 @@ def _fresh_state(run: RunSettings) -> LearnerState:
     )
 
 
-def _check_same_run(run: RunSettings, state: LearnerState, path: Path) -> None:
-    """Refuse other settings: the task of an id depends on them, and some would be trained twice."""
+def check_same_run(run: RunSettings, state: LearnerState, path: Path) -> None:
+    """Refuse other settings: the task of an id depends on them, and some would be trained twice.
+
+    Raises:
+        CheckpointError: They are others.
+    """
     if (state.run, state.settings_hash) != (run.name, settings_hash(run)):
         raise CheckpointError(
             f"{path} must be of run {run.name!r} with the same `run:` settings, got one "
             f"of {state.run!r} with others; restore the settings, or begin again with --fresh"
         )
-
-
-def read_lineages(folder: Path) -> dict[int, int]:
-    """Read lineage -> step it forked at from a run's folder; empty for a new run.
-
-    Raises:
-        CheckpointError: The file is not what `write_lineages` writes.
-    """
-    file = folder / LINEAGES
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[int, int])
-    except FileNotFoundError:
-        return {}
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise CheckpointError(
-            f"{file} must map lineages to steps, got: {error}; restore it from a copy, or begin "
-            "again with --fresh"
-        ) from error
-
-
-def write_lineages(folder: Path, lineages: Mapping[int, int]) -> None:
-    """Replace the file in a run's folder; it is durable when this returns."""
-    durable.replace_file(folder / LINEAGES, json.dumps(lineages))

@@ -115,11 +115,15 @@ class FaultyDisk(Disk):
 
     def _surviving(self, path: Path, folder: _Folder, *, worst: bool) -> dict[str, object]:
         names, now = dict(folder.synced), self._names(path)
+        moved: dict[int, bool] = {}  # a rename within a folder survives as a whole, or not at all
         for name in sorted({*names, *now}):
-            if names.get(name) is not now.get(name) and not worst and self.rng.random() < 0.5:
-                names.pop(name, None)
-                if name in now:
-                    names[name] = now[name]
+            before, after = names.get(name), now.get(name)
+            if before is not after and not worst:
+                key = id(after or before)
+                if moved.setdefault(key, self.rng.random() < 0.5):
+                    names.pop(name, None)
+                    if after is not None:
+                        names[name] = after
         places = {id(node): place for place, node in self.nodes.items()}
         found: dict[str, object] = {}
         for name, node in sorted(names.items()):

@@ -40,8 +40,8 @@ from configs.errors import CheckpointError, NyalaError, RecordError, SettingsErr
 from configs.loader import load
 from console.display.json_lines import read_rows
 from learner.checkpointing.checkpoint import LearnerState, verify
+from learner.checkpointing.lineages import read_lineages
 from learner.checkpointing.manifest import MANIFEST
-from learner.checkpointing.resume import read_lineages
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import Totals
 from tests.buffer.support.episodes import example_episode

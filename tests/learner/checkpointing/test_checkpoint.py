@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.errors import CheckpointError
+from configs.errors import CheckpointError, LostLineage
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing import checkpoint as checkpoint_module
 from learner.checkpointing.checkpoint import Checkpoints, LearnerState, verify
+from learner.checkpointing.lineages import write_lineages
 from learner.checkpointing.manifest import MANIFEST
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
@@ -271,23 +272,36 @@ def test_a_manifest_without_a_mac_or_with_a_forged_one_is_refused(
     assert checkpoints.newest() is not None
 
 
-def test_a_trusted_checkpoint_becomes_the_runs_own(tmp_path: Path, ranks: Ranks) -> None:
-    checkpoints = _copied_into_another_run(tmp_path, ranks)
+def test_another_runs_newer_checkpoint_is_passed_over_and_stays_where_it_can_be_trusted(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    _saved(tmp_path / "theirs" / "checkpoints", ranks, steps=(9,))
+    ours = _saved(tmp_path / "ours" / "checkpoints", ranks, keep=2, steps=(2, 4))
     folder = tmp_path / "ours" / "checkpoints"
-    trusting = Checkpoints(folder, keep=2, ranks=ranks, trusted="step-000002")
+    shutil.copytree(tmp_path / "theirs" / "checkpoints" / "step-000009", folder / "step-000009")
 
-    assert trusting.newest() == (folder / "step-000002", STATE)
-    assert checkpoints.newest() == (folder / "step-000002", STATE)
+    assert ours.newest() == (folder / "step-000004", replace(STATE, step=4))
+    assert (folder / "step-000009").is_dir()
+
+    policy, optimizer = _new(ranks)
+    _train(policy, optimizer, range(1, 2), ranks)
+    ours.save(replace(STATE, step=6), policy, optimizer)
+    assert [path.name for path in ours.all()] == ["step-000004", "step-000006", "step-000009"]
 
 
-def test_trust_does_not_replace_the_digests(tmp_path: Path, ranks: Ranks) -> None:
-    _copied_into_another_run(tmp_path, ranks)
-    folder = tmp_path / "ours" / "checkpoints"
-    (folder / "step-000002" / "state.json").write_text("{}")
-    trusting = Checkpoints(folder, keep=2, ranks=ranks, trusted="step-000002")
+def test_a_learner_that_was_replaced_cannot_save_over_its_successors_checkpoints(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    checkpoints = _saved(tmp_path / "checkpoints", ranks)
+    policy, optimizer = _new(ranks)
+    _train(policy, optimizer, range(1, 2), ranks)
+    write_lineages(tmp_path, {1: 0, 2: 2})
 
-    with pytest.raises(CheckpointError, match="must have the SHA-256"):
-        trusting.newest()
+    for step in (2, 7):
+        with pytest.raises(LostLineage, match="newest lineage, 2, got one of 1"):
+            checkpoints.save(replace(STATE, step=step), policy, optimizer)
+
+    assert checkpoints.newest() == (tmp_path / "checkpoints" / "step-000002", STATE)
 
 
 def test_the_runs_key_is_private_and_outside_of_what_is_copied(

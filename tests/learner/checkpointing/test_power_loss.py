@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +18,11 @@ from configs import durable
 from configs.errors import CheckpointError
 from learner.checkpointing import checkpoint
 from learner.checkpointing.checkpoint import Checkpoints, LearnerState
-from learner.checkpointing.resume import read_lineages, write_lineages
+from learner.checkpointing.lineages import read_lineages, write_lineages
 from learner.reporting.metrics import Totals
+from tests.learner.support.one_rank import ALONE
 from tests.simulation.disk import FaultyDisk, PowerLossError
 
-ALONE: Any = SimpleNamespace(is_first=True, rank=0, control=None, barrier=lambda: None)
 NOTHING: Any = None
 
 
@@ -115,6 +114,26 @@ def test_what_is_committed_survives_a_power_loss_at_any_operation(
         known = read_lineages(machine.folder)
         assert machine.lineages.items() <= known.items(), f"a lineage is forgotten at {operation}"
     assert losses > 30
+
+
+def test_a_checkpoint_that_replaces_one_of_its_step_leaves_either(machine: Machine) -> None:
+    checkpoints = machine.checkpoints
+    checkpoints.save(_state(1, 1), NOTHING, NOTHING)
+    losses = 0
+    for trial in range(1, 181):
+        machine.disk.rng.seed(trial)
+        machine.disk.operations, machine.disk.loses_power_after = 0, trial % 30 + 1
+        try:
+            checkpoints.save(_state(1, 1 + trial), NOTHING, NOTHING)
+        except PowerLossError:
+            losses += 1
+        machine.disk.loses_power_after = None
+        machine.disk.lose_power(worst=trial % 3 == 0)
+
+        newest = checkpoints.newest()
+        assert newest is not None, f"neither is there in trial {trial}"
+        assert newest[1].step == 1
+    assert 100 < losses < 180
 
 
 def test_a_full_disk_costs_no_checkpoint_that_was_there(machine: Machine) -> None:

@@ -14,8 +14,8 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
+from learner.checkpointing.lineages import read_lineages, write_lineages
 from learner.checkpointing.recovery import recover, register_run
-from learner.checkpointing.resume import read_lineages, write_lineages
 from learner.data.curriculum import training_tasks
 from learner.data.ledger import Facts, as_ranges, from_ranges
 from tests.learner.support.made_episodes import make_episode

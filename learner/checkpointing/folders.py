@@ -1,0 +1,57 @@
+"""Folders of checkpoints: their names, and the renames between them.
+
+checkpoints/.unfinished-step-000050/   -> written, hashed, synced
+checkpoints/step-000050/               -> renamed: it exists only if it is complete
+checkpoints/refused-step-000050/       -> found damaged and set aside, for a person to look at
+checkpoints/.replaced-step-000050/     -> of the same step, until the new one is in its place
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from configs import durable
+
+FOLDER = "checkpoints"
+UNFINISHED, REFUSED, REPLACED = ".unfinished-", "refused-", ".replaced-"
+"""Prefixes of folders that do not count as checkpoints."""
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """List the complete checkpoints in a folder, oldest first."""
+    folders = (path for path in folder.glob("step-*") if path.is_dir())
+    return sorted(
+        (path for path in folders if path.name.removeprefix("step-").isdecimal()), key=step_of
+    )
+
+
+def step_of(path: Path) -> int:
+    """Return the number of batches in a checkpoint, from its name."""
+    return int(path.name.removeprefix("step-"))  # as text, step 1000000 is before step 999999
+
+
+def set_aside(path: Path) -> None:
+    """Rename a damaged checkpoint, so that it counts no longer."""
+    aside = path.with_name(f"{REFUSED}{path.name}")
+    durable.DISK.remove(aside)  # the same step was refused once before
+    durable.move(path, aside)
+
+
+def put_in_place(unfinished: Path, final: Path) -> None:
+    """Rename a checkpoint; of one with the same step and this one, `newest` always finds either."""
+    replaced = final.with_name(f"{REPLACED}{final.name}")
+    if final.exists():
+        durable.DISK.remove(replaced)
+        durable.move(final, replaced)
+    durable.move(unfinished, final)
+    durable.DISK.remove(replaced)
+
+
+def restore_replaced(folder: Path) -> None:
+    """Finish or undo a replacement that a power loss interrupted."""
+    for replaced in folder.glob(f"{REPLACED}*"):
+        final = replaced.with_name(replaced.name.removeprefix(REPLACED))
+        if final.exists():
+            durable.DISK.remove(replaced)
+        else:
+            durable.move(replaced, final)

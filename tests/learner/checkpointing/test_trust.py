@@ -1,0 +1,122 @@
+"""A checkpoint of another run is loaded after a person has named it, and checked first."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs import durable
+from configs.errors import CheckpointError, SettingsError
+from configs.hashes import settings_hash
+from configs.settings import RunSettings
+from learner.checkpointing import checkpoint
+from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.manifest import MANIFEST
+from learner.checkpointing.trust import trust_checkpoint
+from learner.reporting.metrics import Totals
+from tests.learner.support.one_rank import ALONE
+
+NOTHING: Any = None
+
+
+@pytest.fixture(autouse=True)
+def without_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_tensors(_tensors: object, *, checkpoint_id: Path, **_group: object) -> None:
+        durable.DISK.write(checkpoint_id / "__0_0.distcp", b"weights")
+
+    monkeypatch.setattr(checkpoint, "save_tensors", save_tensors)
+    monkeypatch.setattr(Checkpoints, "_tensors", lambda *_: {})
+
+
+def _run(folder: Path, **changes: object) -> RunSettings:
+    base: dict[str, Any] = {"name": "r", "directory": folder, "model": "init"}
+    return RunSettings(**base, environment="calculator", **changes)
+
+
+def _state(run: RunSettings, step: int) -> LearnerState:
+    return LearnerState(
+        run=run.name,
+        settings_hash=settings_hash(run),
+        step=step,
+        lineage=1,
+        cursor=step,
+        trained=((0, step),),
+        totals=Totals(),
+    )
+
+
+def _moved(tmp_path: Path, *steps: int) -> tuple[RunSettings, Checkpoints]:
+    """A run whose checkpoints came from elsewhere: with other keys, as of an earlier release."""
+    there, here = _run(tmp_path / "there"), _run(tmp_path / "here")
+    theirs = Checkpoints(there.folder / "checkpoints", keep=9, ranks=ALONE)
+    for step in steps:
+        theirs.save(_state(there, step), NOTHING, NOTHING)
+    shutil.copytree(there.folder / "checkpoints", here.folder / "checkpoints")
+    return here, Checkpoints(here.folder / "checkpoints", keep=9, ranks=ALONE)
+
+
+def test_a_trusted_checkpoint_becomes_the_runs_own(tmp_path: Path) -> None:
+    run, checkpoints = _moved(tmp_path, 2)
+    with pytest.raises(CheckpointError, match=r"another MAC.*--trust-checkpoint step-000002"):
+        checkpoints.newest()
+
+    for _ in range(2):  # to say it again does no harm
+        trust_checkpoint(run, "step-000002")
+        assert checkpoints.newest() == (
+            run.folder / "checkpoints" / "step-000002",
+            _state(run, 2),
+        )
+
+
+def test_what_the_message_advises_works_beside_an_own_and_older_checkpoint(tmp_path: Path) -> None:
+    run, checkpoints = _moved(tmp_path, 5)
+    checkpoints.save(_state(run, 3), NOTHING, NOTHING)
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest[1].step == 3
+
+    trust_checkpoint(run, "step-000005")
+
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest[1].step == 5
+
+
+def test_a_rollback_after_an_upgrade_names_the_checkpoint_that_it_needs(tmp_path: Path) -> None:
+    run, checkpoints = _moved(tmp_path, 2, 4)
+    trust_checkpoint(run, "step-000004")
+    with pytest.raises(CheckpointError, match="--trust-checkpoint step-000002"):
+        checkpoints.newest(before=4)
+
+    trust_checkpoint(run, "step-000002")
+
+    earlier = checkpoints.newest(before=4)
+    assert earlier is not None
+    assert earlier[1].step == 2
+
+
+def test_only_a_name_that_is_there_can_be_trusted(tmp_path: Path) -> None:
+    run, _ = _moved(tmp_path, 2)
+
+    for name in ("step-000003", "../checkpoints/step-000002", ""):
+        with pytest.raises(SettingsError, match="there are: step-000002"):
+            trust_checkpoint(run, name)
+
+
+def test_trust_replaces_neither_the_digests_nor_the_settings(tmp_path: Path) -> None:
+    run, _ = _moved(tmp_path, 2, 4)
+    folder = run.folder / "checkpoints"
+    manifests = [(folder / name / MANIFEST).read_bytes() for name in ("step-000002", "step-000004")]
+    (folder / "step-000002" / "state.json").write_text("{}")
+
+    with pytest.raises(CheckpointError, match="must have the SHA-256"):
+        trust_checkpoint(run, "step-000002")
+    with pytest.raises(CheckpointError, match="with the same `run:` settings"):
+        trust_checkpoint(run.model_copy(update={"group_size": 3}), "step-000004")
+
+    assert manifests == [
+        (folder / name / MANIFEST).read_bytes() for name in ("step-000002", "step-000004")
+    ]
