@@ -203,7 +203,8 @@ class ThreadedEngine:
     async def _within(self, future: Future[T], seconds: float, what: str) -> T:
         self._unanswered.add(future)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+            async with asyncio.timeout(seconds):
+                return await asyncio.wrap_future(future)
         except TimeoutError as error:
             raise DeadlineError(
                 f"the engine must {what} within {seconds} s, got no answer; restart the actor"

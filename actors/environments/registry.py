@@ -63,13 +63,18 @@ def check_environment(run: RunSettings) -> Conversation:
 
 
 def example_parts(run: RunSettings) -> set[str]:
-    """Name the parts of the reward that a right and an empty answer to the first item get."""
+    """Name the parts of the reward that ways through the first item get: right ones and a silent.
+
+    Other episodes may have more: what never ends here is not judged.
+    """
     environment = make_environment(run)
     names: set[str] = set()
-    for answers in (True, False):
+    for way in range(3):
         conversation = environment.begin(0, run.seed, held_out=False)
-        conversation.step((conversation.answer or "") if answers else "")
-        names |= conversation.score().parts.keys()
+        demonstration = [turn.text for turn in conversation.demonstration if turn.trained]
+        turns = (demonstration, [conversation.answer or ""], [""])[way]
+        if any(conversation.step(turn).done for turn in turns):
+            names |= conversation.score().parts.keys()
     return names
 
 

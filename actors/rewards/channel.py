@@ -34,7 +34,8 @@ class Channel:
     def __init__(self) -> None:
         """Make socket and pipe; `open` connects them to the event loop."""
         self._here, self._there = socket.socketpair()
-        self._printed, self._prints = os.pipe()
+        printed, self._prints = os.pipe()
+        self._printed = os.fdopen(printed, "rb", buffering=0)
         self._output: asyncio.ReadTransport | None = None
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter | None = None
@@ -52,10 +53,7 @@ class Channel:
         """Begin to read."""
         loop = asyncio.get_running_loop()
         self._reader, self._writer = await asyncio.open_connection(sock=self._here)
-        transport, _ = await loop.connect_read_pipe(
-            BoundedOutput, os.fdopen(self._printed, "rb", buffering=0)
-        )
-        self._output = transport
+        self._output, _ = await loop.connect_read_pipe(BoundedOutput, self._printed)
 
     async def send(self, samples: list[RewardSample], timeout_s: float) -> None:
         """Send a request.
@@ -90,11 +88,15 @@ class Channel:
         return unpack_reply(body)
 
     def close(self) -> None:
-        """Let go of both pipes, whoever holds their other ends."""
+        """Let go of both pipes, opened or not, whoever holds their other ends."""
         if self._writer is not None:
             self._writer.transport.abort()
+        else:
+            self._here.close()
         if self._output is not None:
             self._output.close()
+        else:
+            self._printed.close()
 
 
 class BoundedOutput(asyncio.Protocol):
@@ -128,21 +130,27 @@ class BoundedOutput(asyncio.Protocol):
 
 
 async def start_worker(channel: Channel, *arguments: str) -> asyncio.subprocess.Process:
-    """Start a worker on the other ends of a channel.
+    """Start a worker on the other ends of a channel, which is closed if that fails.
 
     Args:
-        channel: Not yet open.
+        channel: Not yet open; opened first, so that no worker runs that nobody hears.
         arguments: Of the worker's command line, to which the descriptor of its frames is added.
+
+    Raises:
+        OSError: The system has no process or descriptor to give.
     """
-    with channel.worker_ends() as (frames, prints):
-        process = await asyncio.create_subprocess_exec(
-            *arguments,
-            str(frames),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=prints,
-            stderr=prints,
-            pass_fds=(frames,),
-            start_new_session=True,  # Ctrl-C is for the actor, which then ends this one
-        )
-    await channel.open()
-    return process
+    try:
+        with channel.worker_ends() as (frames, prints):
+            await channel.open()
+            return await asyncio.create_subprocess_exec(
+                *arguments,
+                str(frames),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=prints,
+                stderr=prints,
+                pass_fds=(frames,),
+                start_new_session=True,  # Ctrl-C is for the actor, which then ends this one
+            )
+    except BaseException:
+        channel.close()
+        raise

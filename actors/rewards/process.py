@@ -81,9 +81,12 @@ class RewardProcess:
         self._channel = Channel()
         self._num_answers = 0
         command = (sys.executable, "-m", "actors.rewards.worker")
-        self._process = await start_worker(
-            self._channel, *command, self._reward, str(self._memory_mb or 0)
-        )
+        try:
+            self._process = await start_worker(
+                self._channel, *command, self._reward, str(self._memory_mb or 0)
+            )
+        except OSError as error:
+            raise RewardError(f"the worker of {self._reward!r} cannot start: {error}") from error
         try:
             reply = await self._channel.receive(LOAD_TIMEOUT_S)
         except MalformedReply:
@@ -190,7 +193,8 @@ class RewardProcess:
         assert self._process is not None
         with contextlib.suppress(TimeoutError):
             # A crash closes the pipe a moment before the exit status is known.
-            await asyncio.wait_for(self._process.wait(), 0.2)
+            async with asyncio.timeout(0.2):
+                await self._process.wait()
         status = self._process.returncode
         await self._kill()
         if status is None:
@@ -210,4 +214,5 @@ class RewardProcess:
             os.killpg(process.pid, signal.SIGKILL)
         self._channel.close()
         with contextlib.suppress(TimeoutError):  # stuck in the kernel: reaped when it gets out
-            await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
+            async with asyncio.timeout(KILL_TIMEOUT_S):
+                await process.wait()

@@ -51,7 +51,6 @@ def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None
         lambda: check_engine(settings.actors),
         lambda: check_model(settings.run),
         lambda: check_reward(settings),
-        lambda: check_weights(settings),
     ]
     for check in checks:
         try:
@@ -145,19 +144,24 @@ def check_reward(settings: Settings) -> None:
     try_reward(settings.run, settings.actors)
 
 
-def check_weights(settings: Settings) -> None:
-    """Each weight is of a part of the reward; later a missing one is only an alarm."""
+def weights_warning(settings: Settings) -> str | None:
+    """Name the weights without a part in examples; it may appear in others, after a tool's use."""
     weights, run = settings.rewards.weights, settings.run
     if not weights:
-        return
-    parts = call_within(REWARD_TIMEOUT_S, lambda: example_parts(run), what="run.environment")
+        return None
+    try:
+        parts = call_within(REWARD_TIMEOUT_S, lambda: example_parts(run), what="run.environment")
+    except NyalaError as error:
+        return f"the names in rewards.weights were not checked: {error}"
     known: set[str] = {*parts, *run.reward_functions, *(["environment"] if run.reward else [])}
-    for name in weights:
-        if name not in known:
-            raise SettingsError(
-                f"rewards.weights must name parts of the reward, got {name!r}; a right and an "
-                f"empty answer have {', '.join(sorted(known)) or 'none'}"
-            )
+    missing = [name for name in weights if name not in known]
+    if not missing:
+        return None
+    return (
+        f"rewards.weights must name parts of the reward, and examples have none of "
+        f"{', '.join(missing)}, only {', '.join(sorted(known)) or 'none'}; a name that is never "
+        f"seen weighs nothing"
+    )
 
 
 def _check_model_folder(path: Path) -> None:

@@ -25,7 +25,7 @@ from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, 
 from console.display.result import print_result
 from console.run.init_model import reuse
 from console.run.plan import commands, given_redis, resolve, with_value
-from console.run.preflight import redis_warning, refuse_what_cannot_run
+from console.run.preflight import redis_warning, refuse_what_cannot_run, weights_warning
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 from learner.algorithm.methods import overrides_of
 
@@ -123,8 +123,7 @@ def start(launch: Launch, console: Console) -> int:
             refuse_changes(folder, settings)
         redis_url = given_redis(settings.buffer, folder)
         refuse_what_cannot_run(settings, redis_url=redis_url)
-        if redis_url is not None and (warning := redis_warning(settings.run, redis_url)):
-            console.print(f"warning: {warning}", highlight=False, soft_wrap=True)
+        _warn(console, settings, redis_url)
         if launch.dry_run:
             _print_plan(console, settings, folder)
             return 0
@@ -150,6 +149,15 @@ def say_weight_path(console: Console, settings: Settings) -> None:
     """Tell how weights leave this machine, since process groups are open to who reaches them."""
     path = describe_weight_path(settings.run, settings.learner)
     console.print(f"weights to other machines: {path}", highlight=False, soft_wrap=True)
+
+
+def _warn(console: Console, settings: Settings, redis_url: str | None) -> None:
+    """Print what is doubtful and does not prevent the run."""
+    warnings = [weights_warning(settings)]
+    if redis_url is not None:
+        warnings.append(redis_warning(settings.run, redis_url))
+    for warning in filter(None, warnings):
+        console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _trust(console: Console, settings: Settings, name: str) -> None:

@@ -146,11 +146,7 @@ class Checkpoints:
             durable.make_folder(unfinished, mode=0o700)
         self._ranks.barrier()
 
-        save_tensors(
-            self._tensors(policy, optimizer),
-            checkpoint_id=unfinished,
-            process_group=self._ranks.control,
-        )
+        self._save_tensors(unfinished, policy, optimizer)
         durable.DISK.write(unfinished / f"random-{self._ranks.rank}.bin", _random_state())
         self._ranks.barrier()
         if self._ranks.is_first:
@@ -233,6 +229,13 @@ class Checkpoints:
         random = path / f"random-{self._ranks.rank}.bin"
         if random.exists():  # a run may resume with more ranks than it had
             torch.set_rng_state(torch.frombuffer(bytearray(random.read_bytes()), dtype=torch.uint8))
+
+    def _save_tensors(self, folder: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
+        save_tensors(
+            self._tensors(policy, optimizer),
+            checkpoint_id=folder,
+            process_group=self._ranks.control,
+        )
 
     def _tensors(self, policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Any]:
         model, adam = get_state_dict(policy, optimizer.adam)

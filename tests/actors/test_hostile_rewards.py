@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -186,3 +188,23 @@ def test_a_full_disk_under_the_actors_own_log_costs_no_sample(tmp_path, monkeypa
 
     assert results == [1.0] * 5
     assert restarts == 0
+
+
+def test_a_worker_that_cannot_start_leaves_no_descriptor(monkeypatch):
+    async def refuses(*_command, **_options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def story():
+        process = RewardProcess("reward.py:f", timeout_s=5)
+        counts = []
+        for _ in range(4):
+            with pytest.raises(RewardError, match=r"cannot start: .*Too many open files"):
+                await process.start()
+            await asyncio.sleep(0)  # transports close in the next round of the loop
+            counts.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - no paths are wanted
+        return counts
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuses)
+    counts = asyncio.run(story())
+
+    assert counts == counts[:1] * 4

@@ -232,20 +232,29 @@ def test_a_burst_is_answered_a_few_at_a_time_in_order(
 ) -> None:
     opened = asyncio.Event()
     entered: list[int] = []
+    offered: list[int] = []
 
     async def answer(_service: Service, envelope: Any, *_sender: Any) -> Verdicts:
         entered.append(envelope.seq)
         await opened.wait()
         return Verdicts((), None)
 
+    offer = Lane.offer
+
+    def counted(lane: Lane, request: Request) -> None:
+        offered.append(request.seq)
+        offer(lane, request)
+
     async def story() -> None:
         async with ring(redis_url, keys) as here, here.raw_socket() as socket:
             monkeypatch.setattr(Service, "answer", answer)
+            monkeypatch.setattr(Lane, "offer", counted)
             for seq in range(BURST):
                 beat = encode(BeatRequest((), FIRST), run=RUN, incarnation="a", seq=seq)
                 await socket.send(beat)
-            time.sleep(0.3)  # noqa: ASYNC251 - all of them are in the broker's queue before it reads
-            await asyncio.sleep(0.3)
+            async with asyncio.timeout(5):
+                while len(offered) < BURST:  # noqa: ASYNC110 - the broker tells nobody
+                    await asyncio.sleep(0.01)
             assert entered == list(range(ROOM))
 
             opened.set()

@@ -6,6 +6,8 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from actors.environments import registry
+from actors.environments.base import Score, Segment, Step
 from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
 from console.run import preflight
@@ -114,7 +116,7 @@ def test_a_bad_reward_file_is_refused(tmp_path, text, answer):
         preflight.check_reward(settings(reward=f"{path}:score"))
 
 
-def test_a_weight_of_a_part_that_no_answer_has_is_refused(tmp_path):
+def test_a_weight_of_a_part_that_no_example_has_is_warned_of(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(GOOD_REWARD)
     reward = f"{path}:score"
@@ -122,9 +124,38 @@ def test_a_weight_of_a_part_that_no_answer_has_is_refused(tmp_path):
     for good in ({"exact": 1.0, "used_tool": 0.5}, {"score": 1.0}, {"environment": 1.0}):
         given = settings("rewards", weights=good)
         run = given.run.model_copy(update={"reward": reward})
-        preflight.check_weights(given.model_copy(update={"run": run}))
-    with pytest.raises(SettingsError, match=r"got 'exakt'; .* have exact, used_tool"):
-        preflight.check_weights(settings("rewards", weights={"exakt": 1.0}))
+        assert preflight.weights_warning(given.model_copy(update={"run": run})) is None
+    warning = preflight.weights_warning(settings("rewards", weights={"exakt": 1.0}))
+    assert warning is not None
+    assert "none of exakt, only exact, used_tool;" in warning
+
+
+class TwoTurns:
+    """An item that is judged after its second turn, and has a part only after a tool's use."""
+
+    prompt, answer = "?", "42"
+    demonstration = (Segment("call", True), Segment("result", False), Segment("42", True))
+
+    def __init__(self):
+        self.turns = []
+
+    def begin(self, _index, _seed, *, held_out):
+        assert not held_out
+        return TwoTurns()
+
+    def step(self, text):
+        self.turns.append(text)
+        return Step("result", done=len(self.turns) == 2)
+
+    def score(self):
+        assert len(self.turns) == 2, "judged before its end"
+        return Score(1.0, {"tool": 1.0} if "call" in self.turns else {})
+
+
+def test_an_item_of_several_turns_is_judged_at_its_end_alone(monkeypatch):
+    monkeypatch.setattr(registry, "make_environment", lambda _run: TwoTurns())
+
+    assert preflight.weights_warning(settings("rewards", weights={"tool": 1.0})) is None
 
 
 def test_a_good_reward_file_passes(tmp_path):

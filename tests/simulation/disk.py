@@ -47,8 +47,8 @@ class FaultyDisk(Disk):
     rng: random.Random
     loses_power_after: int | None = None
     """Operations until then."""
-    is_lying: bool = False
-    """`sync` returns and nothing is synced, as a disk with a volatile cache does."""
+    lies: float = 0.0
+    """Share of syncs that return and have synced nothing, as with a volatile cache."""
     is_full: bool = False
     operations: int = 0
     nodes: dict[Path, Node] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class FaultyDisk(Disk):
 
     def sync(self, path: Path) -> None:
         self._count()
-        if self.is_lying:
+        if self.lies and self.rng.random() < self.lies:
             return
         node = self.nodes[path]
         if isinstance(node, _File):

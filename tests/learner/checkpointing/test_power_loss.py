@@ -8,22 +8,20 @@ begun is forgotten.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from configs import durable
 from configs.errors import CheckpointError
 from learner.checkpointing import checkpoint
-from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.lineages import read_lineages, write_lineages
 from learner.reporting.metrics import Totals
-from tests.learner.support.one_rank import ALONE
+from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
 from tests.simulation.disk import FaultyDisk, PowerLossError
-
-NOTHING: Any = None
 
 
 @dataclass
@@ -37,8 +35,8 @@ class Machine:
     """Those under which something was published."""
 
     @property
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.folder / "checkpoints", keep=2, ranks=ALONE)
+    def checkpoints(self) -> StoredBytes:
+        return StoredBytes(self.folder, keep=2)
 
     def live(self) -> None:
         """Resume, begin a lineage, and train some batches, with COMMIT after each checkpoint."""
@@ -49,7 +47,7 @@ class Machine:
         write_lineages(self.folder, remembered | {lineage: step})
         self.lineages[lineage] = step
         for k in range(step + 1, step + 4):
-            self.checkpoints.save(_state(k, lineage), NOTHING, NOTHING)
+            self.checkpoints.save_bytes(_state(k, lineage), _weights(k, lineage))
             self.committed = k
 
     def step_on_disk(self) -> int:
@@ -70,19 +68,18 @@ def _state(step: int, lineage: int) -> LearnerState:
     )
 
 
+def _weights(step: int, lineage: int) -> bytes:
+    return f"{step} of {lineage}".encode() * 50
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """A machine whose checkpoints have one file of tensors."""
+    """A machine whose disk is simulated."""
     folder = tmp_path / "run"
     folder.mkdir()
     disk = FaultyDisk(folder, random.Random(0))
 
-    def save_tensors(_tensors: object, *, checkpoint_id: Path, **_group: object) -> None:
-        durable.DISK.write(checkpoint_id / "__0_0.distcp", b"weights" * 50)
-
     monkeypatch.setattr(durable, "DISK", disk)
-    monkeypatch.setattr(checkpoint, "save_tensors", save_tensors)
-    monkeypatch.setattr(Checkpoints, "_tensors", lambda *_: {})
     return Machine(folder, disk)
 
 
@@ -118,13 +115,13 @@ def test_what_is_committed_survives_a_power_loss_at_any_operation(
 
 def test_a_checkpoint_that_replaces_one_of_its_step_leaves_either(machine: Machine) -> None:
     checkpoints = machine.checkpoints
-    checkpoints.save(_state(1, 1), NOTHING, NOTHING)
+    checkpoints.save_bytes(_state(1, 1))
     losses = 0
     for trial in range(1, 181):
         machine.disk.rng.seed(trial)
         machine.disk.operations, machine.disk.loses_power_after = 0, trial % 30 + 1
         try:
-            checkpoints.save(_state(1, 1 + trial), NOTHING, NOTHING)
+            checkpoints.save_bytes(_state(1, 1 + trial))
         except PowerLossError:
             losses += 1
         machine.disk.loses_power_after = None
@@ -141,12 +138,12 @@ def test_a_full_disk_costs_no_checkpoint_that_was_there(machine: Machine) -> Non
     machine.disk.is_full = True
 
     with pytest.raises(OSError, match="No space left"):
-        machine.checkpoints.save(_state(9, 1), NOTHING, NOTHING)
+        machine.checkpoints.save_bytes(_state(9, 1))
     machine.disk.lose_power(worst=True)
 
     assert machine.step_on_disk() == machine.committed == 3
     machine.disk.is_full = False
-    machine.checkpoints.save(_state(9, 1), NOTHING, NOTHING)
+    machine.checkpoints.save_bytes(_state(9, 1))
     assert machine.step_on_disk() == 9
 
 
@@ -161,21 +158,53 @@ def test_a_bit_that_rots_is_noticed_wherever_it_is(machine: Machine) -> None:
         machine.committed -= 1  # as the learner reports: RESUMING BEFORE THE LAST COMMIT
 
 
-def test_a_disk_that_lies_about_its_syncs_is_found_out_and_never_trusted(machine: Machine) -> None:
-    machine.live()
-    machine.disk.is_lying = True
-    for seed in range(15):
-        machine.disk.rng.seed(seed)
+def _lives_on_a_lying_disk(machine: Machine) -> Counter[str]:
+    """Lose power again and again; what is trusted afterwards must be what was saved."""
+    outcomes = Counter[str]()
+    disk = machine.disk
+    for seed in range(25):
+        disk.rng.seed(seed)
+        disk.lies = 0.2
+        machine.live()
+        disk.lose_power()
+        disk.lies = 0.0
         try:
-            machine.live()
+            newest = machine.checkpoints.newest()
+            known = read_lineages(machine.folder)
         except CheckpointError:
-            break  # nothing is left that can be trusted, and a person is told
-        machine.disk.lose_power()
-        found = machine.checkpoints.all()
-        try:
-            assert not found or machine.step_on_disk() <= machine.committed
-        except CheckpointError:
-            break
+            outcomes["refused"] += 1
+            newest = None
+        else:
+            assert known.items() <= machine.lineages.items(), "a lineage that nobody has begun"
+        if newest is not None:
+            path, state = newest
+            weights = (path / WEIGHTS).read_bytes()
+            assert state == _state(state.step, state.lineage)
+            assert weights == _weights(state.step, state.lineage), "torn weights are trusted"
+            outcomes["kept" if state.step == machine.committed else "behind"] += 1
+        for leftover in [machine.folder / "checkpoints", *machine.folder.iterdir()]:
+            disk.remove(leftover)
+        machine.committed = 0
+        machine.lineages.clear()
+    return outcomes
+
+
+def test_what_a_lying_disk_leaves_is_whole_or_refused(machine: Machine) -> None:
+    outcomes = _lives_on_a_lying_disk(machine)
+
+    assert min(outcomes[outcome] for outcome in ("refused", "behind", "kept")) > 1, outcomes
+
+
+def test_a_checkpoint_that_is_not_compared_with_its_manifest_is_noticed(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def believes(path: Path) -> LearnerState:
+        return LearnerState.decode((path / checkpoint.STATE).read_text())
+
+    monkeypatch.setattr(checkpoint, "verify", believes)
+
+    with pytest.raises((AssertionError, OSError)):
+        _lives_on_a_lying_disk(machine)
 
 
 @pytest.mark.parametrize(

@@ -8,27 +8,14 @@ from typing import Any
 
 import pytest
 
-from configs import durable
 from configs.errors import CheckpointError, SettingsError
 from configs.hashes import settings_hash
 from configs.settings import RunSettings
-from learner.checkpointing import checkpoint
-from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.manifest import MANIFEST
 from learner.checkpointing.trust import trust_checkpoint
 from learner.reporting.metrics import Totals
-from tests.learner.support.one_rank import ALONE
-
-NOTHING: Any = None
-
-
-@pytest.fixture(autouse=True)
-def without_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    def save_tensors(_tensors: object, *, checkpoint_id: Path, **_group: object) -> None:
-        durable.DISK.write(checkpoint_id / "__0_0.distcp", b"weights")
-
-    monkeypatch.setattr(checkpoint, "save_tensors", save_tensors)
-    monkeypatch.setattr(Checkpoints, "_tensors", lambda *_: {})
+from tests.learner.support.stored_bytes import StoredBytes
 
 
 def _run(folder: Path, **changes: object) -> RunSettings:
@@ -48,14 +35,14 @@ def _state(run: RunSettings, step: int) -> LearnerState:
     )
 
 
-def _moved(tmp_path: Path, *steps: int) -> tuple[RunSettings, Checkpoints]:
+def _moved(tmp_path: Path, *steps: int) -> tuple[RunSettings, StoredBytes]:
     """A run whose checkpoints came from elsewhere: with other keys, as of an earlier release."""
     there, here = _run(tmp_path / "there"), _run(tmp_path / "here")
-    theirs = Checkpoints(there.folder / "checkpoints", keep=9, ranks=ALONE)
+    theirs = StoredBytes(there.folder, keep=9)
     for step in steps:
-        theirs.save(_state(there, step), NOTHING, NOTHING)
+        theirs.save_bytes(_state(there, step))
     shutil.copytree(there.folder / "checkpoints", here.folder / "checkpoints")
-    return here, Checkpoints(here.folder / "checkpoints", keep=9, ranks=ALONE)
+    return here, StoredBytes(here.folder, keep=9)
 
 
 def test_a_trusted_checkpoint_becomes_the_runs_own(tmp_path: Path) -> None:
@@ -73,7 +60,7 @@ def test_a_trusted_checkpoint_becomes_the_runs_own(tmp_path: Path) -> None:
 
 def test_what_the_message_advises_works_beside_an_own_and_older_checkpoint(tmp_path: Path) -> None:
     run, checkpoints = _moved(tmp_path, 5)
-    checkpoints.save(_state(run, 3), NOTHING, NOTHING)
+    checkpoints.save_bytes(_state(run, 3))
     newest = checkpoints.newest()
     assert newest is not None
     assert newest[1].step == 3
