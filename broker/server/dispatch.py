@@ -1,10 +1,9 @@
 """Dispatch: reads messages of a socket, has each answered in a task of its own, sends replies.
 
-Consumes frames of [routing id, message]; waits for the next, or for room. What arrives counts as a
-sign of life at once, whatever becomes of it, and takes its lane: heartbeats pass by work. Work that
-would wait too long, a peer over its share and one whose key was revoked are refused before the
-message is decoded, one without permission after that. A broker that holds too many bytes stops
-reading and so holds all senders back. Whatever a peer sends, the next message is read.
+Consumes frames of [routing id, message]; waits for the next. What arrives counts as a sign of life
+at once, whatever becomes of it, and takes its lane: heartbeats pass by work. Work that would wait
+too long, a peer over its share and one whose key was revoked are refused before the message is
+decoded, one without permission after that. Whatever a peer sends, the next message is read.
 """
 
 from __future__ import annotations
@@ -19,12 +18,18 @@ from broker.protocol.codec import Envelope, decode, encode, header_of
 from broker.protocol.messages import LeaseReply, LeaseRequest, Refusal
 from broker.transport.allow_list import AllowList
 from broker.transport.router import Router
+from buffer.operations.values import holder_of
 from configs.errors import RecordError, StoreError
 from configs.settings import BrokerSettings
 
 from .admin import AdminService
 from .components import Components
-from .flow_control import ReplyLimiter, RequestLimiter, peer_share_bytes
+from .flow_control import (
+    MAX_REQUESTS_PER_PEER,
+    ReplyLimiter,
+    RequestLimiter,
+    peer_share_bytes,
+)
 from .lanes import PROMPT, SHARE_OF_TIMEOUT, Lane, Request
 from .leasing import UNSERVED
 from .liveness import Peer
@@ -71,7 +76,11 @@ class Dispatcher:
         self._run = run
         self._max_bytes = settings.max_message_bytes
         share = peer_share_bytes(settings)
-        self._limiter = RequestLimiter(max_message_bytes=self._max_bytes, max_peer_bytes=share)
+        self._limiter = RequestLimiter(
+            max_message_bytes=self._max_bytes,
+            max_key_bytes=settings.max_actors_per_key * share,
+            max_key_requests=settings.max_actors_per_key * MAX_REQUESTS_PER_PEER,
+        )
         clock = asyncio.get_running_loop().time
         self._reply_limiter = ReplyLimiter(max_peer_bytes=share, clock=clock)
         self._requests: set[asyncio.Task[None]] = set()
@@ -84,10 +93,9 @@ class Dispatcher:
         self._peers.has_route = self._has_route
 
     async def receive(self) -> None:
-        """Read messages and put each into its lane, as long as there is room."""
+        """Read messages, and put each into its lane or refuse it."""
         num_read = 0
         while True:
-            await self._limiter.wait_for_room()
             frames = await self._router.receive()
             if len(frames) == 2:
                 self._read(frames[0].bytes, frames[1])
@@ -99,7 +107,7 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Refuse what has waited too long; called some times a second."""
-        self._reading.tick(is_reading=self._limiter.has_room)
+        self._reading.tick()
         self._prompt.advance()
         self._work.advance()
 
@@ -123,7 +131,7 @@ class Dispatcher:
             return
         self._peers.observe(header.incarnation, key, route)
         is_prompt = header.op in PROMPT
-        slot = self._limiter.admit(len(frame), route, is_prompt=is_prompt)
+        slot = self._limiter.admit(len(frame), member.tag, is_prompt=is_prompt)
         if slot is None:
             self._refuse(route, header.seq, self._busy, member.name)
             return
@@ -162,7 +170,7 @@ class Dispatcher:
             elif isinstance(reply, Refusal):
                 self._refuse(request.route, envelope.seq, reply, request.member.name)
             elif reply is not None:
-                self._send(request.route, envelope.seq, reply)
+                self._send(request.route, envelope.seq, reply, request.member.tag)
         except Exception:  # the edge of the loop: one request must not end the others
             log.exception("a request failed; its actor will send it again")
 
@@ -190,7 +198,7 @@ class Dispatcher:
                 reply = Refusal("store", f"the store does not answer; send again later: {error}")
         if reply is None:
             return
-        was_sent = self._send(route, envelope.seq, reply)
+        was_sent = self._send(route, envelope.seq, reply, peer.tag)
         if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
             await self._leasing.release_unsent(peer, reply)
 
@@ -204,12 +212,12 @@ class Dispatcher:
 
     def _refuse(self, route: bytes, seq: int, refusal: Refusal, peer: str) -> None:
         self._audit.record_refusal(refusal.code, peer, refusal.text)
-        self._send(route, seq, refusal)
+        self._send(route, seq, refusal, peer)
 
-    def _send(self, route: bytes, seq: int, reply: object) -> bool:
+    def _send(self, route: bytes, seq: int, reply: object, tag: str) -> bool:
         """Hand a reply to ZeroMQ; False if the peer is gone or does not read."""
         frame = encode(reply, run=self._run, incarnation="broker", seq=seq)
-        if not self._reply_limiter.allows(route, len(frame)):
+        if not self._reply_limiter.allows(route, holder_of(tag), len(frame)):
             self._audit.record_refusal("unread", "a peer that is sent too much")
             return False
         try:

@@ -1,9 +1,9 @@
 """Flow control: bounds on requests, on replies that wait for a peer, on HELLOs and failures.
 
-Requests: a broker that holds too many bytes stops reading; ZeroMQ's queues fill, then TCP holds the
-senders back. A peer over its own share, and work that would take the room of heartbeats, are
-refused before that: they come again later, while all others go on. A LEASE that waits for work does
-not count: it is a few hundred bytes, and each actor has one.
+Requests: a key has a bound, over all its connections, and a holder may have no more than it leaves
+to others. What is over that is refused and comes again later, while all others go on; heartbeats
+have room of their own. A LEASE that waits for work does not count: it is a few hundred bytes, and
+each actor has one.
 
 Replies: ZeroMQ bounds the queue of a peer by messages, not by bytes, and a lease that continues an
 episode may be as large as a message can be. ZeroMQ does not report when a reply has left the queue,
@@ -17,20 +17,22 @@ several has as many budgets.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.transport.sockets import RECEIVE_HWM, STALLED_MS
+from buffer.operations.values import holder_of
 from configs.settings import BrokerSettings
 
 MAX_REQUESTS_PER_PEER = 64  # a client keeps half of that in flight, and a copy of each may follow
-MAX_FRAMES = 4  # largest messages held at once, so memory <= this * max_message_bytes
-WORK_FRAMES = 3  # of them, those of records; the rest is for heartbeats
+MAX_REQUESTS = 4096  # of a kind: some seconds of work
+WORK_FRAMES = 3  # largest messages held at once, so memory <= these two * max_message_bytes
+PROMPT_FRAMES = 1  # beside them, those of heartbeats
 SMALL_BYTES = 16 * 1024  # verdicts and refusals: ZeroMQ's own limit holds 64 of them to 1 MiB
 WINDOW_S = STALLED_MS / 1000
+HOLDER_PEERS = 8  # that may all be sent most; what a fleet is sent in a burst, spread over seconds
 HELLOS = 20  # of one key at once, and again in ten seconds, beside two for each of its actors
 FORGET_S = 300.0  # half of a key's failures and successes, each time
 MOST_FAILURES = 20  # of a key before it is judged at all
@@ -55,79 +57,77 @@ def hello_buckets(actors: int) -> TokenBuckets:
 
 
 @dataclass(slots=True)
-class _Share:
-    """Requests of one peer that the broker holds."""
+class _Held:
+    """Requests that the broker holds: all of one kind, of a key, or of a holder."""
 
     requests: int = 0
     num_bytes: int = 0
+
+    def add(self, requests: int, num_bytes: int) -> None:
+        self.requests += requests
+        self.num_bytes += num_bytes
 
 
 class RequestLimiter:
     """Counts requests between `admit` and the release of their slot.
 
+    A holder may have as much as it leaves to others: alone half of the room, beside one that has
+    its half a quarter, and so on. So there is always room for the next, and none has to be known
+    beforehand. Work and heartbeats have rooms of their own.
+
     Args:
         max_message_bytes: Largest message.
-        max_peer_bytes: Share of one peer. A single message of any size always fits.
+        max_key_bytes: Most of one key. A single message of any size always fits.
+        max_key_requests: The same in requests.
     """
 
-    def __init__(self, *, max_message_bytes: int, max_peer_bytes: int) -> None:
-        self._max_bytes = MAX_FRAMES * max_message_bytes
-        self._max_work_bytes = WORK_FRAMES * max_message_bytes
-        self._max_peer_bytes = max_peer_bytes
-        self._bytes = 0
-        self._shares: dict[bytes, _Share] = {}
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+    def __init__(
+        self, *, max_message_bytes: int, max_key_bytes: int, max_key_requests: int
+    ) -> None:
+        self._rooms = {
+            is_prompt: frames * max_message_bytes
+            for is_prompt, frames in ((False, WORK_FRAMES), (True, PROMPT_FRAMES))
+        }
+        self._max_key_bytes = max_key_bytes
+        self._max_key_requests = max_key_requests
+        self._held: dict[bool | str | tuple[str, bool], _Held] = {}
+        """By kind, by key, and by holder and kind."""
 
-    async def wait_for_room(self) -> None:
-        """Wait until another request may be read; for the one task that reads."""
-        await self._has_room.wait()
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another request may be read."""
-        return self._has_room.is_set()
-
-    def admit(self, num_bytes: int, peer: bytes, *, is_prompt: bool = True) -> Slot | None:
+    def admit(self, num_bytes: int, tag: str, *, is_prompt: bool) -> Slot | None:
         """Count a request that was just read, before anything else may run.
 
         Args:
             num_bytes: Of its frame.
-            peer: Its sender.
-            is_prompt: It is no work, and may take the room that work leaves.
+            tag: Of its sender's key.
+            is_prompt: It is no work.
 
         Returns:
-            Its slot; None if its peer is over its share, or work over that of all work.
+            Its slot; None if its key or its holder has as much as it may.
         """
-        if not is_prompt and self._bytes and self._bytes + num_bytes > self._max_work_bytes:
+        names = is_prompt, tag, (holder_of(tag), is_prompt)
+        total, key, holder = (self._held.setdefault(name, _Held()) for name in names)
+        is_over = (
+            key.requests >= self._max_key_requests
+            or key.num_bytes + num_bytes > self._max_key_bytes
+        )
+        left = self._rooms[is_prompt] - total.num_bytes
+        leaves_little = (
+            holder.requests + total.requests >= MAX_REQUESTS or holder.num_bytes + num_bytes > left
+        )
+        if (key.requests and is_over) or (total.requests and leaves_little):
+            self._count(names, 0, 0)
             return None
-        share = self._shares.get(peer)
-        if share is None:
-            share = self._shares[peer] = _Share()
-        elif (
-            share.requests >= MAX_REQUESTS_PER_PEER
-            or share.num_bytes + num_bytes > self._max_peer_bytes
-        ):
-            return None
-        share.requests += 1
-        share.num_bytes += num_bytes
-        self._count(num_bytes)
-        return Slot(lambda: self._release(peer, num_bytes))
+        self._count(names, 1, num_bytes)
+        return Slot(lambda: self._count(names, -1, -num_bytes))
 
-    def _release(self, peer: bytes, num_bytes: int) -> None:
-        share = self._shares[peer]
-        share.requests -= 1
-        share.num_bytes -= num_bytes
-        if not share.requests:
-            del self._shares[peer]
-        self._count(-num_bytes)
-
-    def _count(self, num_bytes: int) -> None:
-        self._bytes += num_bytes
-        if self._bytes >= self._max_bytes:
-            self._has_room.clear()
-        else:
-            self._has_room.set()
+    def _count(
+        self, names: tuple[bool, str, tuple[str, bool]], requests: int, num_bytes: int
+    ) -> None:
+        for name in names:
+            held = self._held[name]
+            held.add(requests, num_bytes)
+            if not held.requests:
+                del self._held[name]
 
 
 class Slot:
@@ -144,10 +144,10 @@ class Slot:
 
 
 class ReplyLimiter:
-    """Counts bytes of large replies by peer, in windows of time.
+    """Counts bytes of large replies by connection and by holder, in windows of time.
 
     Args:
-        max_peer_bytes: For one peer in one window. One reply of any size always fits.
+        max_peer_bytes: To one connection in one window. One reply of any size always fits.
         clock: Seconds.
     """
 
@@ -155,20 +155,26 @@ class ReplyLimiter:
         self._max_peer_bytes = max_peer_bytes
         self._clock = clock
         self._ends_at = 0.0
-        self._sent: dict[bytes, int] = {}
+        self._sent: dict[bytes | str, int] = {}
 
-    def allows(self, peer: bytes, num_bytes: int) -> bool:
-        """Count a reply; False if this peer has to read first."""
+    def allows(self, route: bytes, holder: str, num_bytes: int) -> bool:
+        """Count a reply; False if this peer, or others of its holder, have to read first."""
         if num_bytes <= SMALL_BYTES:
             return True
         now = self._clock()
         if now >= self._ends_at:
             self._ends_at = now + WINDOW_S
             self._sent.clear()
-        sent = self._sent.get(peer, 0)
-        if sent and sent + num_bytes > self._max_peer_bytes:
-            return False
-        self._sent[peer] = sent + num_bytes
+        limits: dict[bytes | str, int] = {
+            route: self._max_peer_bytes,
+            holder: HOLDER_PEERS * self._max_peer_bytes,
+        }
+        for name, most in limits.items():
+            sent = self._sent.get(name, 0)
+            if sent and sent + num_bytes > most:
+                return False
+        for name in limits:
+            self._sent[name] = self._sent.get(name, 0) + num_bytes
         return True
 
 

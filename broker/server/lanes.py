@@ -119,8 +119,8 @@ class Lane:
 class ReadingClock:
     """The time in which the broker read its socket; it stands still while it could hear nobody.
 
-    Silence is measured on it: neither a process that was stopped nor one that is too full to read
-    may hold its own deafness against the actors.
+    Silence is measured on it: a process that was stopped must not count against the actors that
+    they were not heard.
 
     Args:
         clock: Seconds.
@@ -137,9 +137,8 @@ class ReadingClock:
         """Return the seconds of reading so far, as of the last tick."""
         return self._read_s
 
-    def tick(self, *, is_reading: bool) -> None:
+    def tick(self) -> None:
         """Count the time since the last tick, some times a second."""
         now = self._clock()
-        if is_reading:
-            self._read_s += min(now - self._ticked_at, self.MOST_S)
+        self._read_s += min(now - self._ticked_at, self.MOST_S)
         self._ticked_at = now

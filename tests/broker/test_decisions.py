@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from broker.server import flow_control
 from broker.server.flow_control import RequestLimiter
 from broker.server.leasing import GracePeriod, WaitQueue
 from broker.server.liveness import FORGET_AFTER, Liveness
 from tests.broker.support.fake_clock import FakeClock
-from tests.broker.support.limits import has_room
 from tests.broker.support.ring import hello
 
 ROUTE = b"connection"
@@ -128,27 +129,56 @@ def test_nothing_is_reaped_right_after_the_process_was_stopped() -> None:
     assert not grace.is_over()
 
 
-def test_the_limiter_closes_when_bytes_are_many_and_keeps_room_for_heartbeats() -> None:
-    async def story() -> None:
-        limiter = RequestLimiter(max_message_bytes=100, max_peer_bytes=100)
-        large = limiter.admit(399, b"a")
-        assert await has_room(limiter)
-        last = limiter.admit(1, b"b")
-        assert large is not None and last is not None
-        assert not await has_room(limiter)
-        last.release()
-        last.release()  # counts once
-        assert await has_room(limiter)
-        large.release()
+def limiter(max_key_bytes: int = 10**6, max_key_requests: int = 10**6) -> RequestLimiter:
+    return RequestLimiter(
+        max_message_bytes=100, max_key_bytes=max_key_bytes, max_key_requests=max_key_requests
+    )
 
-        work = limiter.admit(300, b"a", is_prompt=False)
-        assert work is not None
-        assert limiter.admit(1, b"b", is_prompt=False) is None
-        assert limiter.admit(99, b"b") is not None
-        work.release()
-        assert limiter.admit(1, b"b", is_prompt=False) is not None
 
-    asyncio.run(story())
+def admits(limits: RequestLimiter, num_bytes: int, tag: str, *, is_prompt: bool = False) -> bool:
+    return limits.admit(num_bytes, tag, is_prompt=is_prompt) is not None
+
+
+def test_a_holder_has_no_more_than_it_leaves_to_others() -> None:
+    limits = limiter()
+    assert admits(limits, 100, "a")
+    assert not admits(limits, 101, "a"), "300 is the room of work"
+    assert admits(limits, 50, "a")
+    assert not admits(limits, 1, "a")
+    assert admits(limits, 75, "b"), "half of what is left"
+    assert not admits(limits, 1, "b")
+    assert admits(limits, 37, "c")
+
+
+def test_however_many_keys_a_holder_has_there_is_room_for_another() -> None:
+    limits = limiter()
+    taken = sum(admits(limits, 10, f"e~{n}") for n in range(50))
+    assert taken == 15
+    assert admits(limits, 50, "honest")
+    assert admits(limits, 25, "e2~1")
+
+    few = limiter()
+    while admits(few, 1, "e~1") or admits(few, 1, "e~2"):
+        pass
+    assert admits(few, 1, "honest")
+
+
+def test_heartbeats_have_room_of_their_own_and_are_bounded_in_it() -> None:
+    limits = limiter()
+    while admits(limits, 10, "a"):
+        pass
+    assert admits(limits, 50, "a", is_prompt=True)
+    assert not admits(limits, 1, "a", is_prompt=True)
+    assert admits(limits, 25, "b", is_prompt=True)
+    assert not admits(limits, 1, "b", is_prompt=True)
+
+
+def test_requests_are_bounded_as_bytes_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flow_control, "MAX_REQUESTS", 10)
+    limits = limiter()
+    assert [admits(limits, 0, "a") for _ in range(6)] == [True] * 5 + [False]
+    assert [admits(limits, 0, "b") for _ in range(4)] == [True] * 3 + [False]
+    assert [admits(limits, 0, "a", is_prompt=True) for _ in range(6)] == [True] * 5 + [False]
 
 
 def test_the_queue_moves_in_order_and_forgets_calls_that_left() -> None:
@@ -178,43 +208,36 @@ def test_the_queue_moves_in_order_and_forgets_calls_that_left() -> None:
 
 
 def test_a_slot_is_released_once() -> None:
-    async def story() -> None:
-        limiter = RequestLimiter(max_message_bytes=100, max_peer_bytes=10**6)
-        large, small = limiter.admit(350, b"a"), limiter.admit(60, b"a")
-        assert large is not None and small is not None
-        waiting = asyncio.create_task(limiter.wait_for_room())
-        await asyncio.sleep(0)
-        assert not waiting.done()
+    limits = limiter()
+    large, small = (limits.admit(size, "a", is_prompt=False) for size in (100, 50))
+    assert large is not None
+    assert small is not None
+    assert not admits(limits, 50, "a")
 
-        small.release()
-        small.release()  # the second time changes nothing
-        await asyncio.wait_for(waiting, 1)
-        limiter.admit(60, b"a")
-        assert not await has_room(limiter)
-        large.release()
-        assert await has_room(limiter)
-
-    asyncio.run(story())
+    small.release()
+    small.release()  # the second time changes nothing
+    assert admits(limits, 50, "a")
+    assert not admits(limits, 50, "a")
+    large.release()
+    assert admits(limits, 100, "a")
 
 
-def test_a_peer_over_its_share_is_refused_and_others_are_not() -> None:
-    limiter = RequestLimiter(max_message_bytes=1000, max_peer_bytes=100)
-    whole = limiter.admit(1000, b"greedy")  # a single message of any size is let in
+def test_a_key_over_its_share_is_refused_and_others_are_not() -> None:
+    limits = limiter(max_key_bytes=50)
+    whole = limits.admit(100, "greedy", is_prompt=False)  # a single message of any size is let in
     assert whole is not None
 
-    assert limiter.admit(1, b"greedy") is None
-    assert limiter.admit(60, b"other") is not None
-    assert limiter.admit(60, b"other") is None
-    assert limiter.admit(40, b"other") is not None
+    assert not admits(limits, 1, "greedy")
+    assert not admits(limits, 1, "greedy", is_prompt=True)
+    assert admits(limits, 30, "other")
+    assert not admits(limits, 30, "other")
+    assert admits(limits, 20, "other")
     whole.release()
-    assert limiter.admit(60, b"greedy") is not None
+    assert admits(limits, 30, "greedy")
 
 
-def test_a_peer_has_at_most_its_number_of_requests_at_the_broker() -> None:
-    limiter = RequestLimiter(max_message_bytes=1000, max_peer_bytes=10**6)
-    slots = [limiter.admit(1, b"greedy") for _ in range(flow_control.MAX_REQUESTS_PER_PEER)]
+def test_a_key_has_at_most_its_number_of_requests_at_the_broker() -> None:
+    limits = limiter(max_key_requests=3)
 
-    assert None not in slots
-    assert limiter.admit(1, b"greedy") is None
-    assert asyncio.run(has_room(limiter))
-    assert limiter.admit(1, b"other") is not None
+    assert [admits(limits, 1, "e~1") for _ in range(4)] == [True] * 3 + [False]
+    assert admits(limits, 1, "e~2")

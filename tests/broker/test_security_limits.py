@@ -179,11 +179,18 @@ def test_a_peer_is_sent_its_share_in_each_window_and_small_replies_always() -> N
     clock = FakeClock()
     limiter = ReplyLimiter(max_peer_bytes=100_000, clock=clock)
 
-    assert limiter.allows(b"a", 500_000)  # one reply of any size, or it could never be sent
-    assert not limiter.allows(b"a", SMALL_BYTES + 1)
-    assert limiter.allows(b"a", SMALL_BYTES)
-    assert limiter.allows(b"b", 60_000)
-    assert not limiter.allows(b"b", 60_000)
+    assert limiter.allows(b"a", "x", 500_000)  # one reply of any size, or it could never be sent
+    assert not limiter.allows(b"a", "x", SMALL_BYTES + 1)
+    assert limiter.allows(b"a", "x", SMALL_BYTES)
+    assert limiter.allows(b"b", "x", 60_000)
+    assert not limiter.allows(b"b", "x", 60_000)
     clock.now += WINDOW_S
-    assert limiter.allows(b"a", 60_000)
-    assert limiter.allows(b"b", 60_000)
+    assert limiter.allows(b"a", "x", 60_000)
+    assert limiter.allows(b"b", "x", 60_000)
+
+
+def test_keys_of_one_holder_are_sent_what_eight_of_them_may_be_sent() -> None:
+    limiter = ReplyLimiter(max_peer_bytes=100_000, clock=FakeClock())
+
+    assert sum(limiter.allows(b"%d" % n, "x", 50_000) for n in range(100)) == 16
+    assert limiter.allows(b"other", "y", 50_000)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,10 @@ from broker.protocol.messages import (
     Failure,
     LeaseRequest,
     Refusal,
+    SubmitRequest,
 )
+from broker.server.flow_control import MAX_REQUESTS_PER_PEER
+from broker.server.service import Service
 from broker.transport.allow_list import Role, add, read_allowed
 from broker.transport.keys import KeyPair, load_pair, make_keys, new_pair, place_public
 from buffer import operations
@@ -140,6 +145,33 @@ def test_replicas_say_hello_no_more_often_than_their_number_may(
             assert 28 <= welcome <= 40, f"{welcome} HELLOs of one enrolment key"
             assert (await here.actor("honest")) is not None
 
+    asyncio.run(story())
+
+
+def test_connections_of_one_key_have_together_what_one_may_have(
+    redis_url: str, fleet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, held = Service.answer, 0
+
+    async def answer(service: Service, envelope: Any, *sender: Any) -> object | None:
+        nonlocal held
+        if isinstance(envelope.message, SubmitRequest):
+            held += 1
+            await asyncio.Event().wait()
+        return await honest(service, envelope, *sender)
+
+    async def story() -> None:
+        async with ring(redis_url, fleet) as here, AsyncExitStack() as stack:
+            await begin(here.store, groups=1)
+            for n in range(3):
+                raw = await stack.enter_async_context(here.raw_socket("many"))
+                for seq in range(70):
+                    await raw.send(encode(SubmitRequest(()), run=RUN, incarnation=f"{n}", seq=seq))
+            actor = await here.actor("honest")
+            assert (await actor.lease(LeaseRequest(1, FIRST), deadline_s=5)).status == "OK"
+            assert held == MAX_REQUESTS_PER_PEER
+
+    monkeypatch.setattr(Service, "answer", answer)
     asyncio.run(story())
 
 
