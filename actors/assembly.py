@@ -216,7 +216,12 @@ def _load(run: RunSettings) -> tuple[Environment, ModelTokenizer]:
         return environment
 
     environment = call_within(ENVIRONMENT_TIMEOUT_S, make, what="run.environment")
-    return environment, ModelTokenizer(run.model_path)
+    tokenizer = ModelTokenizer(
+        run.model_path,
+        system_prompt=run.system_prompt,
+        template_kwargs=run.chat_template_kwargs,
+    )
+    return environment, tokenizer
 
 
 async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:

@@ -17,6 +17,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "model_path",
         "pretrain",
     ),
+    "run.system_prompt": ("system_message", "system"),
+    "run.chat_template_kwargs": ("apply_chat_template_kwargs", "enable_thinking"),
     "run.dtype": ("torch_dtype", "param_dtype", "bf16", "precision"),
     "run.steps": (
         "max_steps",

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from .aliases import owner_of
+from .left_out import LEFT_OUT
 from .settings import Settings
 
 Schema = dict[str, Any]
@@ -53,6 +54,8 @@ def unknown_key(path: Sequence[str], value: object) -> str:
     """Report that a key is not one of ours, and suggest one."""
     known = _properties()
     where = "$." + ".".join(path)
+    if path[-1] in LEFT_OUT:
+        return f"{where} {LEFT_OUT[path[-1]]}"
     guess = suggest(path)
     if guess is not None:
         return f"{where} is not a setting, got {_show(value)}; did you mean {guess}?"

@@ -1,16 +1,20 @@
 """Tokenizer of the run's model: text to tokens and back.
 
-A chat model gets the prompt as its template's first user turn, and observations as further ones; a
-character model gets the bare text. Loads transformers only when a tokenizer is made.
+A chat model gets the prompt as its template's first user turn, and observations as further ones;
+another model gets the bare text, behind a begin-of-sequence token if its tokenizer puts one there.
+Loads transformers only when a tokenizer is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from configs.errors import SettingsError
+
+ANSWER = "AnswerOfTheAssistant"
+"""Stands for a sampled turn, to see what a chat template puts around it."""
 
 
 class Tokenizer(Protocol):
@@ -37,54 +41,63 @@ class Tokenizer(Protocol):
 class ModelTokenizer:
     """The tokenizer that lies beside the model's weights."""
 
-    def __init__(self, model_path: str) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        system_prompt: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         """Load it.
 
-        Raises:
-            SettingsError: There is no tokenizer, or it has no end-of-sequence token.
-        """
-        from transformers import AutoTokenizer  # noqa: PLC0415 - transformers
+        Args:
+            model_path: Directory or hub name.
+            system_prompt: Message before the prompt, for chat models.
+            template_kwargs: Further variables of the chat template, such as `enable_thinking`.
 
-        try:
-            tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            advice = (
-                "check the name, or that the machine can reach the hub"
-                if not Path(model_path).is_dir()
-                else "a folder made by `nyala init-model` has a tokenizer"
-            )
-            raise SettingsError(
-                f"run.model must be a model with a tokenizer, got {model_path!r} "
-                f"({reason}); {advice}"
-            ) from error
+        Raises:
+            SettingsError: There is no tokenizer, it has no end-of-sequence token, or there is no
+                chat template that a system prompt or variables could go into.
+        """
+        tokenizer = _load(model_path)
         if tokenizer.eos_token_id is None:
             raise SettingsError(
                 f"run.model must have a tokenizer with an end-of-sequence token, "
                 f"got {model_path!r}; without one no turn ever ends"
             )
         self._tokenizer = tokenizer
-        # Kept: every turn needs it, and the tokenizer searches for it each time.
-        self._stop_token_ids = (int(tokenizer.eos_token_id),)
+        self._template_kwargs = dict(template_kwargs or {})
+        self._first = [] if system_prompt is None else [_message("system", system_prompt)]
         self._chat = tokenizer.chat_template is not None
+        if not self._chat and (self._first or self._template_kwargs):
+            name = "run.system_prompt" if self._first else "run.chat_template_kwargs"
+            raise SettingsError(
+                f"{name} must be empty for a model without a chat template, got {model_path!r}; "
+                f"put the text into the environment's prompts"
+            )
+        # Kept: every turn needs it, and the tokenizer searches for it each time.
+        self._stop_token_ids = self._find_stops(model_path)
+        self._begin = () if self._chat else self._find_begin()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """The end-of-sequence token."""
+        """End of sequence, what the model's generation configuration adds, and the turn's end."""
         return self._stop_token_ids
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Tokens of the prompt, in the chat template where there is one."""
-        return self._encode(self._render([_user(text)]) if self._chat else text)
+        if self._chat:
+            return self._encode(self._render([*self._first, _message("user", text)]))
+        return self._begin + self._encode(text)
 
     def encode_observation(self, text: str) -> tuple[int, ...]:
         """Tokens of an observation, as the template's next user turn where there is one."""
         if not self._chat:
             return self._encode(text)
-        # The template shows which tokens stand between a turn's end token and the next turn.
-        turns = [_user("q"), {"role": "assistant", "content": "a"}, _user(text)]
-        head, end, _ = self._render(turns[:2], go_on=False).rpartition(self._tokenizer.eos_token)
-        return self._encode(self._render(turns)[len(head + end) :])
+        # The template shows what stands between a turn's end token and the policy's next turn.
+        after = self._after_answer([_message("user", text)])
+        _, end = self._first_stop(after)
+        return self._encode(after[end:])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of one turn; special tokens stay visible, so that none can hide in an answer."""
@@ -93,15 +106,76 @@ class ModelTokenizer:
         )
         return text
 
+    def _find_stops(self, model_path: str) -> tuple[int, ...]:
+        stops = [int(self._tokenizer.eos_token_id), *_generation_stops(model_path)]
+        if self._chat:
+            # Where the template itself ends a turn; else no turn of some models would ever end.
+            special = self._encode(self._after_answer([]).lstrip())[:1]
+            stops += [token for token in special if token in self._tokenizer.all_special_ids]
+        return tuple(dict.fromkeys(stops))
+
+    def _find_begin(self) -> tuple[int, ...]:
+        """The token that the tokenizer itself puts before a text, if it does."""
+        begin = self._tokenizer.bos_token_id
+        added = self._tokenizer.encode("")
+        return (int(begin),) if begin is not None and added[:1] == [begin] else ()
+
+    def _after_answer(self, turns: list[dict[str, str]]) -> str:
+        """Render what the template puts after an answer, with these turns behind it."""
+        before = [*self._first, _message("user", "question"), _message("assistant", ANSWER)]
+        _, found, after = self._render([*before, *turns], go_on=bool(turns)).rpartition(ANSWER)
+        if not found:
+            raise SettingsError(
+                "run.model must have a chat template that keeps the assistant's turns, got one "
+                "that drops them; choose another model, or give it another chat_template"
+            )
+        return after
+
+    def _first_stop(self, text: str) -> tuple[int, int]:
+        """Find the first token in a text that ends a turn: where it begins and where it ends."""
+        texts = (self._tokenizer.convert_ids_to_tokens(token) for token in self._stop_token_ids)
+        found = [(text.index(stop), text.index(stop) + len(stop)) for stop in texts if stop in text]
+        return min(found, default=(0, 0))
+
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _render(self, turns: list[dict[str, str]], *, go_on: bool = True) -> str:
         text: str = self._tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=go_on
+            turns, tokenize=False, add_generation_prompt=go_on, **self._template_kwargs
         )
         return text
 
 
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+def _load(model_path: str) -> Any:
+    from transformers import AutoTokenizer  # noqa: PLC0415 - transformers
+
+    try:
+        return AutoTokenizer.from_pretrained(model_path)
+    except (OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        advice = (
+            "check the name, or that the machine can reach the hub"
+            if not Path(model_path).is_dir()
+            else "a folder made by `nyala init-model` has a tokenizer"
+        )
+        raise SettingsError(
+            f"run.model must be a model with a tokenizer, got {model_path!r} ({reason}); {advice}"
+        ) from error
+
+
+def _generation_stops(model_path: str) -> list[int]:
+    """Read what ends a text by the model's `generation_config.json`, where it has one."""
+    from transformers import GenerationConfig  # noqa: PLC0415 - transformers
+
+    try:
+        found = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except (OSError, ValueError):  # no such file, or one that cannot be read
+        return []
+    if found is None:
+        return []
+    return [found] if isinstance(found, int) else list(found)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from buffer.record.episode import PolicyVersion
+from configs.architecture import attention_of
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
@@ -88,8 +89,11 @@ class TorchStepper:
         options = self._options
         torch.set_num_threads(options.threads)
         disable_progress_bar()  # stderr is for log lines
+        config = AutoConfig.from_pretrained(options.model).to_dict()
         self._model = AutoModelForCausalLM.from_pretrained(
-            options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
+            options.model,
+            dtype=getattr(torch, options.dtype),
+            attn_implementation=attention_of(config),
         )
         nn.Module.to(self._model, options.device)  # its own `to` has a broken signature
         self._model.eval()

@@ -22,6 +22,10 @@ class RunSettings(Table):
     model: str
     """Hugging Face model directory or hub name. `init` alone means `<run folder>/init`, which
     `nyala init-model` makes."""
+    system_prompt: str | None = None
+    """Message before each prompt, for chat models."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the model's chat template, such as `enable_thinking: false` of Qwen3."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the published weights and of the actors' engines."""
     steps: Positive = 100

@@ -7,6 +7,7 @@ Redis, no process that stays.
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from actors.environments.registry import example_parts
 from actors.rewards.pool import check_reward as try_reward
 from broker.transport.keys import SERVERS, load_pair
 from buffer.store import Store
+from configs.architecture import check_architecture
 from configs.errors import NyalaError, SettingsError
 from configs.settings import (
     ActorSettings,
@@ -30,6 +32,8 @@ from .redis_server import find_binary, is_free
 
 HUB_TIMEOUT_S = 10.0
 REWARD_TIMEOUT_S = 60.0
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
 def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None:
@@ -174,21 +178,38 @@ def _check_model_folder(path: Path) -> None:
             f"run.model must have its weights as .safetensors files, got none in {path}; "
             f"save it again with `save_pretrained`"
         )
+    _check_config(path / "config.json")
+    if not any((path / name).is_file() for name in TOKENIZER_FILES):
+        raise SettingsError(
+            f"run.model must have a tokenizer beside its weights, got {path} without "
+            f"{' or '.join(TOKENIZER_FILES)}; save it there with the tokenizer's `save_pretrained`"
+        )
+
+
+def _check_config(path: Path) -> None:
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SettingsError(
+            f"run.model must have a config.json that can be read, got {path}: {error}"
+        ) from None
+    if not isinstance(config, dict):
+        raise SettingsError(f"run.model must have a JSON object as its config.json, got {path}")
+    check_architecture(config)
 
 
 def _check_hub(model: str) -> None:
-    from huggingface_hub import HfApi, try_to_load_from_cache  # noqa: PLC0415 - huggingface_hub
+    from huggingface_hub import hf_hub_download  # noqa: PLC0415 - huggingface_hub
 
-    if isinstance(try_to_load_from_cache(model, "config.json"), str):
-        return
     try:
-        HfApi().model_info(model, timeout=HUB_TIMEOUT_S)
+        config = hf_hub_download(model, "config.json", etag_timeout=HUB_TIMEOUT_S)
     except Exception as error:  # noqa: BLE001 - whatever the hub's client raises, the model is not there
         first_line = str(error).strip().partition("\n")[0]
         raise SettingsError(
             f"run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
             f"{model!r}: there is no such directory, and the hub says: {first_line}"
         ) from None
+    _check_config(Path(config))
 
 
 def _require_package(package: str, setting: str, instead: str) -> None:

@@ -1,5 +1,8 @@
 """The output layer in chunks: log-probs and entropies of tokens from hidden states.
 
+Its logits may be changed before the softmax, as the model's own forward pass does
+(`configs/architecture.py`).
+
 A chunk's logits are recomputed in the backward pass, so that an [N, V] tensor of logits never
 exists for a large V.
 
@@ -16,6 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from configs.architecture import LogitChange
 from configs.errors import SettingsError
 
 # Logits held at a time: 64 MiB in float32. Small vocabularies fit in one chunk and pay no
@@ -28,6 +32,7 @@ def score_tokens(
     states_ND: Tensor,
     targets_N: Tensor,
     *,
+    change: LogitChange,
     temperature: float,
     entropy_gradient: bool,
     chunk_tokens: int,
@@ -38,6 +43,7 @@ def score_tokens(
         layer: Hidden states to logits.
         states_ND: Shape [N, D].
         targets_N: Token ids. Shape [N], int64.
+        change: Of the logits, before anything else.
         temperature: Divides the logits.
         entropy_gradient: Let gradients flow through the entropies too.
         chunk_tokens: Most tokens whose logits exist at a time.
@@ -45,7 +51,13 @@ def score_tokens(
     Returns:
         Log-probs and entropies, nats. Shapes [N], float32.
     """
-    score = partial(_score_chunk, layer, temperature=temperature, entropy_gradient=entropy_gradient)
+    score = partial(
+        _score_chunk,
+        layer,
+        change=change,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+    )
     if len(targets_N) <= chunk_tokens:
         return score(states_ND, targets_N)
     chunks = [
@@ -63,12 +75,14 @@ def _score_chunk(
     states_ND: Tensor,
     targets_N: Tensor,
     *,
+    change: LogitChange,
     temperature: float,
     entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     logits_NV = layer(states_ND)
     # bfloat16 has too few digits for a log-prob; float64 keeps its own.
-    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
+    logits_NV = change.apply(logits_NV) / temperature
     log_pi_NV = logits_NV.log_softmax(-1)
     logprobs_N = -functional.nll_loss(log_pi_NV, targets_N, reduction="none")
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
@@ -83,8 +97,13 @@ def output_layer(causal_lm: PreTrainedModel) -> nn.Module:
     return layer
 
 
+def logit_change(causal_lm: PreTrainedModel) -> LogitChange:
+    """Read how the model changes the logits of its output layer."""
+    return LogitChange.of(causal_lm.config.to_dict())
+
+
 def check_output_layer(causal_lm: PreTrainedModel) -> None:
-    """Refuse models that change logits after the output layer: chunked scores would be wrong.
+    """Refuse models that change logits in a way we do not know: chunked scores would be wrong.
 
     Raises:
         SettingsError: The model does.
@@ -92,10 +111,11 @@ def check_output_layer(causal_lm: PreTrainedModel) -> None:
     token_ids_BT = torch.arange(1, 5)[None] % causal_lm.config.vocab_size
     with torch.no_grad():
         hidden_BTD = causal_lm.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-        logits_BTV = output_layer(causal_lm)(hidden_BTD)
+        logits_BTV = logit_change(causal_lm).apply(output_layer(causal_lm)(hidden_BTD))
         expected_BTV = causal_lm(input_ids=token_ids_BT, use_cache=False).logits
     if not torch.allclose(logits_BTV, expected_BTV, rtol=1e-4, atol=1e-4):
         raise SettingsError(
-            "run.model must compute its logits with its output layer alone, got "
-            f"{type(causal_lm).__name__}, which changes them afterwards; choose another model"
+            "run.model must compute its logits in a way that the learner knows, got "
+            f"{type(causal_lm).__name__}, which changes those of its output layer; "
+            "choose another model"
         )

@@ -21,11 +21,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from configs.architecture import attention_of, check_architecture
 from configs.errors import SettingsError
 
-from .output_layer import CHUNK_LOGITS, check_output_layer, output_layer, score_tokens
+from .output_layer import (
+    CHUNK_LOGITS,
+    check_output_layer,
+    logit_change,
+    output_layer,
+    score_tokens,
+)
 
 
 class Scores(NamedTuple):
@@ -49,6 +56,7 @@ class Policy(nn.Module):
         super().__init__()
         self.causal_lm = causal_lm
         self.temperature = temperature
+        self.logit_change = logit_change(causal_lm)
         self.vocabulary = int(causal_lm.config.vocab_size)
         self.chunk_tokens = max(1, CHUNK_LOGITS // self.vocabulary)
 
@@ -77,6 +85,7 @@ class Policy(nn.Module):
             output_layer(self.causal_lm),
             states_ND,
             targets_N,
+            change=self.logit_change,
             temperature=self.temperature if temperature is None else temperature,
             entropy_gradient=entropy_gradient,
             chunk_tokens=self.chunk_tokens,
@@ -98,19 +107,28 @@ def load_causal_lm(path: str | Path) -> PreTrainedModel:
     FSDP2 casts to bfloat16 for the forward and backward passes if `run.dtype` is bfloat16.
 
     Raises:
-        SettingsError: No such model, or its logits are not those of its output layer.
+        SettingsError: No such model, or one that cannot be trained exactly.
     """
     try:
+        config = AutoConfig.from_pretrained(str(path)).to_dict()
+    except (OSError, ValueError) as error:
+        raise _no_model(path, error) from error
+    check_architecture(config)
+    try:
         causal_lm = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch.float32, attn_implementation="sdpa"
+            str(path), dtype=torch.float32, attn_implementation=attention_of(config)
         )
     except (OSError, ValueError) as error:
-        raise SettingsError(
-            f"run.model must be a Hugging Face model directory or hub name, got {str(path)!r}; "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+        raise _no_model(path, error) from error
     check_output_layer(causal_lm)
     return cast("PreTrainedModel", causal_lm)
+
+
+def _no_model(path: str | Path, error: Exception) -> SettingsError:
+    return SettingsError(
+        f"run.model must be a Hugging Face model directory or hub name, got {str(path)!r}; "
+        f"{str(error).splitlines()[0]}"
+    )
 
 
 def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype) -> Policy:

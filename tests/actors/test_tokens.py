@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from actors.engine.tokenizer import ModelTokenizer
 from configs.errors import SettingsError
 
-SPECIAL = ["<|im_start|>", "<|im_end|>"]
+SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}[]\n{% endif %}{% endif %}"
 )
 
 
-def save_tokenizer(folder, *, template=None, end="<|im_end|>"):
+def save_tokenizer(folder, *, template=None, end="<|im_end|>", begin=None):
     letters = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n"
     vocabulary = {token: number for number, token in enumerate([*letters, "?", *SPECIAL])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
+    if begin:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{begin} $A </s>",
+            special_tokens=[(token, vocabulary[token]) for token in (begin, "</s>")],
+        )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         unk_token="?",
         eos_token=end,
+        bos_token=begin,
         additional_special_tokens=SPECIAL,
         chat_template=template,
     )
@@ -53,6 +60,56 @@ def test_a_chat_model_reads_its_template(tmp_path):
     assert prompt == "<|im_start|>user\n7+8=<|im_end|>\n<|im_start|>assistant\n"
     # The turn itself ends with the sampled <|im_end|>: what follows belongs to the observation.
     assert observation == "\n<|im_start|>user\n24;<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_turn_ends_where_its_template_ends_it_and_where_the_model_says(tmp_path):
+    """As Gemma's and Llama's: the turn's end is not the tokenizer's end of sequence."""
+    folder = save_tokenizer(tmp_path, template=CHATML, end="</s>")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [0, 1]}')
+
+    tokenizer = ModelTokenizer(folder)
+
+    stops = [tokenizer.decode([token]) for token in tokenizer.stop_token_ids]
+    assert stops == ["</s>", "a", "b", "<|im_end|>"]
+    observation = tokenizer.decode(tokenizer.encode_observation("24;"))
+    assert observation == "\n<|im_start|>user\n24;<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_system_prompt_and_variables_reach_the_template(tmp_path):
+    folder = save_tokenizer(tmp_path, template=CHATML)
+
+    tokenizer = ModelTokenizer(
+        folder, system_prompt="be brief", template_kwargs={"enable_thinking": False}
+    )
+
+    prompt = tokenizer.decode(tokenizer.encode_prompt("7="))
+    observation = tokenizer.decode(tokenizer.encode_observation("24;"))
+    user = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n[]\n"
+    assert prompt == "<|im_start|>system\nbe brief<|im_end|>\n" + user.format("7=")
+    assert observation == "\n" + user.format("24;")
+
+
+def test_a_system_prompt_needs_a_chat_template(tmp_path):
+    folder = save_tokenizer(tmp_path)
+
+    with pytest.raises(SettingsError, match=r"run.system_prompt must be empty for a model without"):
+        ModelTokenizer(folder, system_prompt="be brief")
+    with pytest.raises(SettingsError, match=r"run.chat_template_kwargs must be empty"):
+        ModelTokenizer(folder, template_kwargs={"enable_thinking": False})
+
+
+def test_a_template_that_drops_answers_is_refused(tmp_path):
+    folder = save_tokenizer(tmp_path, template="{{ messages[0].content }}")
+
+    with pytest.raises(SettingsError, match="a chat template that keeps the assistant's turns"):
+        ModelTokenizer(folder)
+
+
+def test_a_begin_token_stands_before_a_prompt_and_no_end_behind_it(tmp_path):
+    tokenizer = ModelTokenizer(save_tokenizer(tmp_path, end="</s>", begin="<s>"))
+
+    assert tokenizer.decode(tokenizer.encode_prompt("7=")) == "<s>7="
+    assert tokenizer.decode(tokenizer.encode_observation("24;")) == "24;"
 
 
 def test_a_model_without_tokenizer_or_end_is_refused(tmp_path):

@@ -103,6 +103,13 @@ def test_an_unknown_key_that_resembles_nothing_gets_the_names_there_are(write):
     assert "$.plugh.q is not a setting, got 2; the tables are run, buffer, broker" in text
 
 
+@pytest.mark.parametrize("typed", ["run.top_p", "actors.sampling.top_k"])
+def test_a_truncated_distribution_is_refused_with_the_reason(write, typed):
+    text = refusal(write("run: {model: init}"), f"{typed}=1")
+
+    assert f"$.{typed} has no counterpart: ratios compare the policies' whole dist" in text
+
+
 def test_tables_that_contradict_each_other_are_refused(write):
     text = refusal(write("run: {model: init, max_policy_lag: 0}\nlearner: {publish_every: 2}"))
 

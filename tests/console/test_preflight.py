@@ -83,10 +83,31 @@ def test_a_directory_without_a_model_is_refused(tmp_path, files, answer):
 
 
 def test_a_directory_with_a_model_passes(tmp_path):
-    (tmp_path / "config.json").touch()
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     (tmp_path / "model.safetensors").touch()
+    (tmp_path / "tokenizer.json").touch()
 
     preflight.check_model(settings(model=str(tmp_path)).run)
+
+
+@pytest.mark.parametrize(
+    ("config", "answer"),
+    [
+        ('{"architectures": ["LlavaForConditionalGeneration"]}', "got LlavaForConditional"),
+        ('{"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}', "with 8 experts"),
+        ('{"architectures": ["FalconH1ForCausalLM"], "lm_head_multiplier": 0.1}', "lm_head_multi"),
+        ('{"quantization_config": {"quant_method": "awq"}}', "a quantization_config"),
+        ('{"architectures": ', "config.json that can be read"),
+        ("[]", "a JSON object as its config.json"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "must have a tokenizer beside its weights"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_by_name(tmp_path, config, answer):
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "model.safetensors").touch()
+
+    with pytest.raises(SettingsError, match=answer):
+        preflight.check_model(settings(model=str(tmp_path)).run)
 
 
 def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch):

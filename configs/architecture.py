@@ -1,0 +1,119 @@
+"""The architecture of a model, as its `config.json` has it: can it be trained, and how is it run.
+
+Ratios compare the learner's log-probs with the sampler's, so the learner must compute exactly what
+the sampler did. Where a model departs from the common decoder, it is run so that it does, or
+refused by name. Imports no torch: `nyala up --dry-run` asks, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, TypeVar
+
+from .errors import SettingsError
+
+CAP = "final_logit_softcapping"
+FACTORS: Mapping[str, tuple[str, bool]] = {
+    "cohere": ("logit_scale", True),
+    "cohere2": ("logit_scale", True),
+    "granite": ("logits_scaling", False),
+    "granite_swa": ("logits_scaling", False),
+    "hyperclovax": ("logits_scaling", True),
+}
+"""Type of model -> its factor of the logits, and whether they are multiplied with it or divided."""
+
+UNKNOWN_CHANGES = (
+    "lm_head_multiplier",
+    "logits_mup_width_multiplier",
+    "logits_soft_cap",
+    "output_logit_soft_cap",
+)
+NUMBERS_OF_EXPERTS = (
+    "moe_num_experts",
+    "n_routed_experts",
+    "num_experts",
+    "num_local_experts",
+    "num_routed_experts",
+)
+
+
+class Logits(Protocol):
+    """The few operations that a tensor of logits needs here."""
+
+    def __mul__(self, factor: float) -> Self: ...
+    def __truediv__(self, divisor: float) -> Self: ...
+    def tanh(self) -> Self: ...
+
+
+L = TypeVar("L", bound=Logits)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitChange:
+    """Change of the logits between a model's output layer and its softmax.
+
+    Formula: `cap * tanh(x / cap)` of `x = factor * layer(states)`; without a cap, `x`.
+    """
+
+    factor: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Read it from a model's configuration."""
+        name, multiplies = FACTORS.get(config.get("model_type", ""), ("", True))
+        factor = float(config.get(name) or 1.0)
+        return cls(factor if multiplies else 1 / factor, config.get(CAP))
+
+    def apply(self, logits: L) -> L:
+        """Change logits of any shape."""
+        if self.factor != 1.0:
+            logits = logits * self.factor
+        if self.cap is not None:
+            logits = (logits / self.cap).tanh() * self.cap
+        return logits
+
+
+def attention_of(config: Mapping[str, Any]) -> str:
+    """Name the implementation of attention that computes what this model defines.
+
+    SDPA leaves out a cap of the attention's logits, which Gemma-2 has.
+    """
+    return "sdpa" if config.get("attn_logit_softcapping") is None else "eager"
+
+
+def check_architecture(config: Mapping[str, Any]) -> None:
+    """Refuse a model whose ratios would be wrong, or that is no causal language model.
+
+    Raises:
+        SettingsError: It is one of these.
+    """
+    name = (config.get("architectures") or ["ForCausalLM"])[0]
+    if not name.endswith("ForCausalLM"):
+        raise SettingsError(
+            f"run.model must be a causal language model for text, whose architecture ends in "
+            f"ForCausalLM, got {name}; choose another model, or the text part of this one"
+        )
+    experts = max(_number(config.get(key)) for key in NUMBERS_OF_EXPERTS)
+    if experts > 1:
+        raise SettingsError(
+            f"run.model must be a dense model, got {name} with {experts} experts: the learner does "
+            f"not know which of them the sampler chose, and its ratios would be wrong; choose a "
+            f"dense model"
+        )
+    changes = [key for key in UNKNOWN_CHANGES if config.get(key) not in (None, 1.0)]
+    if changes:
+        raise SettingsError(
+            f"run.model must compute its logits in a way that the learner knows, got {name} with "
+            f"{', '.join(changes)}; choose another model"
+        )
+    if config.get("quantization_config"):
+        raise SettingsError(
+            f"run.model must have weights that can be trained, got {name} with a "
+            f"quantization_config; take the model that was not quantized"
+        )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
