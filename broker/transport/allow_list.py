@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+from configs import durable
 from configs.errors import SettingsError
 
 from .keys import ALLOWED, NAME, SERVERS, forget_name, make_pair, place_public, read_key
@@ -116,8 +117,8 @@ def add(folder: Path, name: str, role: Role) -> Path:
     try:
         if role is Role.ENROLMENT:  # what an earlier key of this name registered
             shutil.rmtree(enrolled_folder(folder, name), ignore_errors=True)
-        pair = make_pair(folder, name)
-        place_public(folder / ALLOWED / role / f"{name}.pub", pair.public)
+        allowed = folder / ALLOWED / role / f"{name}.pub"
+        place_public(allowed, make_pair(folder, name, allowed=allowed).public)
     except OSError as error:
         raise _unwritable(folder, error) from None
     return folder / f"{name}.key"
@@ -143,6 +144,7 @@ def revoke(folder: Path, name: str) -> list[Role]:
         for member, path in entries:
             if name in {member.name, member.enrolled_by}:
                 path.unlink(missing_ok=True)
+                durable.DISK.sync(path.parent)  # or it may be back after a power loss
         forget_name(folder, name)
     except OSError as error:
         raise _unwritable(folder, error) from None

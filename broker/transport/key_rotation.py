@@ -17,7 +17,7 @@ from pathlib import Path
 from configs import durable
 from configs.errors import SettingsError
 
-from .keys import ALLOWED, KeyPair, load_pair, load_public, make_pair, place_public
+from .keys import ALLOWED, load_pair, load_public, make_pair
 
 NEXT = "broker.next"
 PREVIOUS = "previous"
@@ -71,8 +71,7 @@ def rotate_client_key(folder: Path, name: str) -> str:
     durable.move(allowed, previous)
     for suffix in ("key", "pub"):
         (folder / f"{name}.{suffix}").unlink(missing_ok=True)
-    pair: KeyPair = make_pair(folder, name)
-    place_public(allowed, pair.public)
+    make_pair(folder, name, allowed=allowed)
     return f"{name}.{PREVIOUS}"
 
 

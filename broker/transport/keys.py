@@ -15,7 +15,6 @@ others' secrets: the publisher's public key comes with each publication, through
 
 from __future__ import annotations
 
-import os
 import re
 import stat
 import struct
@@ -25,6 +24,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
+from configs import durable
 from configs.errors import SettingsError
 
 SERVERS = ("broker", "learner")
@@ -62,7 +62,7 @@ def make_client(folder: Path, name: str, *, role: str = ACTOR) -> None:
     A pair that exists is left as it is: or a key that was taken off the list would return.
     """
     if not (folder / f"{name}.key").exists():
-        place_public(folder / ALLOWED / role / f"{name}.pub", make_pair(folder, name).public)
+        make_pair(folder, name, allowed=folder / ALLOWED / role / f"{name}.pub")
 
 
 def new_pair() -> KeyPair:
@@ -100,14 +100,24 @@ def load_public(folder: Path, name: str) -> bytes:
     return read_key(folder / f"{name}.pub")
 
 
-def make_pair(folder: Path, name: str) -> KeyPair:
-    """Make a key pair, or load the one that is there; its secret is never open to others."""
+def make_pair(folder: Path, name: str, *, allowed: Path | None = None) -> KeyPair:
+    """Make a key pair, or load the one that is there; its secret is never open to others.
+
+    The secret is written last: where it exists the pair is whole, and on the list if it has to be.
+
+    Args:
+        folder: Of the keys.
+        name: Of this one.
+        allowed: Where else the public half of a new pair goes.
+    """
     path = folder / f"{name}.key"
     if not path.exists():
-        _, secret = zmq.curve_keypair()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secret + b"\n")
+        pair = new_pair()
+        for public in (allowed, folder / f"{name}.pub"):
+            if public is not None:  # one without a secret is of a pair that was never finished
+                durable.make_folder(public.parent, mode=0o700)
+                durable.replace_file(public, pair.public + b"\n")
+        durable.replace_file(path, pair.secret + b"\n", mode=0o600)
     pair = load_pair(folder, name)
     place_public(folder / f"{name}.pub", pair.public)
     return pair
@@ -115,9 +125,9 @@ def make_pair(folder: Path, name: str) -> KeyPair:
 
 def place_public(path: Path, public: bytes) -> None:
     """Write a public key where there is none yet."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
-        path.write_bytes(public + b"\n")
+        durable.make_folder(path.parent, mode=0o700)
+        durable.replace_file(path, public + b"\n")
 
 
 def forget_name(folder: Path, name: str) -> None:

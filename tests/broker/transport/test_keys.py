@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.transport.allow_list import TAG, AllowList, Member, Role, read_allowed
+from broker.transport.allow_list import TAG, AllowList, Member, Role, read_allowed, revoke
 from broker.transport.keys import load_pair, load_public, make_client, make_keys, read_key
+from configs import durable
 from configs.errors import SettingsError
 from tests.broker.support.keys import keys_with_actor
 
@@ -28,6 +29,54 @@ def test_keys_are_private_and_made_once(tmp_path: Path) -> None:
         assert pair.secret.decode() not in repr(pair)
     key = first["enrolment"].public
     assert read_allowed(folder) == {key: Member("enrolment", Role.ENROLMENT, key.decode()[:TAG])}
+
+
+class FailingDisk(durable.Disk):
+    """Loses power at a rename."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives = lives
+        self.synced: list[Path] = []
+
+    def rename(self, source: Path, target: Path) -> None:
+        if not self.lives:
+            raise OSError("no power")
+        self.lives -= 1
+        super().rename(source, target)
+
+    def sync(self, path: Path) -> None:
+        self.synced.append(path)
+        super().sync(path)
+
+
+@pytest.mark.parametrize("renames", range(3))
+def test_a_pair_that_was_half_made_is_made_whole_and_let_in_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
+) -> None:
+    folder = make_keys(tmp_path / "keys")
+    with monkeypatch.context() as power:
+        power.setattr(durable, "DISK", FailingDisk(renames))
+        with pytest.raises(OSError, match="no power"):
+            make_client(folder, "spot")
+    assert not (folder / "spot.key").exists()
+
+    make_client(folder, "spot")
+
+    pair = load_pair(folder, "spot")
+    assert pair.public == load_public(folder, "spot")
+    assert {m.name for key, m in read_allowed(folder).items() if key == pair.public} == {"spot"}
+
+
+def test_a_key_that_is_revoked_is_so_after_a_power_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = keys_with_actor(tmp_path / "keys")
+    disk = FailingDisk(0)
+    monkeypatch.setattr(durable, "DISK", disk)
+
+    revoke(folder, "actor")
+
+    assert folder / "allowed" / "actor" in disk.synced
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
