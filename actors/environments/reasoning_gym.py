@@ -1,8 +1,9 @@
 """Datasets of reasoning-gym as single-turn environments.
 
-Settings: `dataset` (its name), `prompt_style` (`compact` or `full`), `dense` (credit by position),
-`size` (training items before they repeat), `seed`; every further key goes to the dataset. Training
-and held-out items come from separate seeds and, by `held_out.py`, never share a question.
+Settings: `dataset` (its name), `prompt_style` (`full`, or `compact` where one is written), `dense`
+(credit by position), `size` (training items before they repeat), `seed`; every further key goes to
+the dataset. Training and held-out items come from separate seeds and, by `held_out.py`, never share
+a question.
 
 Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
 settings make a generator that never returns: items are begun under a deadline
@@ -11,9 +12,10 @@ settings make a generator that never returns: items are begun under a deadline
 
 from __future__ import annotations
 
+import random
 import warnings
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 from typing import Any, Literal, Protocol
 
@@ -22,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from configs.errors import SettingsError
 
 from .base import Score, Segment, Step
-from .compact import PROBED_ITEMS, CompactStyle, Item, check_payload, compact_style
+from .compact import CompactStyle, Item, compact_style
 from .held_out import probe
 from .partial_credit import position_share
 
@@ -36,7 +38,9 @@ class ReasoningGymSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     dataset: str = "spell_backward"
-    prompt_style: Literal["compact", "full"] = "compact"
+    prompt_style: Literal["full", "compact"] = "full"
+    """`full`: the dataset's question, whole. `compact`: a few characters (`compact.py`), for the
+    character models that `run.model: init` makes."""
     dense: bool = False
     """Reward = half of the position share + half of `exact`, instead of the dataset's own score."""
     size: int = Field(default=1_000_000, ge=1, lt=1 << 30)
@@ -107,17 +111,17 @@ class ReasoningGym:
     def __init__(self, **settings: Any) -> None:
         self._settings = ReasoningGymSettings(**settings)
         self._extra = dict(self._settings.model_extra or {})
+        self._training = self._create(self._settings.seed)
         self._style = (
             compact_style(self._settings.dataset)
             if self._settings.prompt_style == "compact"
             else None
         )
-        self._training = self._create(self._settings.seed)
-        if self._style is not None:
-            items = [self._training[number] for number in range(PROBED_ITEMS)]
-            check_payload(self._settings.dataset, items)
-        self._held_out = self._create(self._settings.seed + HELD_OUT_SEED)
         self._item = lru_cache(CACHED_ITEMS)(self._find)
+
+    @cached_property
+    def _held_out(self) -> _Dataset:
+        return self._create(self._settings.seed + HELD_OUT_SEED)
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> ReasoningGymConversation:  # noqa: ARG002 - an item is its index
         """Make the conversation of an item; members of a group share it, whatever their seeds."""
@@ -138,7 +142,7 @@ class ReasoningGym:
         size = self._settings.size
         return probe(
             index % size,
-            lambda number: dataset[number % size],
+            lambda number: _make_item(dataset, number % size),
             self._question,
             held_out=held_out,
         )
@@ -164,12 +168,22 @@ class ReasoningGym:
             dataset: _Dataset = reasoning_gym.create_dataset(
                 name, seed=seed, size=self._settings.size, **self._extra
             )
-        except (TypeError, ValueError, AssertionError) as error:
+        except (TypeError, ValueError, AssertionError, AttributeError) as error:
             raise SettingsError(
                 f"run.environment_settings must be valid for reasoning-gym's {name}, "
                 f"got {self._extra}; it says: {error}"
             ) from error
         return dataset
+
+
+def _make_item(dataset: _Dataset, number: int) -> Item:
+    """Make an item that depends on its number alone: list_functions also draws from `random`."""
+    state = random.getstate()
+    random.seed(number)
+    try:
+        return dataset[number]
+    finally:
+        random.setstate(state)
 
 
 def _final_answer(text: str) -> str:

@@ -31,7 +31,10 @@ from benchmarks.staleness.report import NAIVE, Point, draw, ratios, summarise, t
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.workload import Workload
 
-WORDS = "{dataset: spell_backward, min_word_len: 4, max_word_len: 4, dense: true}"
+WORDS = (
+    "{dataset: spell_backward, prompt_style: compact, "
+    "min_word_len: 4, max_word_len: 4, dense: true}"
+)
 TASK = (
     f"run.environment_settings={WORDS}",
     "run.max_prompt_tokens=8",

@@ -12,7 +12,10 @@ from configs.settings import Settings
 from console.run.init_model import make_if_needed, stamp
 from console.run.plan import resolve
 
-LONG_WORDS = "{dataset: spell_backward, min_word_len: 10, max_word_len: 14, dense: true}"
+LONG_WORDS = (
+    "{dataset: spell_backward, prompt_style: compact, "
+    "min_word_len: 10, max_word_len: 14, dense: true}"
+)
 THROUGHPUT = (
     f"run.environment_settings={LONG_WORDS}",
     "run.max_completion_tokens=32",
