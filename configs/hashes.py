@@ -7,27 +7,26 @@ and files alone: the learner can do it without importing an environment.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 from configs.tables.run import RunSettings
 
 from .errors import SettingsError
+from .own_code import source_of
 
-LOCAL_KEYS = {"directory", "model", "reward", "trusted_network"}
+LOCAL_KEYS = {"directory", "environment", "model", "reward", "trusted_network"}
 """Keys of `run` that may differ between machines. The contents of the files that they name are
-compared on their own: the model by the manifest of the weights, the reward by its hash."""
+compared on their own: the model by the manifest of the weights, the others by their hashes."""
 
 HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
 
 
 def run_hashes(run: RunSettings) -> dict[str, str]:
-    """Hash the shared settings, the environment with its package, and the reward function's file.
+    """Hash the shared settings, the environment with its file or package, and the reward's file.
 
     Raises:
-        SettingsError: The reward's file or module is not there.
+        SettingsError: A file or module of the environment or the reward is not there.
     """
     return {
         "settings": settings_hash(run),
@@ -51,15 +50,24 @@ def reward_hash(reward: str | None) -> str:
     """
     if reward is None:
         return "environment"
-    place, _, name = reward.rpartition(":")
-    path = Path(place) if place.endswith(".py") else _module_file(place, reward)
+    return code_hash(reward, setting="run.reward")
+
+
+def code_hash(name: str, *, setting: str) -> str:
+    """Hash of a function or class of the user: its file and its name.
+
+    Raises:
+        SettingsError: There is no such file or module.
+    """
+    path = source_of(name, setting=setting)
     try:
         source = path.read_bytes()
     except OSError as error:
         raise SettingsError(
-            f"run.reward must be a readable file, got {reward!r}; {error.strerror}: {path}"
+            f"{setting} must be a readable file, got {name!r}; {error.strerror}: {path}"
         ) from error
-    return hashlib.sha256(source + name.encode()).hexdigest()[:HASH_CHARACTERS]
+    attribute = name.rpartition(":")[2]
+    return hashlib.sha256(source + attribute.encode()).hexdigest()[:HASH_CHARACTERS]
 
 
 def _rewards_hash(run: RunSettings) -> str:
@@ -72,22 +80,14 @@ def _rewards_hash(run: RunSettings) -> str:
 
 def _environment_hash(run: RunSettings) -> str:
     keys = json.dumps(run.environment_settings, sort_keys=True, default=str)
+    name = run.environment
+    if ":" in name:
+        code, package = code_hash(name, setting="run.environment"), name.partition(":")[0]
+    else:
+        code, package = name, name
     try:
-        package = version(run.environment.partition(":")[0].partition(".")[0].replace("_", "-"))
-    except PackageNotFoundError:
-        package = ""  # ours, or a file beside the run
-    text = f"{run.environment}\n{package}\n{keys}"
+        release = version(package.partition(".")[0].replace("_", "-"))
+    except (PackageNotFoundError, ValueError):  # an absolute path begins with an empty name
+        release = ""  # ours, or a file of the user
+    text = f"{code}\n{release}\n{keys}"
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
-
-
-def _module_file(place: str, reward: str) -> Path:
-    try:
-        spec = importlib.util.find_spec(place)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or spec.origin is None:
-        raise SettingsError(
-            f"run.reward must be in an importable module, got {reward!r}; "
-            f"there is no module {place!r} on this machine"
-        )
-    return Path(spec.origin)

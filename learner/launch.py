@@ -50,7 +50,7 @@ def launch(arguments: list[str], *, ranks: int) -> int:
         monitor_interval=0.1,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "learner", *arguments)
+        elastic_launch(config, sys.executable)("-P", "-m", "learner", *arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         log.error("a rank failed", rank=rank, exit_code=failure.exitcode)

@@ -1,17 +1,17 @@
 """Environments by the name in `run.environment`.
 
-A name of ours, or `module:Class` of yours: the class is called with `run.environment_settings` as
-keywords and must have `begin` and `describe` (`base.py`).
+A name of ours, or `path/to/file.py:Class` or `module:Class` of yours: the class is called with
+`run.environment_settings` as keywords and must have `begin` and `describe` (`base.py`).
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import cast
 
 from pydantic import ValidationError
 
-from configs.errors import SettingsError
+from configs.errors import NyalaError, SettingsError
+from configs.own_code import explain, load_own
 from configs.settings import RunSettings
 
 from .base import Conversation, Environment
@@ -29,7 +29,7 @@ def make_environment(run: RunSettings) -> Environment:
     a deadline.
 
     Raises:
-        SettingsError: The environment is unknown, or refuses its settings.
+        SettingsError: The environment is unknown, refuses its settings, or fails.
     """
     factory = _load_class(run.environment)
     try:
@@ -46,6 +46,12 @@ def make_environment(run: RunSettings) -> Environment:
             f"run.environment_settings must be keywords of {run.environment}, "
             f"got {run.environment_settings}; it says: {error}"
         ) from error
+    except NyalaError:
+        raise
+    except Exception as error:
+        raise SettingsError(
+            f"run.environment must be made by {run.environment}, got {explain(error)}"
+        ) from error
     return environment
 
 
@@ -56,9 +62,16 @@ def check_environment(run: RunSettings) -> Conversation:
         SettingsError: The environment cannot serve this run.
     """
     environment = make_environment(run)
-    sample = environment.begin(0, run.seed, held_out=False)
-    if run.eval_episodes:
-        environment.begin(0, run.seed, held_out=True)
+    try:
+        sample = environment.begin(0, run.seed, held_out=False)
+        if run.eval_episodes:
+            environment.begin(0, run.seed, held_out=True)
+    except NyalaError:
+        raise
+    except Exception as error:
+        raise SettingsError(
+            f"run.environment must begin an item, got {run.environment!r}; {explain(error)}"
+        ) from error
     return sample
 
 
@@ -79,20 +92,14 @@ def example_parts(run: RunSettings) -> set[str]:
 
 
 def _load_class(name: str) -> type[Environment]:
-    module_name, colon, class_name = OURS.get(name, name).partition(":")
-    if not colon:
+    if ":" not in name and name not in OURS:
         known = ", ".join(sorted(OURS))
         raise SettingsError(
-            f"run.environment must be one of {known}, or module:Class, got {name!r}; "
-            "a class of your own must be importable where the actors run"
+            f"run.environment must be one of {known}, or path/to/file.py:Class or module:Class, "
+            f"got {name!r}"
         )
-    try:
-        found = getattr(import_module(module_name), class_name)
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise SettingsError(
-            f"run.environment must name an importable class, got {name!r}; it says: {error}"
-        ) from error
-    if not (callable(found) and hasattr(found, "begin") and hasattr(found, "describe")):
+    found = load_own(OURS.get(name, name), setting="run.environment", kind="class")
+    if not (hasattr(found, "begin") and hasattr(found, "describe")):
         raise SettingsError(
             f"run.environment must be a class with begin and describe, got {name!r}; "
             "see actors/environments/base.py"

@@ -16,19 +16,15 @@ Runs inside the reward worker; processes and time limits are in `process.py`.
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from configs.errors import RewardError, SettingsError
+from configs.own_code import load_own
 
 FORMS = (
     "f(prompts, completions, **kwargs) -> list[float], f(output, prompt) -> float "
@@ -66,16 +62,8 @@ def load_reward(reward: str) -> RewardFunction:
     Raises:
         SettingsError: The file, module or function cannot be loaded.
     """
-    place, colon, name = reward.rpartition(":")
-    if not colon or not place or not name:
-        raise _refusal("path/to/file.py:function or module:function", reward, "add the function")
-    module = _load_file(place, reward) if place.endswith(".py") else _load_module(place, reward)
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = ", ".join(n for n, v in vars(module).items() if inspect.isfunction(v)) or "none"
-        raise _refusal(f"a function of {place}", reward, f"its functions: {known}")
-    found: RewardFunction = function
-    return found
+    function: RewardFunction = load_own(reward, setting="run.reward", kind="function")
+    return function
 
 
 def recognise(function: RewardFunction, reward: str) -> Convention:
@@ -164,33 +152,6 @@ def _finish(value: Any) -> Any:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _load_file(place: str, reward: str) -> ModuleType:
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise _refusal("an existing file", reward, f"there is no {path}")
-    spec = importlib.util.spec_from_file_location(f"reward_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(path.parent))  # so that it can import what lies beside it
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise _refusal("a file that can be imported", reward, _describe(error)) from error
-    return module
-
-
-def _load_module(place: str, reward: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except Exception as error:
-        raise _refusal("a module that can be imported", reward, _describe(error)) from error
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _refusal(constraint: str, reward: str, advice: str) -> SettingsError:

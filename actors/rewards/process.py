@@ -80,7 +80,7 @@ class RewardProcess:
         """
         self._channel = Channel()
         self._num_answers = 0
-        command = (sys.executable, "-m", "actors.rewards.worker")
+        command = (sys.executable, "-P", "-m", "actors.rewards.worker")
         try:
             self._process = await start_worker(
                 self._channel, *command, self._reward, str(self._memory_mb or 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 from buffer import operations
 from buffer.store import Store
 from configs.errors import StoreError
-from console.run.process import Command, Process
+from console.run.process import PYTHON, Command, Process
 from console.run.process_guard import ProcessGuard
 from console.run.run_folder import RunFolder
 
@@ -71,7 +70,7 @@ class Fleet:
             "actor",
             (
                 *prefix,
-                *(sys.executable, "-m", "actors", "--config", str(self._folder.config)),
+                *(*PYTHON, "actors", "--config", str(self._folder.config)),
                 *("--name", name),
                 *flags,
             ),

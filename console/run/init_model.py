@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,10 +22,12 @@ from rich.progress import Progress as Bar
 
 from configs import durable
 from configs.errors import NyalaError, SettingsError
+from configs.hashes import code_hash
 from configs.loader import save
 from configs.settings import Settings
 
 from .placement import environment_of
+from .process import PYTHON
 from .run_folder import RunFolder
 
 STAMP = "made_from.json"
@@ -47,7 +48,9 @@ def is_made(settings: Settings, folder: Path) -> bool:
 
 def stamp(settings: Settings) -> str:
     """Hash everything that the model depends on."""
-    parts = {
+    environment = settings.run.environment
+    own = {"code": code_hash(environment, setting="run.environment")} if ":" in environment else {}
+    parts = own | {
         "run": settings.run.model_dump(
             mode="json", include={"seed", "environment", "environment_settings"}
         ),
@@ -141,7 +144,7 @@ def warm_start_command(config: Path, pairs: Path, out: Path) -> list[str]:
 
 def _command(package: str, verb: str, arguments: Mapping[str, object]) -> list[str]:
     flags = [text for key, value in arguments.items() for text in (f"--{key}", str(value))]
-    return [sys.executable, "-m", package, verb, *flags]
+    return [*PYTHON, package, verb, *flags]
 
 
 def _run(settings: Settings, role: str, command: list[str]) -> Iterator[str]:
@@ -165,7 +168,9 @@ def _run(settings: Settings, role: str, command: list[str]) -> Iterator[str]:
             process.kill()  # nothing to kill, unless we were interrupted
         if code != 0:
             log.seek(0)
-            raise _failure(" ".join(command[2:4]), code, log.read().splitlines())
+            raise _failure(
+                " ".join(command[len(PYTHON) : len(PYTHON) + 2]), code, log.read().splitlines()
+            )
 
 
 def _failure(command: str, code: int, log: list[str]) -> NyalaError:

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from configs.own_code import ROOT
 from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
 
@@ -64,6 +65,8 @@ def environment_of(
         environment[name] = str(threads)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TOKENIZERS_PARALLELISM"] = "false"  # its threads would fight for the same cores
+    if environment.get("PYTHONPATH"):  # ours first: its folders may have packages of our names
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
     if role == "actor":
         for name in (VARIABLE, FILE_VARIABLE):
             environment.pop(name, None)  # an actor has no business with Redis

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,7 +14,7 @@ from configs.secrets import redis_url_of, write_secret
 from configs.settings import BufferSettings, Settings
 
 from .placement import actor_gpus, environment_of, learner_gpus, visible_gpus
-from .process import Command
+from .process import PYTHON, Command
 from .redis_server import RedisServer, configure, free_port, is_free
 from .run_folder import RunFolder
 
@@ -27,6 +26,7 @@ def resolve(settings: Settings) -> Settings:
     model = Path(run.model).expanduser()
     if run.model != "init" and model.exists():
         changes["model"] = str(model.resolve())
+    changes["environment"] = _absolute(run.environment)
     if isinstance(run.reward, str):
         changes["reward"] = _absolute(run.reward)
     elif run.reward is not None:
@@ -117,7 +117,7 @@ def role_command(
         config = path / "config.yaml"
         overrides = [f"run.directory={json.dumps(str(settings.run.directory))}", *overrides]
     flags = [text for override in overrides for text in ("--set", override)]
-    arguments = (sys.executable, "-m", package, "--config", str(config), *flags)
+    arguments = (*PYTHON, package, "--config", str(config), *flags)
     log = RunFolder(settings.run.folder).log(role)
     return Command(role, role, arguments, log, environment_of(role, settings))
 
@@ -148,16 +148,16 @@ def _command(
     *,
     flags: Sequence[str] = (),
 ) -> Command:
-    arguments = (sys.executable, "-m", package, "--config", str(folder.config), *flags)
+    arguments = (*PYTHON, package, "--config", str(folder.config), *flags)
     return Command(name, role, arguments, folder.log(name), environment)
 
 
-def _absolute(reward: str) -> str:
-    """Make the file of a reward function absolute; a module stays as it is."""
-    place, colon, function = reward.rpartition(":")
+def _absolute(code: str) -> str:
+    """Make the file of a function or class absolute; a module stays as it is."""
+    place, colon, name = code.rpartition(":")
     if not place.endswith(".py"):
-        return reward
-    return f"{Path(place).expanduser().resolve()}{colon}{function}"
+        return code
+    return f"{Path(place).expanduser().resolve()}{colon}{name}"
 
 
 def _with_port(settings: Settings, folder: RunFolder) -> Settings:

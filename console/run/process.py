@@ -6,12 +6,17 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from .process_log import ProcessLog
+
+PYTHON = (sys.executable, "-P", "-m")
+"""Beginning of a role's command. `-P`: a folder of the user's, such as `configs/` in the working
+folder, does not take the place of ours."""
 
 
 class Supervised(Protocol):

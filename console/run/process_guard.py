@@ -24,7 +24,7 @@ class ProcessGuard:
 
     def __init__(self, *, grace_s: float) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "console.run.process_guard", str(grace_s)],
+            [sys.executable, "-P", "-m", "console.run.process_guard", str(grace_s)],
             stdin=subprocess.PIPE,
             start_new_session=True,  # neither Ctrl-C nor a kill of our group reaches it
         )

@@ -302,9 +302,14 @@ def test_check_makes_an_item_of_both_sides():
         ("reasoning_gym", {"prompt_style": "terse"}, "'full' or 'compact'"),
         ("calculator", {"no_such_key": 1}, "no_such_key must be valid"),
         ("calculator", {"max_operand": 0}, "greater than or equal to 2"),
-        ("chess", {}, "must be one of calculator, reasoning_gym, or module:Class, got 'chess'"),
+        (
+            "chess",
+            {},
+            "must be one of calculator, reasoning_gym, or path/to/file.py:Class or .*got 'chess'",
+        ),
         ("json:loads", {}, "must be a class with begin and describe"),
-        ("no_such_module:Chess", {}, "must name an importable class"),
+        ("json:no_such", {}, "must be a class of json, .*it has .*"),
+        ("no_such_module:Chess", {}, "must be in an importable module, got .*No module named"),
     ],
 )
 def test_wrong_settings_are_refused_with_the_fix(name, settings, words):

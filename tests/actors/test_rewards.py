@@ -144,7 +144,7 @@ def test_a_function_that_always_hangs_gives_up_the_batch_in_bounded_time(write):
     ("source", "name", "words"),
     [
         (None, "f", "run.reward must be an existing file, got .*; there is no /"),
-        ("def g(output, prompt): return 1", "f", "run.reward must be a function of .*functions: g"),
+        ("def g(output, prompt): return 1", "f", "run.reward must be a function of .*it has g"),
         ("def f(output, prompt) return 1", "f", "can be imported, got .*SyntaxError"),
         ("import no_such_thing", "f", "can be imported, got .*No module named 'no_such_thing'"),
         ("def f(a, b): return 1", "f", r"must be of the form .*it has \(a, b\)"),

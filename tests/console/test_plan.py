@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,9 @@ from broker.transport.allow_list import Role, read_allowed, revoke
 from broker.transport.keys import load_pair, make_keys
 from configs.errors import SettingsError
 from configs.loader import load
+from configs.own_code import PACKAGES
 from configs.settings import Settings
+from console.run.placement import environment_of
 from console.run.plan import commands, prepare, resolve
 from console.run.run_folder import RunFolder
 from console.verbs.up import say_weight_path
@@ -78,3 +84,49 @@ def test_up_tells_which_path_weights_take_and_why(tmp_path: Path) -> None:
     assert near.startswith("weights to other machines: over process groups, not encrypted")
     assert "pulled over CURVE" in far
     assert "run.trusted_network is false" in far
+
+
+IMPORT_OURS = f"import {', '.join(PACKAGES)}"
+
+
+def put_packages_of_our_names(folder: Path) -> None:
+    for name in PACKAGES:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text("raise ImportError('not ours')\n")
+
+
+def succeeds(*command: object, folder: Path, **variables: str) -> bool:
+    environment = os.environ | variables
+    ran = subprocess.run(command, check=False, cwd=folder, env=environment, timeout=60)
+    return ran.returncode == 0
+
+
+def test_own_packages_called_as_ours_hide_nothing(tmp_path: Path) -> None:
+    put_packages_of_our_names(tmp_path)
+    plan = settings(tmp_path)
+
+    begins = {c.arguments[: c.arguments.index("-m")] for c in commands(plan, RunFolder(tmp_path))}
+
+    assert len(begins) == 1
+    assert succeeds(*begins.pop(), "-c", IMPORT_OURS, folder=tmp_path)
+
+
+def test_neither_do_those_that_pythonpath_names(tmp_path: Path) -> None:
+    put_packages_of_our_names(tmp_path)
+    python = (sys.executable, "-P", "-c")
+    given = {"PYTHONPATH": str(tmp_path)}
+    role = environment_of("broker", settings(tmp_path), inherited=given)
+
+    assert not succeeds(*python, IMPORT_OURS, folder=tmp_path, **given)
+    assert succeeds(*python, IMPORT_OURS, folder=tmp_path, PYTHONPATH=role["PYTHONPATH"])
+
+    shutil.rmtree(tmp_path / "console")  # `nyala` begins with ours, which puts the others right
+    nyala = Path(sys.executable).with_name("nyala")
+    assert succeeds(nyala, "--help", folder=tmp_path, **given)
+
+
+def test_files_of_the_users_code_become_absolute(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = settings(tmp_path, "run.environment=env.py:Env", "run.reward=rewards.py:f").run
+    assert (run.environment, run.reward) == (f"{tmp_path}/env.py:Env", f"{tmp_path}/rewards.py:f")
+    assert settings(tmp_path, "run.environment=env:Env").run.environment == "env:Env"

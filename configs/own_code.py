@@ -1,0 +1,129 @@
+"""Code of the user, named as `path/to/file.py:name` or `module:name`: found, loaded, explained.
+
+Its folder goes to the end of the path, so that nothing in it can take the place of an installed
+package, nor of one of ours: many a project has a folder `configs/`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import SettingsError
+
+ROOT = Path(__file__).parents[1]
+"""The folder that has our packages."""
+
+PACKAGES = ("actors", "broker", "buffer", "configs", "console", "learner")
+
+
+def source_of(name: str, *, setting: str) -> Path:
+    """Return the file that has what `name` names, without running it.
+
+    Raises:
+        SettingsError: There is no such module.
+    """
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        return Path(place).expanduser()
+    _add(Path.cwd())
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        raise SettingsError(
+            f"{setting} must be in an importable module, got {name!r}; "
+            f"there is no module {place!r} on this machine"
+        )
+    return Path(spec.origin)
+
+
+def load_own(name: str, *, setting: str, kind: str) -> Any:
+    """Return what `name` names; its module is run.
+
+    Args:
+        name: As a person wrote it.
+        setting: Where, such as `run.reward`.
+        kind: What it is to be, such as `function`.
+
+    Raises:
+        SettingsError: The file or module cannot be loaded, or has no such name.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        known = f"path/to/file.py:{kind} or module:{kind}"
+        raise SettingsError(f"{setting} must be {known}, got {name!r}; add the {kind}")
+    module = _load_file(name, setting) if place.endswith(".py") else _load_module(name, setting)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        own = [
+            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__
+        ]
+        known = ", ".join(own) or "none"
+        raise SettingsError(f"{setting} must be a {kind} of {place}, got {name!r}; it has {known}")
+    return found
+
+
+def explain(error: BaseException) -> str:
+    """Write an error of the user's code with the line of it that was carried out last.
+
+    Example:
+        ZeroDivisionError: division by zero, at rewards.py:7: `return 1 / n`
+    """
+    text = f"{type(error).__name__}: {error}"
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
+    if not own:
+        return text
+    return f"{text}, at {own[-1].filename}:{own[-1].lineno}: `{own[-1].line}`"
+
+
+def _is_own(file: str) -> bool:
+    return (
+        Path(file).is_file()
+        and not Path(file).is_relative_to(sys.base_prefix)
+        and "site-packages" not in Path(file).parts
+        and not any(Path(file).is_relative_to(ROOT / package) for package in PACKAGES)
+    )
+
+
+def _load_file(name: str, setting: str) -> ModuleType:
+    path = Path(name.rpartition(":")[0]).expanduser().resolve()
+    if not path.is_file():
+        raise SettingsError(f"{setting} must be an existing file, got {name!r}; there is no {path}")
+    spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    _add(path.parent)  # so that it can import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        hidden = [package for package in PACKAGES if (path.parent / package).is_dir()]
+        advice = f"; rename its {hidden[0]}/: Nyala has a package of that name" if hidden else ""
+        raise SettingsError(
+            f"{setting} must be a file that can be imported, got {name!r}; {explain(error)}{advice}"
+        ) from error
+    return module
+
+
+def _load_module(name: str, setting: str) -> ModuleType:
+    place = name.rpartition(":")[0]
+    _add(Path.cwd())
+    try:
+        return importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        raise SettingsError(
+            f"{setting} must be in an importable module, got {name!r}; {explain(error)}; "
+            "a file is named by its path, such as path/to/file.py:name"
+        ) from error
+
+
+def _add(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
