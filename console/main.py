@@ -5,6 +5,7 @@ A verb's module is imported when the verb is called, so that `nyala --help` answ
 
 from __future__ import annotations
 
+import errno
 import importlib
 import sys
 from typing import Any
@@ -14,6 +15,8 @@ from typer.core import TyperGroup
 
 from configs.errors import NyalaError
 from configs.printable import printable_lines
+
+from .typed import as_typed
 
 SETTINGS_ERROR = 2  # as for a role's process: a person has to change something
 
@@ -34,6 +37,12 @@ VERBS = {
 """Verb -> the module whose `app` has it, or is it, and its line in the help."""
 
 
+UNWRITABLE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space") | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), "let your user write there"
+)
+"""Errors of a place that a person has to change -> the next step."""
+
+
 class Verbs(TyperGroup):
     """Imports a verb when it is called; turns errors of ours into their text and an exit code."""
 
@@ -47,7 +56,15 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except NyalaError as error:
-            print(printable_lines(f"nyala: {error}"), file=sys.stderr)
+            _refuse(str(error))
+            raise typer.Exit(SETTINGS_ERROR) from error
+        except OSError as error:
+            if error.errno not in UNWRITABLE:
+                raise
+            _refuse(
+                f"{error.filename or 'the disk'} must be writable, got: {error.strerror}; "
+                f"{UNWRITABLE[error.errno]}, or choose another with --set run.directory=FOLDER"
+            )
             raise typer.Exit(SETTINGS_ERROR) from error
 
 
@@ -61,6 +78,10 @@ app = typer.Typer(
     "trains, and an actor may come or go at any second.\n\n"
     "Begin with `nyala up configs/demo.yaml`; look at it with `nyala status runs/demo`.",
 )
+
+
+def _refuse(text: str) -> None:
+    print(printable_lines(as_typed(f"nyala: {text}")), file=sys.stderr)
 
 
 def _load(verb: str) -> Any:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from configs.printable import printable, printable_lines
+from console.typed import as_typed
 
 from .progress import Progress
 
@@ -198,7 +199,7 @@ class IdleTime:
 
 def print_line(console: Console, text: str) -> None:
     """Print text that may come from another machine: never markup, nor a terminal's commands."""
-    console.print(printable_lines(text), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable_lines(as_typed(text)), markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -27,6 +27,7 @@ from console.run.init_model import reuse
 from console.run.plan import commands, given_redis, resolve, with_value
 from console.run.preflight import redis_warning, refuse_what_cannot_run, weights_warning
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
+from console.typed import program
 from learner.algorithm.methods import overrides_of
 
 from .session import Session
@@ -68,10 +69,8 @@ def up(  # noqa: PLR0917 - typer calls it by name
     """
     launch = Launch(
         one_of(config, config_option),
-        [
-            *(overrides_of(method) if method else []),
-            *(overrides or []),
-        ],
+        overrides or [],
+        method=method,
         fresh=fresh,
         trust_checkpoint=trust_checkpoint,
         dry_run=dry_run,
@@ -86,16 +85,24 @@ class Launch:
 
     config: Path
     overrides: Sequence[str] = ()
+    method: str | None = None
     fresh: bool = False
     trust_checkpoint: str | None = None
     dry_run: bool = False
     plain: bool = False
 
     @property
+    def changes(self) -> list[str]:
+        """All changes to the file's settings, in the order in which they are made."""
+        return [*(overrides_of(self.method) if self.method else []), *self.overrides]
+
+    @property
     def command(self) -> str:
-        """The command that goes on: the same without `--fresh` and `--trust-checkpoint`."""
+        """The command that goes on: as typed, without `--fresh` and `--trust-checkpoint`."""
         flags = [text for override in self.overrides for text in ("--set", override)]
-        return shlex.join(["nyala", "up", str(self.config), *flags])
+        flags += ["--method", self.method] if self.method else []
+        flags += ["--plain"] if self.plain else []
+        return shlex.join([program(), "up", str(self.config), *flags])
 
 
 def start(launch: Launch, console: Console) -> int:
@@ -109,7 +116,7 @@ def start(launch: Launch, console: Console) -> int:
             "--trust-checkpoint must be without --fresh, which begins without any checkpoint; "
             "leave one of the two out"
         )
-    settings = resolve(settings_of(launch.config, launch.overrides))
+    settings = resolve(settings_of(launch.config, launch.changes))
     folder = RunFolder(settings.run.folder)
     with folder.locked():
         if not launch.fresh and folder.state is RunState.FINISHED:

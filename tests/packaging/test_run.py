@@ -23,7 +23,8 @@ if [ -n "${REFUSE:-}" ]; then
 fi
 case "$*" in
   *--editable*)
-    printf '#!/bin/sh\\necho "nyala $*"\\n' >.venv/bin/nyala
+    printf '#!/bin/sh\\necho "nyala $*"\\necho "$NYALA_TYPED in $PWD" >"$CALLS.typed"\\n' \\
+      >.venv/bin/nyala
     chmod +x .venv/bin/nyala ;;
   *--target*) mkdir .venv/peers ;;
   *) sleep "${SLOW:-0}" ;;
@@ -126,17 +127,34 @@ def test_a_verb_sets_up_and_goes_on_to_nyala(checkout):
 
 
 def test_demo_is_up_of_the_demo_preset(checkout):
-    assert checkout.run("demo", "--plain").stdout == "nyala up configs/demo.yaml --plain\n"
+    preset = checkout.folder / "configs" / "demo.yaml"
+    assert checkout.run("demo", "--plain").stdout == f"nyala up {preset} --plain\n"
 
 
-def test_the_second_time_installs_nothing(checkout):
-    checkout.run("setup")
-    checkout.calls()
+def test_paths_are_those_of_the_callers_folder(checkout, tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
 
-    done = checkout.run("keys")
+    typed = Path(checkout.environment["CALLS"] + ".typed")
 
-    assert (done.stdout, done.stderr) == ("nyala keys\n", "")
-    assert checkout.calls() == []
+    def call(*command, cwd):
+        subprocess.run(
+            command, cwd=cwd, env=checkout.environment, capture_output=True, check=True, timeout=60
+        )
+        return typed.read_text()
+
+    there = call("../checkout/run", "up", "mine.yaml", cwd=mine)
+    here = call("./run", "demo", cwd=checkout.folder)
+    bare = call("sh", "run", "status", "runs/demo", cwd=checkout.folder)
+
+    assert there == f"../checkout/run in {mine}\n"
+    assert here == bare == f"./run in {checkout.folder}\n"
+    assert checkout.run("up", "mine.yaml").stdout == "nyala up mine.yaml\n"
+
+
+def test_demo_in_the_checkout_names_the_preset_as_the_readme_does(checkout, monkeypatch):
+    monkeypatch.chdir(checkout.folder)
+    assert checkout.run("demo").stdout == "nyala up configs/demo.yaml\n"
 
 
 @pytest.mark.parametrize("changed", ["requirements/cpu.lock", "pyproject.toml", "run"])

@@ -1,0 +1,36 @@
+"""The program as it was typed, so that the commands in hints can be pasted.
+
+`nyala` where that is on the path; `./run`, or a path to either, where it was called so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+VARIABLE = "NYALA_TYPED"
+"""Set by `./run` to its own name as it was typed."""
+
+HINT = re.compile(
+    r"\bnyala(?= (?:up|status|actor|learner|broker|keys|buffer|weights|losses|schema|init-model)\b)"
+)
+
+
+def program() -> str:
+    """Return the first word of a command that calls this program again."""
+    typed = os.environ.get(VARIABLE)
+    if typed:
+        return typed
+    called = Path(sys.argv[0])
+    found = shutil.which("nyala")
+    if called.name != "nyala" or (found is not None and Path(found).samefile(called)):
+        return "nyala"
+    return sys.argv[0]
+
+
+def as_typed(text: str) -> str:
+    """Replace `nyala` in the commands of a text."""
+    return HINT.sub(lambda _: program(), text)
