@@ -98,6 +98,23 @@ class RunFolder:
             target = self.path.with_name(f"{self.path.name}.{stamp}-{count}")
         return self.path.rename(target)
 
+    @property
+    def _lock(self) -> Path:
+        # Beside the folder, not inside: `--fresh` moves the folder.
+        return self.path.with_name(f".{self.path.name}.lock")
+
+    @property
+    def is_held(self) -> bool:
+        """True while a `nyala up` of this run works."""
+        try:
+            with self._lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep every other `nyala up` of this run out; the lock ends with the process.
@@ -106,8 +123,7 @@ class RunFolder:
             SettingsError: Another one holds it.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Beside the folder, not inside: `--fresh` moves the folder.
-        with self.path.with_name(f".{self.path.name}.lock").open("a+") as file:
+        with self._lock.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -165,6 +181,11 @@ def run_folder_of(path: Path) -> RunFolder:
     Raises:
         SettingsError: There is no such run.
     """
+    if RunFolder(path).is_held and not (path / "config.yaml").exists():
+        raise SettingsError(
+            f"{path} must be a run that has begun, got one whose settings are still being checked; "
+            f"look again in a moment"
+        )
     if not path.exists():
         raise SettingsError(
             f"{path} must be the folder of a run such as runs/demo, got a path that does not "

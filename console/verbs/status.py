@@ -16,6 +16,7 @@ from buffer.store import Store
 from configs.errors import NyalaError
 from configs.loader import load
 from configs.printable import printable
+from configs.settings import Settings
 from console.arguments import Run
 from console.display.display import View, duration, figures, print_line
 from console.display.json_lines import number, read_rows
@@ -59,8 +60,8 @@ def print_status(path: Path, console: Console) -> None:
     try:
         url = folder.redis_url.read_text(encoding="utf-8").strip()
         counts, seen, serving, shut, used = _ask_store(url, settings.run.name)
-    except NyalaError as error:
-        print_line(console, f"not running: {error}")
+    except (NyalaError, OSError) as error:
+        print_line(console, _state_without_store(folder, settings, error))
         return
     limit_s = settings.broker.heartbeat_timeout_s
     alive = sum(actor.silent_s <= limit_s for actor in seen)
@@ -75,6 +76,15 @@ def print_status(path: Path, console: Console) -> None:
     lines += [_actor_line(actor) for actor in seen]
     for each in lines:
         print_line(console, printable(each))
+
+
+def _state_without_store(folder: RunFolder, settings: Settings, error: Exception) -> str:
+    """Write how a run stands whose store does not answer."""
+    if not folder.is_held:
+        return f"not running: {error}; to go on: `nyala up {folder.path}`"
+    if settings.run.model == "init" and not folder.init.exists():
+        return "starting: the model that it begins with is being made"
+    return f"starting or stopping: its store does not answer ({error})"
 
 
 def _ask_store(

@@ -20,6 +20,7 @@ from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.display.display import LiveDisplay
 from console.main import VERBS, app
+from console.run.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "vllm", "transformers", "rich.console", "pydantic", "redis", "zmq", "matplotlib")
@@ -259,6 +260,27 @@ def test_status_of_a_run_that_was_stopped_says_so(tmp_path):
 
     assert "not running: " in answer.output
     assert time.monotonic() - began < 10
+
+
+def test_status_of_a_run_that_is_starting_says_so(tmp_path):
+    settings = Settings(run=RunSettings(name="r", directory=tmp_path, model="init"))
+    folder = RunFolder(tmp_path / "r")
+
+    with folder.locked():
+        checked = CliRunner().invoke(app, ["status", str(folder.path)])
+        folder.path.mkdir()
+        save(settings, folder.config)
+        made = CliRunner().invoke(app, ["status", str(folder.path)])
+        folder.init.mkdir()
+        starting = CliRunner().invoke(app, ["status", str(folder.path)])
+    stopped = CliRunner().invoke(app, ["status", str(folder.path)])
+
+    assert "still being checked; look again in a moment" in checked.stderr
+    assert "starting: the model that it begins with is being made" in made.stdout
+    assert "starting or stopping: its store does not answer" in starting.stdout
+    assert "not running: " in stopped.stdout
+    assert f"to go on: `nyala up {folder.path}`" in stopped.stdout
+    assert [a.exit_code for a in (checked, made, starting, stopped)] == [2, 0, 0, 0]
 
 
 def test_status_of_a_finished_run_is_its_summary(tmp_path):
