@@ -25,7 +25,7 @@ from benchmarks.delivery.records import GROUP_SIZE, RECORD_BYTES
 from benchmarks.support.machine import describe_machine
 from buffer import operations
 from buffer.client.scripts import FILES, Script, load_script, make_script
-from buffer.operations.values import BeatLine, NewTask
+from buffer.operations.values import BeatLine, NewTask, SubmitLine
 from buffer.store import Store
 
 EPISODES = 256  # of one round
@@ -111,7 +111,7 @@ class Run:
         for offset in (0, 128):
             lines = [BeatLine(task, fence, offset, 128, CHUNK) for task, fence in leased]
             store.run(operations.beat(ttl_ms=TTL_MS, lines=lines))
-        verdicts = store.run(operations.submit([(*lease, RECORD) for lease in leased]))
+        verdicts = store.run(operations.submit([SubmitLine(*lease, RECORD) for lease in leased]))
         assert verdicts == ["OK"] * tasks, f"every episode must count, got {verdicts}"
         store.run(operations.claim(1, self._batch, tasks // GROUP_SIZE))
         store.run(operations.seal(1, self._batch))

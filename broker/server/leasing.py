@@ -162,7 +162,7 @@ class Leasing:
         """Release a grant whose reply could not be sent."""
         peer.granted = None
         tasks = [(lease.task_id, lease.fence) for lease in reply.leases]
-        await self._store.run(operations.release(tasks))
+        await self._store.run(operations.release(tasks, peer.tag))
         log.info("leases taken back: their actor is gone", count=len(tasks))
 
     async def reap(self) -> None:
@@ -211,7 +211,7 @@ class Leasing:
             )
             if answer.status != "OK":
                 return self._reply(answer.status, ())
-            leases = await self._fit(answer.tasks)
+            leases = await self._fit(answer.tasks, peer.tag)
             if not leases:
                 return self._reply("WAIT", ())
             reply = self._reply("OK", leases)
@@ -234,7 +234,7 @@ class Leasing:
         if tasks:
             log.info("leases shared with a key that had none", key=peer.tag, count=len(tasks))
 
-    async def _fit(self, tasks: list[LeasedTask]) -> tuple[Lease, ...]:
+    async def _fit(self, tasks: list[LeasedTask], key: str) -> tuple[Lease, ...]:
         """Keep what fits into one reply, release the rest: resumed episodes bring chunks.
 
         A task that would fit into no reply loses them, and is charged an attempt.
@@ -262,10 +262,10 @@ class Leasing:
                 )
             )
         if excess:
-            await self._store.run(operations.release(excess))
+            await self._store.run(operations.release(excess, key))
         if too_large:
             log.warning("tasks are too large for a message: their tokens go", tasks=too_large)
-            cut = operations.cut(too_large, max_attempts=self._settings.max_attempts)
+            cut = operations.cut(too_large, key, max_attempts=self._settings.max_attempts)
             await self._store.run(cut)
         return tuple(kept)
 

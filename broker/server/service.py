@@ -40,7 +40,7 @@ from broker.protocol.messages import (
 )
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
-from buffer.operations.values import BeatLine, BeatVerdict, holder_of
+from buffer.operations.values import BeatLine, BeatVerdict, SubmitLine, holder_of
 from buffer.record.limits import EpisodeLimits
 from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
@@ -98,7 +98,7 @@ class Service:
                 longest_ms=longest_ms,
             ),
         )
-        self._submits: Batch[tuple[int, int, bytes], str] = Batch(store, operations.submit)
+        self._submits: Batch[SubmitLine, str] = Batch(store, operations.submit)
         self._objects = ObjectStore.of(buffer, run.name)
         self._inline_bytes = buffer.inline_bytes
         self._peers = peers
@@ -222,20 +222,22 @@ class Service:
                 )
                 if refusal := await self._cache.refuse_unpublished(newest):
                     return refusal
-                rows = [(s.task_id, s.fence, s.record) for s in message.submissions]
+                rows = [
+                    SubmitLine(s.task_id, s.fence, s.record, peer.tag) for s in message.submissions
+                ]
                 if self._objects is not None:
                     rows = [
-                        (task, fence, await self._to_object_store(task, r))
-                        for task, fence, r in rows
+                        row._replace(record=await self._to_object_store(row.task_id, row.record))
+                        for row in rows
                     ]
                 verdicts = await self._submits.run(rows)
                 for name, budgets in self._budgets_of(peer):
                     budgets.count(name, good=verdicts.count("OK"))
-                return self._verdicts([row[0] for row in rows], verdicts)
+                return self._verdicts([row.task_id for row in rows], verdicts)
             case ReleaseRequest():
                 if not message.tasks:  # precedes BYE
                     await self._leasing.stop_granting(peer)
-                verdicts = await self._store.run(operations.release(message.tasks))
+                verdicts = await self._store.run(operations.release(message.tasks, peer.tag))
                 self._leasing.queue.wake()  # a request may wait for just that
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
             case FailRequest():
@@ -244,6 +246,7 @@ class Service:
                 ]
                 verdicts = await self._store.run(
                     operations.fail(
+                        peer.tag,
                         max_attempts=self._settings.max_attempts,
                         max_data_failures=self._settings.max_data_failures,
                         failures=failures,
@@ -277,7 +280,8 @@ class Service:
             return refusal
         peer.version, peer.stats = message.version, message.stats
         lines = [
-            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk) for b in message.beats
+            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk, peer.tag)
+            for b in message.beats
         ]
         answers = await self._beats.run(lines)
         taken = sum(answer.verdict == "TAKEN" for answer in answers)

@@ -1,5 +1,8 @@
 """Leases, partial and finished episodes, and failures: a broker's calls on behalf of actors.
 
+Each acts under the fence of a lease and with the tag of the sender's key, and is STALE where the
+task was leased under another of either; a caller without keys has the tag "".
+
 Numbers of many tasks go as one argument: the client takes longer over each than over its digits.
 """
 
@@ -12,7 +15,7 @@ from buffer.record.codec import MAX_RECORD_BYTES
 from .keys import EVAL_BASE
 from .operation import SLICE, Argument, Call, Operation, Reply, Steps, nothing, single, sliced
 from .replies import parse_beats, parse_lease, parse_verdicts
-from .values import BeatLine, BeatVerdict, LeaseAnswer
+from .values import BeatLine, BeatVerdict, LeaseAnswer, SubmitLine
 
 MAX_CHUNKS = 256
 """Length at which a task's chunk list is joined into one element."""
@@ -62,7 +65,7 @@ def beat(
         replies: list[Reply] = []
         for start in range(0, len(lines), SLICE):
             part = lines[start : start + SLICE]
-            numbers = [f"{task} {fence} {at} {count}" for task, fence, at, count, _ in part]
+            numbers = [f"{task} {fence} {at} {n} {key}" for task, fence, at, n, _, key in part]
             chunks = [line.chunk for line in part if line.num_tokens]
             replies.append((yield Call("beat", (*head, "\n".join(numbers), *chunks))))
         return parse_beats(replies)
@@ -70,53 +73,61 @@ def beat(
     return Operation("beat", steps)
 
 
-def submit(submissions: Sequence[tuple[int, int, bytes]]) -> Operation[list[str]]:
-    """Store finished episodes, each (task_id, fence, record); one verdict each, in order.
+def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
+    """Store finished episodes; one verdict per line, in order.
 
     Records go as they are: the caller has validated them and their size.
     """
 
     def steps() -> Steps[list[str]]:
         replies: list[Reply] = []
-        for start in range(0, len(submissions), SLICE):
-            part = submissions[start : start + SLICE]
-            holders = " ".join([f"{task} {fence}" for task, fence, _ in part])
-            ahead = tuple([record for task, _, record in part if task < EVAL_BASE])
-            evaluations = [record for task, _, record in part if task >= EVAL_BASE]
+        for start in range(0, len(lines), SLICE):
+            part = lines[start : start + SLICE]
+            holders = "\n".join([f"{task} {fence} {key}" for task, fence, _, key in part])
+            ahead = tuple([record for task, _, record, _ in part if task < EVAL_BASE])
+            evaluations = [record for task, _, record, _ in part if task >= EVAL_BASE]
             replies.append((yield Call("submit", (holders, *evaluations), ahead)))
         return parse_verdicts(replies)
 
     return Operation("submit", steps)
 
 
-def release(leases: Sequence[tuple[int, int]]) -> Operation[list[str]]:
+def release(leases: Sequence[tuple[int, int]], key: str = "") -> Operation[list[str]]:
     """Give (task_id, fence) leases back without charging an attempt."""
-    return sliced("release", (), leases, parse_verdicts)
+    return sliced("release", (key,), leases, parse_verdicts)
 
 
 def fail(
-    *, max_attempts: int, max_data_failures: int = 3, failures: Sequence[tuple[int, int, str, str]]
+    key: str = "",
+    *,
+    max_attempts: int,
+    max_data_failures: int = 3,
+    failures: Sequence[tuple[int, int, str, str]],
 ) -> Operation[list[str]]:
     """Report (task_id, fence, kind, reason) failures; too many make a task a dead letter.
 
     Args:
+        key: Tag of the sender's key.
         max_attempts: Failures of the kind `infra`, counted since the last progress.
         max_data_failures: Failures of the kind `data`, counted for ever: another try on the same
             text would fail the same way.
         failures: What failed.
     """
     rows = [(task, fence, kind, reason[:500]) for task, fence, kind, reason in failures]
-    return sliced("fail", (max_attempts, max_data_failures), rows, parse_verdicts)
+    return sliced("fail", (key, max_attempts, max_data_failures), rows, parse_verdicts)
 
 
-def cut(leases: Sequence[tuple[int, int]], *, max_attempts: int) -> Operation[list[str]]:
+def cut(
+    leases: Sequence[tuple[int, int]], key: str = "", *, max_attempts: int
+) -> Operation[list[str]]:
     """Take back (task_id, fence) leases whose chunks are larger than a message, without the chunks.
 
     Args:
         leases: What could not be delivered.
+        key: Tag of the key it was granted to.
         max_attempts: Attempts without progress that make a task a dead letter.
     """
-    return sliced("cut", (max_attempts,), leases, parse_verdicts)
+    return sliced("cut", (key, max_attempts), leases, parse_verdicts)
 
 
 def shrink(num_bytes: int) -> Operation[tuple[int, int]]:

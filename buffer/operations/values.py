@@ -52,6 +52,18 @@ class BeatLine(NamedTuple):
     offset: int = 0
     num_tokens: int = 0
     chunk: bytes = b""
+    key: str = ""
+    """Tag of the sender's key."""
+
+
+class SubmitLine(NamedTuple):
+    """A finished episode: the record of a lease."""
+
+    task_id: int
+    fence: int
+    record: bytes
+    key: str = ""
+    """Tag of the sender's key."""
 
 
 class BeatVerdict(NamedTuple):

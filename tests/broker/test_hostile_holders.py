@@ -29,9 +29,10 @@ from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair
 from buffer import operations
 from buffer.operations.keys import run_prefix
-from buffer.record.codec import encode_completion
+from buffer.record.codec import decode_completion, encode_completion
 from buffer.record.episode import Completion, FenceRun, VersionSpan
 from tests.broker.support.fake_clock import FakeClock
+from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
 
 LONGEST = 10**7
@@ -151,6 +152,46 @@ def test_a_lease_that_brings_too_much_is_over(redis_url: str, keys: Path) -> Non
             assert reply.verdicts[0].verdict is Verdict.STALE
 
     asyncio.run(story())
+
+
+def test_a_fence_read_in_anothers_chunks_does_nothing_to_its_other_tasks(
+    redis_url: str, keys: Path
+) -> None:
+    """All tasks of one LEASE have one fence, and whoever resumes one of them reads it there."""
+    add(keys, "hostile", Role.ACTOR)
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            honest = await here.actor("honest")
+            first, other = (await honest.lease(LeaseRequest(2, FIRST))).leases
+            beat = Beat(first.task_id, first.fence, 0, 3, long_chunk(3, first.fence))
+            await honest.beat(BeatRequest((beat,), FIRST), deadline_s=5)
+            await honest.release(ReleaseRequest(((first.task_id, first.fence),)))
+            evil = here.client("evil", keys=load_pair(keys, "hostile"))
+            await evil.hello(hello("evil"), deadline_s=5)
+            (resumed,) = (await evil.lease(LeaseRequest(1, FIRST))).leases
+            (run,) = decode_completion(resumed.chunks[0]).fences
+            assert run.fence == other.fence, "it is no secret"
+            beat = Beat(other.task_id, run.fence, 0, 0, b"")
+
+            replies = [
+                await evil.beat(BeatRequest((beat,), FIRST)),
+                await evil.fail(failures_of((other,))),
+                await evil.release(ReleaseRequest(((other.task_id, run.fence),))),
+                await evil.submit(submission(other)),
+            ]
+
+            assert [reply.verdicts[0].verdict for reply in replies] == [Verdict.STALE] * 4
+            (verdict,) = (await honest.submit(submission(other))).verdicts
+            assert verdict.verdict is Verdict.OK
+            (verdict,) = (await evil.submit(submission(other))).verdicts
+            assert verdict.verdict is Verdict.STALE, "nor does it hear what became of them"
+
+    try:
+        asyncio.run(story())
+    finally:
+        revoke(keys, "hostile")
 
 
 def failures_of(leases: tuple[Lease, ...], reason: str = "x") -> FailRequest:

@@ -13,7 +13,7 @@ from buffer import operations
 from buffer.admin import forget_run
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.run import broker_seen, brokers
-from buffer.operations.values import BeatLine, NewTask
+from buffer.operations.values import BeatLine, NewTask, SubmitLine
 from buffer.store import Store
 from configs.errors import StoreError
 from tests.buffer.support.servers import server, wait_until
@@ -80,7 +80,7 @@ def _act(broker: Store) -> None:
     tasks = broker.run(operations.lease("a", ttl_ms=60_000, n=24, version=(1, 0))).tasks
     lines = [BeatLine(task.task_id, task.fence, 0, 1, b"x") for task in tasks]
     broker.run(operations.beat(ttl_ms=60_000, lines=lines * 300))
-    rows = [(task.task_id, task.fence, b"record") for task in tasks]
+    rows = [SubmitLine(task.task_id, task.fence, b"record") for task in tasks]
     broker.run(operations.submit([*rows[:1], *rows[4:16]]))
     broker.run(operations.release([row[:2] for row in rows[18:20]]))
     failures = [(*row[:2], "data", "bad") for row in (rows[1], rows[2], rows[16], rows[20])]

@@ -8,7 +8,7 @@ import pytest
 
 from buffer import operations
 from buffer.operations.leases import MAX_CHUNKS
-from buffer.operations.values import BeatLine, LeasedTask, NewTask
+from buffer.operations.values import BeatLine, LeasedTask, NewTask, SubmitLine
 from buffer.store import Store
 from configs.errors import RecordError
 from tests.buffer.support.run_in_store import GROUP_SIZE, TTL_MS, RunInStore
@@ -107,7 +107,8 @@ def test_only_the_latest_fence_counts(run: RunInStore) -> None:
 def test_a_task_nobody_leased_accepts_no_fence(run: RunInStore) -> None:
     run.create(1)
 
-    assert run.store.run(operations.submit([(0, 0, b"x"), (99, 0, b"x")])) == ["STALE", "GONE"]
+    lines = [SubmitLine(0, 0, b"x"), SubmitLine(99, 0, b"x")]
+    assert run.store.run(operations.submit(lines)) == ["STALE", "GONE"]
 
 
 @pytest.mark.parametrize("action", ["beat", "submit"])

@@ -15,9 +15,9 @@ def lease(run: RunInStore, key: str, n: int = 100) -> list[LeasedTask]:
     return run.store.run(call).tasks
 
 
-def fail(run: RunInStore, tasks: list[LeasedTask], kind: str = "data") -> list[str]:
+def fail(run: RunInStore, key: str, tasks: list[LeasedTask], kind: str = "data") -> list[str]:
     rows = [(task.task_id, task.fence, kind, "why") for task in tasks]
-    return run.store.run(operations.fail(max_attempts=3, max_data_failures=3, failures=rows))
+    return run.store.run(operations.fail(key, max_attempts=3, max_data_failures=3, failures=rows))
 
 
 def test_the_largest_holder_gives_its_newest_leases_down_to_an_even_share(run: RunInStore) -> None:
@@ -27,9 +27,9 @@ def test_the_largest_holder_gives_its_newest_leases_down_to_an_even_share(run: R
     given = run.store.run(operations.share("c", 100))
 
     assert given == [task.task_id for task in reversed(second)], "8 of 12 over three keys: 4 each"
-    assert run.submit(second) == ["STALE"] * 4
-    assert run.submit(first) == ["OK"] * 4
-    assert run.beat(small[0]) == ("OK", 0)
+    assert run.submit(second, "a") == ["STALE"] * 4
+    assert run.submit(first, "a") == ["OK"] * 4
+    assert run.beat(small[0], key="b") == ("OK", 0)
     assert [task.task_id for task in lease(run, "c")] == sorted(given)
 
 
@@ -59,11 +59,28 @@ def test_what_grows_or_was_just_leased_stays_where_it_is(run: RunInStore) -> Non
     assert len(run.store.run(operations.share("b", 100, still_ms=0))) == 2
 
 
+def test_a_fence_is_worth_nothing_to_another_key(run: RunInStore) -> None:
+    run.create(1)
+    tasks = lease(run, "a")
+    rows = [(task.task_id, task.fence) for task in tasks]
+
+    assert [run.beat(task, 0, 1, key="b") for task in tasks] == [("STALE", 0)] * 4
+    assert run.store.run(operations.release(rows, "b")) == ["STALE"] * 4
+    assert run.store.run(operations.cut(rows, "", max_attempts=1)) == ["STALE"] * 4
+    assert fail(run, "b", tasks) == ["STALE"] * 4
+    assert run.submit(tasks[:1], "b") == ["STALE"]
+
+    assert run.beat(tasks[0], 0, 1, key="a") == ("OK", 1), "to its own it is as it was"
+    assert run.submit(tasks, "a") == ["OK"] * 4
+    assert run.submit(tasks, "b") == ["STALE"] * 4
+    assert run.submit(tasks, "a") == ["DUP"] * 4
+
+
 def test_a_lone_key_shares_half_and_an_only_lease_is_nobody_elses(run: RunInStore) -> None:
     run.create(1)
     (task, *_) = lease(run, "a")
     assert len(run.store.run(operations.share("b", 100))) == 2
-    run.submit([t for t in lease(run, "a") if t.task_id != task.task_id])
+    run.submit([t for t in lease(run, "a") if t.task_id != task.task_id], "a")
 
 
 def test_keys_of_one_enrolment_share_as_one_holder_and_among_themselves(run: RunInStore) -> None:
@@ -88,10 +105,10 @@ def test_keys_of_one_enrolment_are_one_holder_when_they_fail(run: RunInStore) ->
     run.create(2)
     lease(run, "b", 4)
     for i in range(8):
-        fail(run, lease(run, f"e~{i}", 1))
+        fail(run, f"e~{i}", lease(run, f"e~{i}", 1))
         assert run.stats().dead == 0, i
 
-    fail(run, lease(run, "e~8", 1))
+    fail(run, "e~8", lease(run, "e~8", 1))
 
     assert run.stats().dead == 1
     assert run.redis.zcard(f"{run.prefix}:holders") == 2
@@ -102,7 +119,7 @@ def test_where_all_keys_are_of_one_enrolment_a_task_fails_with_two_of_them(run: 
     run.create(2)
     for key in ("e~1", "e~1", "e~1", "e~2"):
         assert run.stats().dead == 0
-        fail(run, lease(run, key, 1))
+        fail(run, key, lease(run, key, 1))
 
     assert run.stats().dead == 1
     assert run.redis.zcard(f"{run.prefix}:deaths") == 1
@@ -125,10 +142,10 @@ def test_one_of_several_keys_cannot_kill_a_task_in_a_few_attempts(
     run.create(2)
     others = lease(run, "b", 4)
     for _ in range(8):
-        fail(run, lease(run, "a", 1), kind)
+        fail(run, "a", lease(run, "a", 1), kind)
         assert run.stats().dead == 0
 
-    fail(run, lease(run, "a", 1), kind)
+    fail(run, "a", lease(run, "a", 1), kind)
 
     assert run.stats().dead == 1, "but for ever it must not live"
     assert run.store.run(operations.closed()).paused == ""
@@ -139,7 +156,7 @@ def test_a_task_that_fails_with_two_keys_dies_at_its_limit(run: RunInStore) -> N
     run.create(1)
     for key in "aab":
         assert run.stats().dead == 0
-        fail(run, lease(run, key, 1))
+        fail(run, key, lease(run, key, 1))
 
     assert run.stats().dead == 1
 
@@ -150,8 +167,8 @@ def test_a_suspended_key_loses_its_leases_and_each_time_is_out_for_longer(run: R
     kept = lease(run, "b", 4)
 
     assert sorted(run.store.run(operations.suspend("a", "why"))) == [0, 1, 2, 3]
-    assert run.submit(tasks) == ["STALE"] * 4
-    assert run.submit(kept) == ["OK"] * 4
+    assert run.submit(tasks, "a") == ["STALE"] * 4
+    assert run.submit(kept, "b") == ["OK"] * 4
     assert 50 < run.store.run(operations.closed()).keys["a"].left_s <= 60
     run.store.run(operations.suspend("a", "why"))
     assert 110 < run.store.run(operations.closed()).keys["a"].left_s <= 120
@@ -171,7 +188,7 @@ def test_leasing_pauses_when_more_than_one_in_a_hundred_recent_tasks_died(run: R
 
     def kill(deaths: int) -> None:
         for _ in range(3 * deaths):
-            fail(run, lease(run, "a", 1))
+            fail(run, "a", lease(run, "a", 1))
 
     kill(10)
     assert run.stats().dead == 10
@@ -183,13 +200,13 @@ def test_leasing_pauses_when_more_than_one_in_a_hundred_recent_tasks_died(run: R
     assert run.store.run(operations.closed()).paused == ""
 
     held = lease(run, "a")
-    fail(run, held)
+    fail(run, "a", held)
     kill(1)
     closed = run.store.run(operations.closed())
     assert closed.paused.startswith("11 of the last 1000 tasks died, 11 of them of: why; 11 in")
     assert lease(run, "a") == []
     dead = run.stats().dead
-    fail(run, held)
+    fail(run, "a", held)
     assert run.stats().dead == dead == 12, "what is leased still need not die with the others"
 
     assert run.store.run(operations.resume())

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from broker.protocol.codec import encode_spec
 from broker.protocol.messages import TaskSpec
 from buffer import operations
-from buffer.operations.values import BeatLine, NewTask, Rating
+from buffer.operations.values import BeatLine, NewTask, Rating, SubmitLine
 from buffer.record.codec import encode_completion, encode_episode
 from buffer.store import Store
 from configs.loader import save
@@ -50,7 +50,7 @@ def folder(tmp_path, redis_url):
         records = [
             encode_episode(replace(example_episode(), task_id=i, group_id=i // 2)) for i in range(6)
         ]
-        rows = [(task.task_id, task.fence, records[task.task_id]) for task in tasks[:4]]
+        rows = [SubmitLine(task.task_id, task.fence, records[task.task_id]) for task in tasks[:4]]
         store.run(operations.submit(rows[:2]))
         store.run(operations.claim(lineage, 1, 1))
         store.run(operations.abandon(lineage, 1, "poison", to_dead_letters=True))

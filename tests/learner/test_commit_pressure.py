@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from buffer import operations
+from buffer.operations.values import SubmitLine
 from buffer.store import Store
 from configs.settings import BufferSettings
 from learner.data.retrying_store import RetryingStore
@@ -23,7 +24,7 @@ def run(redis_url: str) -> Iterator[RunInStore]:
     """A run with two trained batches of 4 records each."""
     with Store(redis_url, "run") as store, RunInStore(store, redis_url) as run:
         run.create(2)
-        rows = [(task.task_id, task.fence, RECORD) for task in run.lease()]
+        rows = [SubmitLine(task.task_id, task.fence, RECORD) for task in run.lease()]
         store.run(operations.submit(rows))
         run.train(1, 1)
         run.train(2, 1)

@@ -23,16 +23,15 @@ from tests.simulation.made_up import PROMPT_TOKENS, Talks, expected, index_of, l
 
 TOKENS_A_STEP = 10.0  # and request, on average
 TRANSFER_S = 1.0
-BROKEN_OFF = 0.0005  # share of hand-overs of a request in which the engine gives it up
 KEY = KeyPair(b"p" * 40, b"s" * 40)
 
 
 class TableEngine:
     """Looks every token up; the request's name says whose task it is."""
 
-    def __init__(self, rng: random.Random, step_s: float) -> None:
+    def __init__(self, rng: random.Random, step_s: float, broken_off: float) -> None:
         self._rng = rng
-        self._step_s = step_s
+        self._step_s, self._broken_off = step_s, broken_off
         self._speed = rng.uniform(0.5, 1.5) * TOKENS_A_STEP
         self._running: dict[str, Request] = {}
         self._work = asyncio.Event()
@@ -72,7 +71,7 @@ class TableEngine:
 
     def _advance(self, request: Request) -> Delta:
         del self._running[request.request_id]
-        if self._rng.random() < BROKEN_OFF:
+        if self._rng.random() < self._broken_off:
             return Delta(request.request_id, (), (), (), "abort")
         task_id = int(request.request_id.partition(".")[0])
         at = len(request.token_ids) - PROMPT_TOKENS
@@ -176,6 +175,7 @@ class Actor:
         rng: random.Random,
         *,
         step_s: float,
+        broken_off: float,
         is_killed: Callable[[], bool],
         on_ack: Callable[[int, int], None],
     ) -> None:
@@ -189,7 +189,7 @@ class Actor:
             other_endpoints=endpoints[1:],
         )
         self.client.on_ack = on_ack
-        engine = TableEngine(rng, step_s)
+        engine = TableEngine(rng, step_s, broken_off)
         gate = SwapGate(hold_s=settings.actors.eval_hold_s)
         self.loop = KilledLoop(
             Hello(

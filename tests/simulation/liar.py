@@ -1,9 +1,10 @@
 """An actor with a key that lies: it sends whatever the protocol lets it send, about any task.
 
 It leases, and then beats, submits, releases and fails: under its own fences, under those next to
-them, for tasks of others and for none, with tokens that nobody sampled, bytes that mean nothing,
-failures that never were, and requests that it has sent before. The checker (`history.py`) knows
-what it was granted: that is all that it may spoil.
+them, under those that it reads in the chunks of tasks that it resumes, for tasks of others and for
+none, with tokens that nobody sampled, bytes that mean nothing, failures that never were, and
+requests that it has sent before. The checker (`history.py`) knows what it was granted: that is all
+that it may spoil.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from broker.protocol.messages import (
     Verdicts,
 )
 from broker.transport.keys import KeyPair
-from buffer.record.codec import encode_completion, encode_episode
+from buffer.record.codec import decode_completion, encode_completion, encode_episode
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from configs.errors import DeadlineError, RecordError, RefusedError
 from configs.hashes import run_hashes
@@ -67,6 +68,8 @@ class Liar:
             other_endpoints=endpoints[1:],
         )
         self._leases: list[Lease] = []
+        self._seen: list[tuple[int, int]] = []
+        """Tasks that it resumed, and fences in their chunks: those of their last holders."""
         self._version = PolicyVersion(1, 0)
         self._sent: list[tuple[Asked, Any, list[tuple[int, int]]]] = []
 
@@ -97,6 +100,7 @@ class Liar:
         request = LeaseRequest(n, self._version)
         reply = await self._client.lease(request, deadline_s=PATIENCE_S)
         self._leases = [*self._leases, *reply.leases][-50:]
+        self._seen = [*self._seen, *(f for lease in reply.leases for f in _fences_in(lease))][-20:]
         if reply.publication is not None:
             self._version = reply.publication.version
 
@@ -145,8 +149,14 @@ class Liar:
             self._on_verdict(self._name, task, fence, verdict.verdict.value)
 
     def _targets(self) -> list[tuple[int, int]]:
-        """Its own leases, one in three of them under another fence or for another task."""
-        rng, found = self._rng, []
+        """Its own leases, one in three of them under another fence or for another task; and more.
+
+        What was leased together has one fence: it tries that of a task it resumed on those beside.
+        """
+        rng, found = self._rng, list[tuple[int, int]]()
+        if self._seen and rng.random() < 0.5:
+            task, fence = rng.choice(self._seen)
+            return [(other, fence) for other in range(max(0, task - 4), task + 5) if other != task]
         for lease in rng.sample(self._leases, min(len(self._leases), rng.randint(1, 4))):
             task, fence = lease.task_id, lease.fence
             if rng.random() < 0.3:
@@ -192,3 +202,12 @@ class Liar:
                 metadata={},
             )
         )
+
+
+def _fences_in(lease: Lease) -> list[tuple[int, int]]:
+    """The task with each fence under which others sampled a part of it."""
+    try:
+        runs = [run for chunk in lease.chunks for run in decode_completion(chunk).fences]
+    except RecordError:  # of another liar
+        return []
+    return [(lease.task_id, run.fence) for run in runs]

@@ -105,18 +105,21 @@ class Nemesis:
 
     def pause(self) -> None:
         """SIGSTOP, and SIGCONT after up to two lease timeouts."""
-        self._freeze(self._rng.choice(self._world.actors), self._rng.uniform(0.5, 35.0))
+        longest_s = self._world.scenario.lease_timeout_s * 7 / 3
+        self._freeze(self._rng.choice(self._world.actors), self._rng.uniform(0.5, longest_s))
 
     def partition(self) -> None:
         process = self._rng.choice(self._world.actors).process
         if process is not None:
-            self._world.network.cut[process] = self._world.loop.time() + self._rng.uniform(1, 30)
+            seconds = self._rng.uniform(1, 2 * self._world.scenario.lease_timeout_s)
+            self._world.network.cut[process] = self._world.loop.time() + seconds
 
     def broker_crash(self) -> None:
         self._world.kill_broker(self._rng.choice(self._world.brokers))
 
     def broker_pause(self) -> None:
-        self._freeze(self._rng.choice(self._world.brokers), self._rng.uniform(0.5, 25.0))
+        longest_s = self._world.scenario.lease_timeout_s * 5 / 3
+        self._freeze(self._rng.choice(self._world.brokers), self._rng.uniform(0.5, longest_s))
 
     def store_away(self) -> None:
         """The server cannot be reached, and has lost nothing when it is back."""

@@ -25,7 +25,7 @@ class Scenario:
     actors: int = 10
     brokers: int = 2
     liars: int = 0
-    """Actors that lie until the faults are over."""
+    """Actors that lie until one lease timeout after the faults."""
     faulty_s: float = 30.0
     group_size: int = 4
     groups_per_batch: int = 4
@@ -34,8 +34,12 @@ class Scenario:
     """Room for all actors: those that wait ask ten times a second, which costs most here."""
     step_s: float = 0.5
     """Between two times that an actor's engine hands over tokens."""
+    broken_off: float = 0.0005
+    """Share of an engine's hand-overs of a request in which it gives the request up."""
     train_s: float = 1.0
     snapshot_s: float = 1.0
+    lease_timeout_s: float = 15.0
+    """Other timeouts of actors and brokers are in proportion."""
     check_every_s: float = 5.0
     rates: Rates = field(default_factory=Rates)
     certain_faults: tuple[str, ...] = ()
@@ -62,8 +66,15 @@ class Scenario:
                 eval_episodes=0,
             ),
             buffer=BufferSettings(margin=self.margin),
-            broker=BrokerSettings(),
-            actors=ActorSettings(max_concurrent_episodes=self.capacity, snapshot_s=self.snapshot_s),
+            broker=BrokerSettings(
+                lease_timeout_s=self.lease_timeout_s,
+                heartbeat_timeout_s=self.lease_timeout_s * 2 / 5,
+            ),
+            actors=ActorSettings(
+                max_concurrent_episodes=self.capacity,
+                snapshot_s=self.snapshot_s,
+                heartbeat_s=self.lease_timeout_s * 2 / 15,
+            ),
             learner=LearnerSettings(checkpoint_every=4),
         )
 
@@ -80,6 +91,9 @@ def brief(seed: int) -> Scenario:
         faulty_s=10.0,
         groups_per_batch=1,
         capacity=4,
+        broken_off=0.02,
+        snapshot_s=0.5,
+        lease_timeout_s=5.0,
         certain_faults=DEATHS,
         calm_batches=2,
         is_lost_in_the_calm=False,

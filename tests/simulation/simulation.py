@@ -13,6 +13,7 @@ import random
 import statistics
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,8 +162,8 @@ class Simulation:
         scenario, rng = self.scenario, self._generator("nemesis")
         nemesis = Nemesis(self, rng, scenario.rates, scenario.certain_faults)
         await nemesis.rage(self.scenario.faulty_s)
-        for liar in self.liars:
-            self.kill_actor(liar, vanished=False)
+        for liar in self.liars:  # what others held is free by then
+            self.after(scenario.lease_timeout_s, partial(self.kill_actor, liar, vanished=False))
         await self._recover()
         if scenario.is_lost_in_the_calm:
             await self._lose_one_in_the_calm()
@@ -239,6 +240,7 @@ class Simulation:
                 endpoints,
                 rng,
                 step_s=self.scenario.step_s,
+                broken_off=self.scenario.broken_off,
                 is_killed=lambda: not process.is_alive,
                 on_ack=self.history.acknowledged,
             )

@@ -1,6 +1,6 @@
 --- @include keys, tasks
 -- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, most bytes of a task's chunks, longest
--- lease ms (0 = no limit), lines of 'id fence offset tokens', then the chunks of those with tokens.
+-- lease ms (0 = no limit), lines of 'id fence offset tokens key', then the chunks of those with tokens.
 -- -> verdict, length, ...
 -- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends, or replaces
 -- all of them where it starts at 0 and is longer. TAKEN: the lease is over and its task was charged, because it
@@ -29,11 +29,11 @@ local function is_overdue(fence, progress, grows)
 end
 
 local next_chunk = 8
-for id, fence, offset, tokens in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) (%d+)') do
+for id, fence, offset, tokens, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) (%d+) ([^\n]*)') do
   local chunk
   offset, tokens = tonumber(offset), tonumber(tokens)
   if tokens > 0 then chunk, next_chunk = ARGV[next_chunk], next_chunk + 1 end
-  local verdict, state, length, progress, bytes = judge(id, fence)
+  local verdict, state, length, progress, bytes = judge(id, fence, key)
   if verdict == 'OK' then
     local replaces = offset == 0 and tokens > length and length > 0
     local grows = tokens > 0 and (offset == length or replaces)

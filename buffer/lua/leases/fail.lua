@@ -1,15 +1,15 @@
 --- @include tasks
--- ARGV: max attempts, max data failures, then per task: id, fence, kind, reason.  -> verdict, ...
+-- ARGV: tag of a key, max attempts, max data failures, then per task: id, fence, kind, reason.  -> verdict, ...
 -- Kind `data`: every failure counts. Otherwise the machine failed: only attempts without progress count.
 local answer = {}
-for i = 3, #ARGV, 4 do
+for i = 4, #ARGV, 4 do
   local id, reason = ARGV[i], ARGV[i + 3]
-  local verdict = judge(id, ARGV[i + 1])
+  local verdict = judge(id, ARGV[i + 1], ARGV[1])
   if verdict == 'OK' then
     if ARGV[i + 2] == 'data' then
-      charge_data(id, tonumber(ARGV[2]), reason)
+      charge_data(id, tonumber(ARGV[3]), reason)
     else
-      charge(id, tonumber(ARGV[1]), reason)
+      charge(id, tonumber(ARGV[2]), reason)
     end
   end
   answer[#answer + 1] = verdict

@@ -1,5 +1,5 @@
 --- @include keys, units, tasks
--- ARGV: the ids and fences of tasks, 'id fence id fence ...', then the records of evaluations among them.
+-- ARGV: lines of 'id fence key', then the records of evaluations among these tasks.
 -- -> verdict, ...
 -- Records of training tasks came before, in the same transaction, which a full Redis refuses whole.
 -- Each is moved to its task, or unlinked.
@@ -28,7 +28,7 @@ local function finish_eval(id, record)
   call('SREM', round_key(round, ':u'), id)
 end
 
-for id, fence in string.gmatch(ARGV[1], '(%d+) (%d+)') do
+for id, fence, key in string.gmatch(ARGV[1], '(%d+) (%d+) ([^\n]*)') do
   local is_eval, record = tonumber(id) >= EVAL_BASE, nil
   if is_eval then
     evals = evals + 1
@@ -37,7 +37,7 @@ for id, fence in string.gmatch(ARGV[1], '(%d+) (%d+)') do
     trainings = trainings + 1
     record = run .. ':in:' .. trainings
   end
-  local verdict, state, length = judge(id, fence)
+  local verdict, state, length = judge(id, fence, key)
   if verdict == 'OK' then
     if is_eval then finish_eval(id, record) else finish(id, record, state) end
     if length > 0 then call('UNLINK', chunks_key(id)) end

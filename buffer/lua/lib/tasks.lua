@@ -1,17 +1,18 @@
 --- @include keys, units
 -- The life of a task (field st), once its unit is begun:
 --   R(eady) -> L(eased) -> D(one) -> one bit (committed, dropped, cancelled);  L -> R;  L -> X (dead)
--- Invariant: an operation on a task counts only under the fence it was last leased under.
+-- Invariant: an operation on a task counts only under the fence and from the key that it was last leased under. A
+-- fence alone is no secret: the tasks of one lease share it, and chunks carry it to whoever resumes one of them.
 
 -- Returns the verdict for the holder of a fence and, where it is OK, state, length, when it last grew, and bytes.
 -- A lease that expired, even a reaped one, may be revived until another actor gets it.
-local function judge(id, fence)
-  local task = call('HMGET', task_key(id), 'st', 'fence', 'len', 'progress', 'bytes')
+local function judge(id, fence, key)
+  local task = call('HMGET', task_key(id), 'st', 'fence', 'key', 'len', 'progress', 'bytes')
   if not task[1] then return is_new(id) and 'STALE' or 'GONE' end
-  if task[2] ~= fence then return 'STALE' end
+  if task[2] ~= fence or (task[3] or key) ~= key then return 'STALE' end
   if task[1] == 'D' then return 'DUP' end
   if task[1] == 'X' then return 'STALE' end
-  return 'OK', task[1], tonumber(task[3] or '0'), task[4], tonumber(task[5] or '0')
+  return 'OK', task[1], tonumber(task[4] or '0'), task[5], tonumber(task[6] or '0')
 end
 
 -- Where a ready task waits: evaluation tasks wait in their round.

@@ -6,7 +6,7 @@ from typing import Any
 
 from buffer import operations
 from buffer.operations.operation import Operation
-from buffer.operations.values import BeatLine, LeaseAnswer, LeasedTask
+from buffer.operations.values import BeatLine, LeaseAnswer, LeasedTask, SubmitLine
 from tests.buffer.support import invariants
 from tests.buffer.support.history_world import (
     CAP,
@@ -68,7 +68,7 @@ def submit(world: World) -> None:
     """An actor submits what is finished; now and then it gives back or fails some of the rest."""
     actor = _someone(world)
     done = [held for held in actor.held.values() if len(held.tokens) == held.target]
-    rows = [(held.task, held.fence, held.record()) for held in done]
+    rows = [SubmitLine(held.task, held.fence, held.record()) for held in done]
     fences = {held.task: held.fence for held in done}
     for task, verdict in _exchange(world, operations.submit(rows), fences):
         if verdict in ("OK", "DUP"):

@@ -9,7 +9,7 @@ import redis
 
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE, run_prefix
-from buffer.operations.values import BeatLine, LeasedTask, NewTask, Stats
+from buffer.operations.values import BeatLine, LeasedTask, NewTask, Stats, SubmitLine
 from buffer.store import Store
 
 GROUP_SIZE = 4
@@ -75,16 +75,21 @@ class RunInStore:
         version = version or (self.lineage, 0)
         return self.store.run(operations.lease("a", ttl_ms=TTL_MS, n=n, version=version)).status
 
-    def beat(self, task: LeasedTask, offset: int = 0, num_tokens: int = 0) -> tuple[str, int]:
+    def beat(
+        self, task: LeasedTask, offset: int = 0, num_tokens: int = 0, *, key: str = ""
+    ) -> tuple[str, int]:
         """Beat for one lease; the chunk's bytes say which tokens it holds."""
         chunk = "".join(f"{offset + i}," for i in range(num_tokens)).encode()
-        line = BeatLine(task.task_id, task.fence, offset, num_tokens, chunk)
+        line = BeatLine(task.task_id, task.fence, offset, num_tokens, chunk, key)
         return self.store.run(operations.beat(ttl_ms=TTL_MS, lines=[line]))[0]
 
-    def submit(self, tasks: list[LeasedTask]) -> list[str]:
+    def submit(self, tasks: list[LeasedTask], key: str = "") -> list[str]:
         """Submit a record for each lease."""
-        rows = [(task.task_id, task.fence, f"record {task.task_id}".encode()) for task in tasks]
-        return self.store.run(operations.submit(rows))
+        lines = [
+            SubmitLine(task.task_id, task.fence, f"record {task.task_id}".encode(), key)
+            for task in tasks
+        ]
+        return self.store.run(operations.submit(lines))
 
     def expire(self, tasks: list[LeasedTask], *, max_attempts: int = 3) -> list[int]:
         """Let leases run out, as if time had passed, and reap."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from buffer import operations
-from buffer.operations.values import ClaimedUnit, NewTask
+from buffer.operations.values import ClaimedUnit, NewTask, SubmitLine
 from buffer.record.codec import encode_episode
 from buffer.record.object_store import ObjectStore
 from buffer.store import Store
@@ -45,7 +45,11 @@ def bench(redis_url: str, tmp_path: Path) -> Iterator[Bench]:
         lease = store.run(operations.lease("a", ttl_ms=LEASE_MS, n=4, version=(1, 0)))
         objects = ObjectStore(url, settings.run.name)
         rows = [
-            (t.task_id, t.fence, objects.put(t.task_id, encode_episode(make_episode(t.task_id))))
+            SubmitLine(
+                t.task_id,
+                t.fence,
+                objects.put(t.task_id, encode_episode(make_episode(t.task_id))),
+            )
             for t in lease.tasks
         ]
         assert set(store.run(operations.submit(rows))) == {"OK"}

@@ -9,6 +9,7 @@ from typing import Any
 from broker.protocol.codec import decode_spec
 from broker.protocol.messages import TaskSpec
 from buffer import operations
+from buffer.operations.values import SubmitLine
 from buffer.record.codec import encode_episode
 from buffer.record.episode import Episode
 from buffer.store import Store
@@ -94,7 +95,9 @@ def answer_leases(
     """Lease up to `n` tasks as an actor at `version` and submit what `answer` makes of them."""
     lease = store.run(operations.lease("actor", ttl_ms=ttl_ms, n=n, version=version))
     submissions = [
-        (task.task_id, task.fence, encode_episode(answer(task.task_id, decode_spec(task.spec))))
+        SubmitLine(
+            task.task_id, task.fence, encode_episode(answer(task.task_id, decode_spec(task.spec)))
+        )
         for task in lease.tasks
     ]
     verdicts = store.run(operations.submit(submissions))

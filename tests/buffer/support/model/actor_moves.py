@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buffer import operations
-from buffer.operations.values import BeatLine
+from buffer.operations.values import BeatLine, SubmitLine
 from tests.buffer.support.model import leases
 from tests.buffer.support.model.both import (
     EVERY_MS,
@@ -32,21 +32,24 @@ def lease(h: Modelled) -> None:
         lambda: leases.lease(model, name, ttl_ms=ttl_ms, n=n, version=version, key=key),
     )
     if answer is not None:
-        h.grants += [Grant(task.task_id, task.fence, name) for task in answer.tasks]
+        h.grants += [Grant(task.task_id, task.fence, name, key) for task in answer.tasks]
         del h.grants[:-REMEMBERED]
 
 
 def beat(h: Modelled) -> None:
     """Chunks that fit, overlap or leave a gap; leases that stood still, or were taken away."""
     lines = []
-    held = [Grant(i, t.fence or 0, "") for i, t in h.model.tasks.items() if t.state == "L"]
+    held = [
+        Grant(i, t.fence or 0, "", t.key or "") for i, t in h.model.tasks.items() if t.state == "L"
+    ]
     for grant in held[:6] if h.rng.random() < 0.5 else h.some(6):
         length = (task.length or 0) if (task := h.model.tasks.get(grant.task)) else 0
         offset, tokens = max(0, length + h.rng.choice([0, 0, 0, -1, -2, 1])), h.rng.randint(0, 3)
         if h.rng.random() < 0.1:  # all tokens at once
             offset, tokens = 0, length + h.rng.randint(0, 2)
         chunk = f"<{grant.task} {grant.fence} {offset}+{tokens}>".encode()
-        lines.append(BeatLine(grant.task, grant.fence, offset, tokens, chunk if tokens else b""))
+        chunk = chunk if tokens else b""
+        lines.append(BeatLine(grant.task, grant.fence, offset, tokens, chunk, grant.key))
     timeout_ms, attempts = h.rng.choice([TIMEOUT_MS, TIMEOUT_MS, 0]), h.rng.randint(2, 3)
     limits = {"ttl_ms": TTL_MS, "progress_timeout_ms": timeout_ms, "max_attempts": attempts}
     limits |= {"max_bytes": h.rng.choice([10**6, 10**6, 90, 40])}
@@ -59,10 +62,10 @@ def beat(h: Modelled) -> None:
 
 def undeliverable(h: Modelled) -> None:
     """Chunks are larger than a message."""
-    rows, attempts = [(grant.task, grant.fence) for grant in h.some(2)], h.rng.randint(2, 3)
+    (rows, key), attempts = _rows(h.of_one_key(2)), h.rng.randint(2, 3)
     h.same(
-        operations.cut(rows, max_attempts=attempts),
-        lambda: leases.cut(h.model, rows, max_attempts=attempts),
+        operations.cut(rows, key, max_attempts=attempts),
+        lambda: leases.cut(h.model, rows, key, max_attempts=attempts),
     )
 
 
@@ -88,39 +91,39 @@ def shrink(h: Modelled) -> None:
 
 def submit(h: Modelled) -> None:
     """Finished episodes."""
-    rows = [
-        (grant.task, grant.fence, f"record of {grant.task} by {grant.holder}".encode())
+    lines = [
+        SubmitLine(
+            grant.task, grant.fence, f"record of {grant.task} by {grant.holder}".encode(), grant.key
+        )
         for grant in h.some(6)
     ]
-    h.same(operations.submit(rows), lambda: leases.submit(h.model, rows))
+    h.same(operations.submit(lines), lambda: leases.submit(h.model, lines))
 
 
 def submit_unit(h: Modelled) -> None:
     """All that an actor holds is finished: units become complete."""
-    rows = [
-        (i, task.fence or 0, f"record of {i}".encode())
+    lines = [
+        SubmitLine(i, task.fence or 0, f"record of {i}".encode(), task.key or "")
         for i, task in h.model.tasks.items()
         if task.state == "L"
     ][: h.rng.randint(3, 12)]
-    h.same(operations.submit(rows), lambda: leases.submit(h.model, rows))
+    h.same(operations.submit(lines), lambda: leases.submit(h.model, lines))
 
 
 def release(h: Modelled) -> None:
     """Leases are given back."""
-    rows = [(grant.task, grant.fence) for grant in h.some()]
-    h.same(operations.release(rows), lambda: leases.release(h.model, rows))
+    rows, key = _rows(h.of_one_key())
+    h.same(operations.release(rows, key), lambda: leases.release(h.model, rows, key))
 
 
 def fail(h: Modelled) -> None:
     """Failures of both kinds."""
-    rows = [
-        (grant.task, grant.fence, h.rng.choice(["data", "infra"]), f"why {h.rng.randrange(9)}")
-        for grant in h.some()
-    ]
+    pairs, key = _rows(h.of_one_key())
+    rows = [(*pair, h.rng.choice(["data", "infra"]), f"why {h.rng.randrange(9)}") for pair in pairs]
     limits = {"max_attempts": h.rng.randint(2, 3), "max_data_failures": h.rng.randint(1, 4)}
     h.same(
-        operations.fail(failures=rows, **limits),
-        lambda: leases.fail(h.model, failures=rows, **limits),
+        operations.fail(key, failures=rows, **limits),
+        lambda: leases.fail(h.model, key, failures=rows, **limits),
     )
 
 
@@ -152,3 +155,8 @@ def actors_seen(h: Modelled) -> None:
         h.model.actors = seen | {name: (h.model.now_ms, known | fields)}
 
     h.same(operations.actor_seen({name: fields}), predict)
+
+
+def _rows(grants: list[Grant]) -> tuple[list[tuple[int, int]], str]:
+    """Tasks and fences of some grants, and the key that sends them."""
+    return [(grant.task, grant.fence) for grant in grants], grants[0].key if grants else ""

@@ -37,6 +37,7 @@ class Grant:
     task: int
     fence: int
     holder: str
+    key: str
 
 
 @dataclass
@@ -130,10 +131,18 @@ class Modelled:
         picked = rng.sample(recent, min(len(recent), rng.randint(1, most)))
         return [self._forged(grant) if rng.random() < 0.06 else grant for grant in picked]
 
+    def of_one_key(self, most: int = 4) -> list[Grant]:
+        """Grants that go in one message, which is of one key; now and then they are not its own."""
+        found = self.some(most)
+        if self.rng.random() < 0.2:
+            return found
+        return [grant for grant in found if grant.key == found[0].key]
+
     def _forged(self, grant: Grant) -> Grant:
         task = grant.task + self.rng.choice([0, 1, -1, 3])
-        fence = grant.fence + self.rng.choice([0, 1, -1])
-        return Grant(max(0, task), fence, grant.holder)
+        fence = grant.fence + self.rng.choice([0, 0, 1, -1])
+        key = self.rng.choice(["", grant.key, "key of ann"])
+        return Grant(max(0, task), fence, grant.holder, key)
 
 
 class _Refusal(str):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from buffer.operations.keys import EVAL_BASE
-from buffer.operations.values import BeatLine, BeatVerdict, LeaseAnswer, LeasedTask
+from buffer.operations.values import BeatLine, BeatVerdict, LeaseAnswer, LeasedTask, SubmitLine
 from tests.buffer.support.model.state import Model, Task, holder_of
 
 HOLDER_MS = 3_600_000
@@ -95,7 +95,7 @@ def beat(
     """Renew leases, append what fits; one that stands still, lasts or grows too much is TAKEN."""
     answers = []
     for line in lines:
-        verdict, task = model.judge(line.task_id, line.fence), model.tasks.get(line.task_id)
+        verdict, task = model.judge(*line[:2], line.key), model.tasks.get(line.task_id)
         if verdict != "OK" or task is None:
             answers.append(BeatVerdict(verdict, 0))
             continue
@@ -138,11 +138,11 @@ def _append(model: Model, task: Task, line: BeatLine, num_bytes: int, *, replace
     return task.length
 
 
-def cut(model: Model, rows: Sequence[tuple[int, int]], *, max_attempts: int) -> list[str]:
+def cut(model: Model, rows: Sequence[tuple[int, int]], key: str, *, max_attempts: int) -> list[str]:
     """What could not be delivered begins anew, and is charged."""
     verdicts = []
     for i, fence in rows:
-        verdicts.append(model.judge(i, fence))
+        verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] == "OK":
             model.cut(i)
             model.take_away(i, max_attempts, "too large to deliver")
@@ -161,11 +161,11 @@ def shrink(model: Model, num_bytes: int) -> tuple[int, int]:
     return count, freed
 
 
-def submit(model: Model, rows: Sequence[tuple[int, int, bytes]]) -> list[str]:
+def submit(model: Model, lines: Sequence[SubmitLine]) -> list[str]:
     """Finished episodes; a unit without unfinished members enters the buffer."""
     verdicts, done = [], dict[int, set[int]]()
-    for i, fence, record in rows:
-        verdict = model.judge(i, fence)
+    for i, fence, record, key in lines:
+        verdict = model.judge(i, fence, key)
         if verdict == "OK":
             task = model.tasks[i]
             task.state, task.chunks = "D", []
@@ -181,11 +181,11 @@ def submit(model: Model, rows: Sequence[tuple[int, int, bytes]]) -> list[str]:
     return verdicts
 
 
-def release(model: Model, rows: Sequence[tuple[int, int]]) -> list[str]:
+def release(model: Model, rows: Sequence[tuple[int, int]], key: str) -> list[str]:
     """Leases come back, and nothing is charged."""
     verdicts = []
     for i, fence in rows:
-        verdicts.append(model.judge(i, fence))
+        verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] == "OK" and model.tasks[i].state == "L":
             model.give_back(i)
     return verdicts
@@ -193,6 +193,7 @@ def release(model: Model, rows: Sequence[tuple[int, int]]) -> list[str]:
 
 def fail(
     model: Model,
+    key: str,
     *,
     max_attempts: int,
     max_data_failures: int,
@@ -201,7 +202,7 @@ def fail(
     """Data failures have a budget of their own."""
     verdicts = []
     for i, fence, kind, why in failures:
-        verdicts.append(model.judge(i, fence))
+        verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] != "OK":
             continue
         if kind == "data":

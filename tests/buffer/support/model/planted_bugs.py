@@ -24,7 +24,7 @@ class Bug(NamedTuple):
 FIRST = (
     Bug("beat", "offset + tokens > length then", "offset + tokens >= length then"),
     Bug("beat", "now - math.max(since, grace", "now - math.min(since, grace"),
-    Bug("fail", "charge(id, tonumber(ARGV[1]), reason)", "charge(id, tonumber(ARGV[2]), reason)"),
+    Bug("fail", "charge(id, tonumber(ARGV[2]), reason)", "charge(id, tonumber(ARGV[3]), reason)"),
     Bug("lease", "call('ZRANGE', key, 0, room - 1)", "call('ZRANGE', key, 0, room)"),
     Bug("lease", "(room < size and #picked > 0)", "(room <= size and #picked > 0)"),
     Bug("lease", "call('ZADD', READY, id, id)", "call('ZADD', READY, -1, id)"),

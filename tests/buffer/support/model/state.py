@@ -205,12 +205,12 @@ class Model:
         if lineage > self.lineage:
             raise Refused(f"REWOUND {self.lineage}")
 
-    def judge(self, i: int, fence: int) -> str:
-        """What the holder of a fence hears: OK, DUP, STALE or GONE."""
+    def judge(self, i: int, fence: int, key: str) -> str:
+        """What the holder of a fence and a key hears: OK, DUP, STALE or GONE."""
         task = self.tasks.get(i)
         if task is None:
             return "STALE" if i < EVAL_BASE and self.unit_of(i) in self.new else "GONE"
-        if task.fence != fence or task.state == "X":
+        if task.fence != fence or task.key not in (None, key) or task.state == "X":
             return "STALE"
         return "DUP" if task.state == "D" else "OK"
 
