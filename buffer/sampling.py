@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from .operations.values import ActorSeen, Closed, Memory, Stats
 
 RUNNING = "RUNNING"
+NAMED = 3  # of suspended keys
 
 
 def why_nobody_samples(
@@ -49,6 +50,12 @@ def why_nobody_samples(
             f"Redis is {memory.share:.0%} full, so no work is given out above "
             f"buffer.pause_at_memory = {pause_at_memory:g}; raise buffer.maxmemory_mb, or lower "
             "learner.checkpoint_every so that records are deleted sooner"
+        )
+    if closed.keys:
+        whys = "; ".join(f"{tag}: {key.why}" for tag, key in sorted(closed.keys.items())[:NAMED])
+        return (
+            f"{len(closed.keys)} keys are suspended, and no other actor has work ({whys}); mend "
+            f"it, then: nyala buffer resume {folder}"
         )
     return (
         f"{present} actors are present and none has work, with {stats.ready} tasks ready; their "

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker.transport.sockets import RECEIVE_HWM, STALLED_MS
 from buffer.operations.values import holder_of
@@ -35,7 +36,7 @@ WINDOW_S = STALLED_MS / 1000
 HOLDER_PEERS = 8  # that may all be sent most; what a fleet is sent in a burst, spread over seconds
 HELLOS = 20  # of one key at once, and again in ten seconds, beside two for each of its actors
 FORGET_S = 300.0  # half of a key's failures and successes, each time
-MOST_FAILURES = 20  # of a key before it is judged at all
+MOST_FAILURES = 20  # of a key before it is judged at all, and results of others to judge it by
 FAILING_SHARE = 0.5  # of what a key's leases came to
 TIMES_OTHERS = 3.0  # by which that exceeds the share of the other keys
 
@@ -211,6 +212,14 @@ class TokenBuckets:
         return True
 
 
+class Excess(NamedTuple):
+    """Failures of a key that are too many."""
+
+    text: str
+    is_certain: bool
+    """Others have enough results to say that it is the key's own fault, not the run's."""
+
+
 class FailureBudgets:
     """Failures and successes of each key, lately.
 
@@ -236,7 +245,7 @@ class FailureBudgets:
         self._good[key] += good
         self._bad[key] += bad
 
-    def excess(self, key: str) -> str | None:
+    def excess(self, key: str) -> Excess | None:
         """Describe failures of a key far beyond those of the others; None if they are not."""
         bad, of = self._bad[key], self._bad[key] + self._good[key]
         others_bad = self._bad.total() - bad
@@ -245,9 +254,8 @@ class FailureBudgets:
             return None
         if others and bad * others < TIMES_OTHERS * others_bad * of:
             return None
-        return (
-            f"{bad} of its last {of} leases failed, of those of other keys {others_bad} of {others}"
-        )
+        text = f"{bad} of its last {of} leases failed, of those of other keys {others_bad} of"
+        return Excess(f"{text} {others}", is_certain=others >= MOST_FAILURES)
 
     def forget(self, key: str) -> None:
         """Begin anew with a key."""

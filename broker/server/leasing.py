@@ -143,7 +143,7 @@ class Leasing:
             if left_s > 0 and not self._is_closing:
                 await self.queue.wait(left_s)
             if time.monotonic() - began > SHARE_AFTER_S:
-                await self._share(peer, request)
+                await self._share(peer, seq, request)
             reply = await self._try(peer, seq, request)
             is_over = self._is_closing or time.monotonic() >= ends_at
             if reply is None or reply.status not in UNSERVED or is_over:
@@ -194,11 +194,11 @@ class Leasing:
         async with peer.lease_lock:
             if peer.granted is not None and peer.granted[0] == seq:
                 return peer.granted[1]
-            if peer.lease_seq != seq or self._peers.is_suspect(peer):
+            if self._is_overtaken(peer, seq):
                 return None
             if peer.is_draining:
                 return self._reply("DONE", ())
-            if self._cache.is_full or self._cache.closed.has(peer.tag):
+            if self._is_closed(peer):
                 return self._reply("WAIT", ())
             answer = await self._store.run(
                 operations.lease(
@@ -219,18 +219,27 @@ class Leasing:
             self.queue.wake(1)
             return reply
 
-    async def _share(self, peer: Peer, request: LeaseRequest) -> None:
+    def _is_overtaken(self, peer: Peer, seq: int) -> bool:
+        return peer.lease_seq != seq or self._peers.is_suspect(peer)
+
+    def _is_closed(self, peer: Peer) -> bool:
+        return self._cache.is_full or self._cache.closed.has(peer.tag)
+
+    async def _share(self, peer: Peer, seq: int, request: LeaseRequest) -> None:
         """Let an actor without work have some of what one holder has beyond an even share.
 
         Twice a second for all of them together: it looks at every lease.
         """
         now = time.monotonic()
-        if now < self._shares_at or self._cache.is_full or self._cache.closed.has(peer.tag):
+        if self._is_overtaken(peer, seq) or peer.is_draining or self._is_closed(peer):
+            return
+        if now < self._shares_at:
             return
         self._shares_at = now + SHARE_EVERY_S
-        tasks = await self._store.run(
-            operations.share(peer.tag, request.n, still_ms=SHARE_STILL_MS)
+        share = operations.share(
+            peer.tag, request.version.lineage, request.n, still_ms=SHARE_STILL_MS
         )
+        tasks = await self._store.run(share)
         if tasks:
             log.info("leases shared with a key that had none", key=peer.tag, count=len(tasks))
 

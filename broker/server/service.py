@@ -293,7 +293,10 @@ class Service:
         return Verdicts(verdicts, self._cache.publication)
 
     async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
-        """Suspend a holder or one of its keys whose leases fail where others' do not."""
+        """Suspend a holder or one of its keys whose leases fail where others' do not.
+
+        Only briefly while others have few results: theirs may fail alike, and be judged beside it.
+        """
         if not count:
             return
         for name, budgets in self._budgets_of(peer):
@@ -301,9 +304,11 @@ class Service:
         for name, budgets in self._budgets_of(peer):
             excess = budgets.excess(name)
             if excess is not None and not self._peers.is_alone(name):
-                why = f"{excess}; {peer.hello.incarnation} on {peer.hello.host}: {last}"
-                tasks = await self._store.run(operations.suspend(name, why))
-                budgets.forget(name)
+                why = f"{excess.text}; {peer.hello.incarnation} on {peer.hello.host}: {last}"
+                suspend = operations.suspend(name, why, is_brief=not excess.is_certain)
+                tasks = await self._store.run(suspend)
+                if excess.is_certain:
+                    budgets.forget(name)
                 self._audit.record("key suspended", key=name, why=why, leases=len(tasks))
                 await self._cache.refresh_closed()
                 self._leasing.queue.wake()

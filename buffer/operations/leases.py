@@ -168,28 +168,35 @@ def release_dead_actor(incarnation: str, *, max_attempts: int) -> Operation[list
     return single("release_dead_actor", arguments, lambda ids: [int(task) for task in ids])
 
 
-def suspend(key: str, reason: str) -> Operation[list[int]]:
+def suspend(key: str, reason: str, *, is_brief: bool = False) -> Operation[list[int]]:
     """Grant a key, or all of a holder, nothing for a minute, then two, at most an hour.
 
     Ends its leases.
 
+    Args:
+        key: Its tag.
+        reason: For whoever looks at the run.
+        is_brief: For ten seconds, which do not count as a time.
+
     Returns:
         The tasks that it held: others get them, and no attempt is charged.
     """
-    arguments = (key, reason[:500], 60_000, 3_600_000)
+    limits_ms = (10_000, 10_000) if is_brief else (60_000, 3_600_000)
+    arguments = (key, reason[:500], *limits_ms)
     return single("suspend", arguments, lambda ids: [int(task) for task in ids])
 
 
-def share(key: str, n: int, *, still_ms: int = 0) -> Operation[list[int]]:
+def share(key: str, lineage: int, n: int, *, still_ms: int) -> Operation[list[int]]:
     """Take at most `n` leases from the holder that has the most, for a key that has none.
 
     Where the key's own holder has an even share, from the fullest of its other keys. Each keeps at
-    least an even share, and what has grown within `still_ms`; no attempt is charged.
+    least an even share, and what has grown within `still_ms`; no attempt is charged. None for an
+    actor whose weights are of a later `lineage` than the run's, which is granted nothing.
 
     Returns:
         The tasks, which are ready again, with the tokens that they had.
     """
-    return single("share", (key, n, still_ms), lambda ids: [int(task) for task in ids])
+    return single("share", (key, lineage, n, still_ms), lambda ids: [int(task) for task in ids])
 
 
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:

@@ -24,13 +24,13 @@ from broker.protocol.messages import (
     ReleaseRequest,
     Verdict,
 )
-from broker.server.flow_control import FORGET_S, FailureBudgets
+from broker.server.flow_control import FORGET_S, MOST_FAILURES, FailureBudgets
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair
 from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.record.codec import decode_completion, encode_completion
-from buffer.record.episode import Completion, FenceRun, VersionSpan
+from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
@@ -243,6 +243,62 @@ def test_a_flood_of_failures_suspends_its_key_and_kills_no_task(redis_url: str, 
         revoke(keys, "hostile")
 
 
+def test_a_fault_of_the_run_suspends_its_actors_for_seconds_at_most(
+    redis_url: str, keys: Path
+) -> None:
+    """A scorer that always fails: the first actor to fail is judged before others have failed."""
+    add(keys, "hostile", Role.ACTOR)
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=200)
+            second = await here.actor("second")
+            await second.lease(LeaseRequest(2, FIRST))
+            first = here.client("first", keys=load_pair(keys, "hostile"))
+            await first.hello(hello("first"), deadline_s=5)
+            await fail_all(first, 1)
+            ((tag, key),) = (await here.store.run(operations.closed())).keys.items()
+            assert key.left_s <= 10
+
+            assert await fail_all(second, 2) == 128, "it fails as the first did"
+
+            closed = await here.store.run(operations.closed())
+            assert list(closed.keys) == [tag], "and is not suspended"
+            assert "of them of: x" in closed.paused, "the run pauses, and says why"
+
+    try:
+        asyncio.run(story())
+    finally:
+        revoke(keys, "hostile")
+
+
+def test_an_actor_of_a_lineage_to_come_disturbs_nobody(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is granted nothing, so nothing is taken from others for it."""
+    monkeypatch.setattr("broker.server.leasing.SHARE_STILL_MS", 0)
+    add(keys, "hostile", Role.ACTOR)
+
+    async def story() -> None:
+        async with ring(redis_url, keys, long_poll_s=1.0) as here:
+            await begin(here.store, groups=4)
+            honest = await here.actor("honest")
+            leases = (await honest.lease(LeaseRequest(8, FIRST))).leases
+            evil = here.client("evil", keys=load_pair(keys, "hostile"))
+            await evil.hello(hello("evil"), deadline_s=5)
+
+            reply = await evil.lease(LeaseRequest(8, PolicyVersion(2, 0)), deadline_s=5)
+
+            assert reply.status == "WAIT"
+            verdicts = (await honest.fail(failures_of(leases))).verdicts
+            assert [line.verdict for line in verdicts] == [Verdict.OK] * 8
+
+    try:
+        asyncio.run(story())
+    finally:
+        revoke(keys, "hostile")
+
+
 def test_a_run_whose_tasks_die_pauses_before_it_is_dead(redis_url: str, keys: Path) -> None:
     """A lone actor: whether it or the run is broken, nobody can tell."""
 
@@ -316,7 +372,11 @@ def test_failures_are_judged_beside_those_of_other_keys() -> None:
     budgets.count("a", bad=19)
     assert budgets.excess("a") is None, "too few to judge"
     budgets.count("a", bad=1)
-    assert budgets.excess("a") == "20 of its last 20 leases failed, of those of other keys 0 of 0"
+    text = "20 of its last 20 leases failed, of those of other keys 0 of 0"
+    assert budgets.excess("a") == (text, False), "others have nothing to judge it by"
+    budgets.count("b", good=MOST_FAILURES)
+    assert budgets.excess("a") == (text.replace("0 of 0", "0 of 20"), True)
+    budgets.forget("b")
 
     budgets.count("b", good=60, bad=40)
     assert budgets.excess("a") is None, "a share of 1.0 is not three times 0.4"

@@ -153,6 +153,36 @@ def test_a_heartbeat_without_progress_is_no_life(run: RunInStore) -> None:
     assert run.stats().dead == 1
 
 
+def test_time_in_which_nothing_could_arrive_is_nobodys_failure(run: RunInStore) -> None:
+    """The server was stopped, or its clock jumped: no broker has reaped since."""
+    run.create(1)
+    first, late = run.lease(2)
+    run.store.run(operations.reap(max_attempts=3))
+    run.redis.hincrby(f"{run.prefix}:meta", "reaped_at", -TTL_MS)
+
+    assert _stand_still(run, first, 70_000) == ("OK", 0)
+    old = BeatLine(first.task_id, first.fence)
+    assert run.store.run(operations.beat(ttl_ms=TTL_MS, lines=[old], longest_ms=1)) == [("OK", 0)]
+
+    run.redis.hincrby(f"{run.prefix}:meta", "reaped_at", TTL_MS)
+    assert run.expire([late]) == [late.task_id]
+    assert _stand_still(run, late, 70_000) == ("STALE", 0), "it was charged when it expired"
+    assert _stand_still(run, first, 0) == ("TAKEN", 0), "a broker reaps again"
+
+
+def test_a_failure_counts_once_however_often_it_is_reported(run: RunInStore) -> None:
+    run.create(1)
+    first, second = run.lease(2)
+    for task, kind in ((first, "data"), (second, "infra")):
+        row = (task.task_id, task.fence, kind, "why")
+        call = operations.fail(max_attempts=3, max_data_failures=3, failures=[row] * 9)
+        assert run.store.run(call) == ["OK"] + ["DUP"] * 8
+        assert run.store.run(call) == ["DUP"] * 9, "an honest actor that got no reply"
+
+    assert run.stats().dead == 0
+    assert {task.task_id: task.length for task in run.lease(4)} == dict.fromkeys(range(4), 0)
+
+
 def test_new_tokens_are_progress(run: RunInStore) -> None:
     run.create(1)
     task = run.lease()[0]

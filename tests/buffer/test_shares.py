@@ -24,7 +24,7 @@ def test_the_largest_holder_gives_its_newest_leases_down_to_an_even_share(run: R
     run.create(3)
     first, second, small = lease(run, "a", 4), lease(run, "a", 4), lease(run, "b", 4)
 
-    given = run.store.run(operations.share("c", 100))
+    given = run.store.run(operations.share("c", 1, 100, still_ms=0))
 
     assert given == [task.task_id for task in reversed(second)], "8 of 12 over three keys: 4 each"
     assert run.submit(second, "a") == ["STALE"] * 4
@@ -41,22 +41,24 @@ def test_who_holds_a_lease_takes_none_from_others_and_nobody_takes_an_even_share
     lease(run, "a", 3)
     lease(run, "b", 1)
 
-    assert run.store.run(operations.share("b", 100)) == []
-    assert len(run.store.run(operations.share("c", 2))) == 2
+    assert run.store.run(operations.share("b", 1, 100, still_ms=0)) == []
+    assert len(run.store.run(operations.share("c", 1, 2, still_ms=0))) == 2
     assert len(lease(run, "c")) == 2
-    assert run.store.run(operations.share("d", 100)) == [4, 3], "8 over four keys: 2 each"
+    assert run.store.run(operations.share("d", 1, 100, still_ms=0)) == [4, 3], (
+        "8 over four keys: 2 each"
+    )
     assert len(lease(run, "d")) == 2
-    assert run.store.run(operations.share("e", 100)) == [2], "3 over 2"
+    assert run.store.run(operations.share("e", 1, 100, still_ms=0)) == [2], "3 over 2"
     assert len(lease(run, "e")) == 1
-    assert run.store.run(operations.share("f", 100)) == []
+    assert run.store.run(operations.share("f", 1, 100, still_ms=0)) == []
 
 
 def test_what_grows_or_was_just_leased_stays_where_it_is(run: RunInStore) -> None:
     run.create(1)
     lease(run, "a")
 
-    assert run.store.run(operations.share("b", 100, still_ms=60_000)) == []
-    assert len(run.store.run(operations.share("b", 100, still_ms=0))) == 2
+    assert run.store.run(operations.share("b", 1, 100, still_ms=60_000)) == []
+    assert len(run.store.run(operations.share("b", 1, 100, still_ms=0))) == 2
 
 
 def test_a_fence_is_worth_nothing_to_another_key(run: RunInStore) -> None:
@@ -76,10 +78,31 @@ def test_a_fence_is_worth_nothing_to_another_key(run: RunInStore) -> None:
     assert run.submit(tasks, "a") == ["DUP"] * 4
 
 
+def test_the_fence_of_a_lease_that_was_taken_away_cannot_be_guessed(run: RunInStore) -> None:
+    run.create(1)
+    tasks = lease(run, "a")
+    shared = run.store.run(operations.share("b", 1, 100, still_ms=0))
+    suspended = run.store.run(operations.suspend("a", "why"))
+    assert sorted(shared + suspended) == [task.task_id for task in tasks]
+
+    for more in (0, 1, 2):
+        guessed = [task._replace(fence=task.fence + more) for task in tasks]
+        assert run.submit(guessed, "a") == ["STALE"] * 4
+
+
+def test_an_actor_that_is_granted_nothing_takes_nothing_from_others(run: RunInStore) -> None:
+    """Its weights are of a lineage that the store does not know."""
+    run.create(1)
+    tasks = lease(run, "a")
+
+    assert run.store.run(operations.share("b", run.lineage + 1, 100, still_ms=0)) == []
+    assert run.submit(tasks, "a") == ["OK"] * 4
+
+
 def test_a_lone_key_shares_half_and_an_only_lease_is_nobody_elses(run: RunInStore) -> None:
     run.create(1)
     (task, *_) = lease(run, "a")
-    assert len(run.store.run(operations.share("b", 100))) == 2
+    assert len(run.store.run(operations.share("b", 1, 100, still_ms=0))) == 2
     run.submit([t for t in lease(run, "a") if t.task_id != task.task_id], "a")
 
 
@@ -89,7 +112,7 @@ def test_keys_of_one_enrolment_share_as_one_holder_and_among_themselves(run: Run
         lease(run, name, 4)
 
     def gets(name: str, n: int = 100) -> int:
-        given = run.store.run(operations.share(name, n))
+        given = run.store.run(operations.share(name, run.lineage, n, still_ms=0))
         assert {task.task_id for task in lease(run, name)} == set(given)
         return len(given)
 
@@ -179,8 +202,15 @@ def test_a_suspended_key_loses_its_leases_and_each_time_is_out_for_longer(run: R
 
     run.redis.hset(f"{run.prefix}:suspended", "a", "1 9 long ago")
     assert run.store.run(operations.closed()).keys == {}
+    for _ in range(3):
+        run.store.run(operations.suspend("a", "brief", is_brief=True))
+        assert run.store.run(operations.closed()).keys["a"].left_s <= 10, "brief ones do not grow"
     run.store.run(operations.suspend("a", "why"))
     assert run.store.run(operations.closed()).keys["a"].left_s <= 60, "an hour of peace counts"
+
+    run.redis.hset(f"{run.prefix}:suspended", "gone", "1 9 long ago")
+    run.store.run(operations.suspend("b", "why"))
+    assert set(run.redis.hkeys(f"{run.prefix}:suspended")) == {b"a", b"b"}, "old ones are forgotten"
 
 
 def test_leasing_pauses_when_more_than_one_in_a_hundred_recent_tasks_died(run: RunInStore) -> None:

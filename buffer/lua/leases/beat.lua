@@ -4,11 +4,14 @@
 -- -> verdict, length, ...
 -- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends, or replaces
 -- all of them where it starts at 0 and is longer. TAKEN: the lease is over and its task was charged, because it
--- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays.
+-- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays. Nothing stood
+-- still or lasted too long while no broker reaped: the server was stopped or cut off, or its clock jumped.
 local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, longest = tonumber(ARGV[5]), tonumber(ARGV[6])
 local deadline, answer = now + tonumber(ARGV[1]), {}
-local grace_until = tonumber(call('HGET', META, 'grace_until') or '0')
+local meta = call('HMGET', META, 'grace_until', 'reaped_at', 'ttl')
+local grace_until, gap = tonumber(meta[1] or '0'), now - tonumber(meta[2] or now)
+local is_watched = gap >= 0 and gap <= tonumber(meta[3] or '0') / 2
 
 local function store(id, chunk, length, bytes, replaces)
   local chunks = chunks_key(id)
@@ -24,6 +27,7 @@ end
 -- Why a lease is taken away that brings no tokens now, or lasts too long; nil = it is not.
 local function is_overdue(fence, progress, grows)
   local function exceeds(since, limit) return limit > 0 and now - math.max(since, grace_until) > limit end
+  if not is_watched then return nil end
   if not grows and exceeds(tonumber(progress or now), timeout) then return 'no progress' end
   if exceeds(fence / 1000, longest) then return 'too slow' end -- a fence is a time in microseconds
 end
@@ -43,7 +47,7 @@ for id, fence, offset, tokens, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) 
       if bytes > max_bytes and (offset == 0 or #chunk > max_bytes) then why = 'too many bytes' end
     end
     if why then
-      verdict = 'TAKEN'
+      verdict = state == 'L' and 'TAKEN' or 'STALE' -- one that was reaped has been charged before
       take_away(id, state, tonumber(ARGV[4]), why)
     else
       if state == 'R' then

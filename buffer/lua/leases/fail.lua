@@ -1,11 +1,14 @@
 --- @include tasks
 -- ARGV: tag of a key, max attempts, max data failures, then per task: id, fence, kind, reason.  -> verdict, ...
--- Kind `data`: every failure counts. Otherwise the machine failed: only attempts without progress count.
+-- Kind `data`: every failure counts. Otherwise the machine failed: only attempts without progress count. DUP: the lease
+-- had ended before, and was charged then, or given back.
 local answer = {}
 for i = 4, #ARGV, 4 do
   local id, reason = ARGV[i], ARGV[i + 3]
-  local verdict = judge(id, ARGV[i + 1], ARGV[1])
-  if verdict == 'OK' then
+  local verdict, state = judge(id, ARGV[i + 1], ARGV[1])
+  if verdict == 'OK' and state ~= 'L' then
+    verdict = 'DUP'
+  elseif verdict == 'OK' then
     if ARGV[i + 2] == 'data' then
       charge_data(id, tonumber(ARGV[3]), reason)
     else

@@ -1,12 +1,20 @@
 --- @include keys, tasks
 -- ARGV: tag of a key or a holder, reason, ms of the first time, most ms.  -> ids of the tasks that it held
--- The key gets no leases, each time for twice as long; what it holds goes to others, and costs them nothing. It
--- begins anew an hour after its last suspension ended.
-local known, now = call('HGET', SUSPENDED, ARGV[1]) or '0 0', now_ms()
-local ends_at, times = string.match(known, '^(%d+) (%d+)')
-times = now > ends_at + 3600000 and 0 or tonumber(times)
-local until_ms = now + math.min(ARGV[3] * 2 ^ times, tonumber(ARGV[4]))
+-- The key gets no leases, each time for twice as long, unless that is more than the most; then it does not count as
+-- a time. What it holds goes to others, and costs them nothing. An hour after it ended a suspension is forgotten.
+local known, times, now = call('HGETALL', SUSPENDED), 0, now_ms()
 draw_on_reserve()
-call('HSET', SUSPENDED, ARGV[1], whole(until_ms) .. ' ' .. whole(times + 1) .. ' ' .. ARGV[2])
+for i = 1, #known, 2 do
+  local ends_at, count = string.match(known[i + 1], '^(%d+) (%d+)')
+  if now > ends_at + 3600000 then
+    call('HDEL', SUSPENDED, known[i])
+  elseif known[i] == ARGV[1] then
+    times = tonumber(count)
+  end
+end
+local first, most = tonumber(ARGV[3]), tonumber(ARGV[4])
+local until_ms = now + math.min(first * 2 ^ times, most)
+if first < most then times = times + 1 end
+call('HSET', SUSPENDED, ARGV[1], whole(until_ms) .. ' ' .. whole(times) .. ' ' .. ARGV[2])
 local function is_its(key) return key and (key == ARGV[1] or holder_of(key) == ARGV[1]) end
 return end_leases('key', is_its, give_back)

@@ -123,14 +123,14 @@ local function charge_data(id, max_failures, why)
   end_attempt(id, call('HINCRBY', task_key(id), 'fails', 1), max_failures, why)
 end
 
--- Ends some leases by a field of theirs, under newer fences, so that no message on its way revives one.
+-- Ends some leases by a field of theirs, without their fences, so that no message on its way revives one.
 local function end_leases(field, matches, finish)
   local ended = {}
   for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
     for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
       -- A member that just died may have ended its unit, and with it the leases of the others.
       if matches(call('HGET', task_key(id), field)) and call('ZSCORE', leases, id) then
-        call('HINCRBY', task_key(id), 'fence', 1)
+        call('HDEL', task_key(id), 'fence')
         finish(id)
         ended[#ended + 1] = id
       end

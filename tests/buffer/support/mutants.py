@@ -31,7 +31,9 @@ sealed = 0
 """
 
 MUTANTS = {
-    "no fence check": Mutant("tasks", "if task[2] ~= fence then return 'STALE' end", "", "I9"),
+    "no fence check": Mutant(
+        "tasks", "if task[2] ~= fence or (task[3] or key) ~= key then return 'STALE' end", "", "I9"
+    ),
     "no dedupe": Mutant("tasks", "if task[1] == 'D' then return 'DUP' end", "", "I1"),
     "no offset check": Mutant("beat", "offset == length or replaces", "true", "I3"),
     "claim not sticky": Mutant(

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from buffer import operations
-from buffer.operations.values import ActorSeen, Closed, Memory
+from buffer.operations.values import ActorSeen, Closed, Memory, SuspendedKey
 from buffer.sampling import why_nobody_samples
 from buffer.store import Store
 from configs.settings import Settings
@@ -40,12 +40,19 @@ def test_each_cause_names_what_helps(store: Store) -> None:
     stats = store.run(operations.stats())
     here, gone = ActorSeen("a", 1.0, {}), ActorSeen("b", 75.0, {})
 
-    def why(*actors: ActorSeen, used: int = 10, paused: str = "", **changes: object) -> str | None:
+    def why(
+        *actors: ActorSeen,
+        used: int = 10,
+        paused: str = "",
+        suspended: str = "",
+        **changes: object,
+    ) -> str | None:
+        keys = {"tag": SuspendedKey(9.0, suspended)} if suspended else {}
         return why_nobody_samples(
             replace(stats, **changes),  # type: ignore[arg-type]
             actors,
             Memory(used, 100),
-            Closed(paused, {}),
+            Closed(paused, keys),
             folder="runs/x",
             heartbeat_timeout_s=6.0,
             pause_at_memory=0.8,
@@ -57,6 +64,9 @@ def test_each_cause_names_what_helps(store: Store) -> None:
     assert "Redis is 90% full" in str(why(here, used=90))
     assert "1 actors are present and none has work, with 12 tasks ready" in str(why(here))
     assert "paused: too many die; mend it" in str(why(here, leased=4, paused="too many die"))
+    only = str(why(here, suspended="20 of its last 20 leases failed"))
+    assert "(tag: 20 of its last 20 leases failed); mend it, then: nyala buffer resume" in only
+    assert why(here, leased=4, suspended="one of several") is None
     assert "the run is PAUSED" in str(why(here, leased=4, state="PAUSED"))
 
 

@@ -72,15 +72,18 @@ def undeliverable(h: Modelled) -> None:
 def suspend(h: Modelled) -> None:
     """The failures of a key are too many."""
     key, why = h.rng.choice(["fleet", *KEYS.values()]), f"why {h.rng.randrange(9)}"
-    h.same(operations.suspend(key, why), lambda: leases.suspend(h.model, key, why))
+    is_brief = h.rng.random() < 0.3
+    call = operations.suspend(key, why, is_brief=is_brief)
+    h.same(call, lambda: leases.suspend(h.model, key, why, is_brief=is_brief))
 
 
 def share(h: Modelled) -> None:
     """One key has nothing, and others have it all."""
     key, n = h.rng.choice(["", "fleet~ann", "fleet~nobody", "nobody"]), h.rng.randint(1, 4)
     still_ms = h.rng.choice([0, 0, 100, 1000])
-    call = operations.share(key, n, still_ms=still_ms)
-    h.same(call, lambda: leases.share(h.model, key, n, still_ms))
+    lineage = max(0, h.model.lineage + h.rng.choice([0, 0, 0, -1, 1]))
+    call = operations.share(key, lineage, n, still_ms=still_ms)
+    h.same(call, lambda: leases.share(h.model, key, lineage, n, still_ms))
 
 
 def shrink(h: Modelled) -> None:

@@ -141,7 +141,7 @@ class Modelled:
     def _forged(self, grant: Grant) -> Grant:
         task = grant.task + self.rng.choice([0, 1, -1, 3])
         fence = grant.fence + self.rng.choice([0, 0, 1, -1])
-        key = self.rng.choice(["", grant.key, "key of ann"])
+        key = self.rng.choice(["", grant.key, "fleet~ann"])
         return Grant(max(0, task), fence, grant.holder, key)
 
 

@@ -111,7 +111,7 @@ def beat(
         if grows and num_bytes > max_bytes and (line.offset == 0 or len(line.chunk) > max_bytes):
             why = "too many bytes"
         if why is not None:
-            verdict = "TAKEN"
+            verdict = "TAKEN" if task.state == "L" else "STALE"
             model.take_away(line.task_id, max_attempts, why)
         else:
             task.state, task.deadline_ms = "L", model.now_ms + ttl_ms
@@ -126,6 +126,10 @@ def beat(
 
 
 def _is_over(model: Model, since_ms: float, limit_ms: int) -> bool:
+    """Judged only beside a broker that reaps: else nothing could arrive, or the clock jumped."""
+    gap_ms = model.now_ms - (model.now_ms if model.reaped_ms is None else model.reaped_ms)
+    if gap_ms < 0 or gap_ms > (model.lease_ms or 0) / 2:
+        return False
     return limit_ms > 0 and model.now_ms - max(since_ms, model.grace_until_ms or 0) > limit_ms
 
 
@@ -205,7 +209,9 @@ def fail(
         verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] != "OK":
             continue
-        if kind == "data":
+        if model.tasks[i].state != "L":
+            verdicts[-1] = "DUP"
+        elif kind == "data":
             model.charge_data(i, max_data_failures, why)
         else:
             model.charge(i, max_attempts, why)
@@ -236,11 +242,11 @@ def release_dead_actor(model: Model, incarnation: str, *, max_attempts: int) -> 
     if model.state != "RUNNING":
         return []
     held = [i for i in model.leased() if model.tasks[i].holder == incarnation]
-    return _take_back(model, held, max_attempts, "its actor died", raise_fence=True)
+    return _take_back(model, held, max_attempts, "its actor died", is_final=True)
 
 
 def _take_back(
-    model: Model, ids: list[int], max_attempts: int, why: str, *, raise_fence: bool = False
+    model: Model, ids: list[int], max_attempts: int, why: str, *, is_final: bool = False
 ) -> list[int]:
     """A member that dies may end its unit, and with it the leases of the others."""
     taken = []
@@ -248,19 +254,21 @@ def _take_back(
         task = model.tasks.get(i)
         if task is None or task.state != "L":
             continue
-        if raise_fence and task.fence is not None:
-            task.fence += 1
+        if is_final:
+            task.fence = None
         model.charge(i, max_attempts, why)
         taken.append(i)
     return taken
 
 
-def suspend(model: Model, key: str, reason: str) -> list[int]:
+def suspend(model: Model, key: str, reason: str, *, is_brief: bool) -> list[int]:
     """A key gets no leases, each time for twice as long; what it holds goes to others."""
-    ends_at, times, _ = model.suspended.get(key, (0, 0, ""))
-    times = 0 if model.now_ms > ends_at + HOLDER_MS else times
-    until_ms = model.now_ms + min(60_000 * 2**times, 3_600_000)
-    model.suspended[key] = (until_ms, times + 1, reason)
+    model.suspended = {
+        tag: found for tag, found in model.suspended.items() if model.now_ms <= found[0] + HOLDER_MS
+    }
+    _, times, _ = model.suspended.get(key, (0, 0, ""))
+    lasts_ms = 10_000 if is_brief else min(60_000 * 2**times, 3_600_000)
+    model.suspended[key] = (model.now_ms + lasts_ms, times + (not is_brief), reason)
     tags = {i: model.tasks[i].key or "" for i in model.leased()}
     held = [i for i, tag in tags.items() if key in (tag, holder_of(tag))]
     for i in held:
@@ -268,9 +276,9 @@ def suspend(model: Model, key: str, reason: str) -> list[int]:
     return held
 
 
-def share(model: Model, key: str, n: int, still_ms: int) -> list[int]:
+def share(model: Model, key: str, lineage: int, n: int, still_ms: int) -> list[int]:
     """The largest holder, or key of one's own, gives still leases back down to an even share."""
-    if model.state != "RUNNING" or model.paused is not None:
+    if model.state != "RUNNING" or model.paused is not None or lineage > model.lineage:
         return []
     tags = {i: model.tasks[i].key or "" for i in model.leased() if i < EVAL_BASE}
     if key in tags.values():
@@ -301,8 +309,7 @@ def _even_share(owners: dict[int, str], asker: str) -> int:
 
 
 def _return_uncharged(model: Model, i: int) -> None:
-    task = model.tasks[i]
-    task.fence = (task.fence or 0) + 1
+    model.tasks[i].fence = None
     model.give_back(i)
 
 

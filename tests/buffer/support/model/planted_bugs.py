@@ -30,7 +30,7 @@ FIRST = (
     Bug("lease", "call('ZADD', READY, id, id)", "call('ZADD', READY, -1, id)"),
     Bug("reap", "gap > math.max(ttl / 2", "gap > math.min(ttl / 2"),
     Bug("reap", "'-inf', now, 'LIMIT'", "'-inf', '(' .. now, 'LIMIT'"),
-    Bug("tasks", "call('HINCRBY', task_key(id), 'fence', 1)", ""),
+    Bug("tasks", "        call('HDEL', task_key(id), 'fence')", ""),
     Bug("release", "state == 'L'", "state == 'R'"),
     Bug("submit", "if length > 0 then call('UNLINK', chunks_key(id)) end", ""),
     Bug("submit", "else call('ZREM', READY, id) end", "end"),
