@@ -213,6 +213,7 @@ class Service:
             await self._store.run(operations.release_dead_actor(incarnation, max_attempts=most))
 
     async def _write(self, message: object, peer: Peer) -> Verdicts | Refusal:
+        tag = peer.tag
         match message:
             case BeatRequest():
                 return await self._beat(message, peer)
@@ -222,14 +223,10 @@ class Service:
                 )
                 if refusal := await self._cache.refuse_unpublished(newest):
                     return refusal
-                rows = [
-                    SubmitLine(s.task_id, s.fence, s.record, peer.tag) for s in message.submissions
-                ]
+                rows = [SubmitLine(s.task_id, s.fence, s.record, tag) for s in message.submissions]
                 if self._objects is not None:
-                    rows = [
-                        row._replace(record=await self._to_object_store(row.task_id, row.record))
-                        for row in rows
-                    ]
+                    put = self._to_object_store
+                    rows = [r._replace(record=await put(r.task_id, r.record)) for r in rows]
                 verdicts = await self._submits.run(rows)
                 for name, budgets in self._budgets_of(peer):
                     budgets.count(name, good=verdicts.count("OK"))
@@ -237,21 +234,20 @@ class Service:
             case ReleaseRequest():
                 if not message.tasks:  # precedes BYE
                     await self._leasing.stop_granting(peer)
-                verdicts = await self._store.run(operations.release(message.tasks, peer.tag))
+                verdicts = await self._store.run(operations.release(message.tasks, tag))
                 self._leasing.queue.wake()  # a request may wait for just that
                 return self._verdicts([task_id for task_id, _ in message.tasks], verdicts)
             case FailRequest():
                 failures = [
                     (f.task_id, f.fence, f.kind, printable(f.reason)) for f in message.failures
                 ]
-                verdicts = await self._store.run(
-                    operations.fail(
-                        peer.tag,
-                        max_attempts=self._settings.max_attempts,
-                        max_data_failures=self._settings.max_data_failures,
-                        failures=failures,
-                    )
+                fail = operations.fail(
+                    tag,
+                    max_attempts=self._settings.max_attempts,
+                    max_data_failures=self._settings.max_data_failures,
+                    failures=failures,
                 )
+                verdicts = await self._store.run(fail)
                 last = f"{failures[-1][3]:.200}" if failures else ""
                 await self._count_failures(peer, verdicts.count("OK"), last)
                 return self._verdicts([row[0] for row in failures], verdicts)
@@ -293,10 +289,7 @@ class Service:
         return Verdicts(verdicts, self._cache.publication)
 
     async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
-        """Suspend a holder or one of its keys whose leases fail where others' do not.
-
-        Only briefly while others have few results: theirs may fail alike, and be judged beside it.
-        """
+        """Suspend a holder or key that fails where others do not; briefly, if that is uncertain."""
         if not count:
             return
         for name, budgets in self._budgets_of(peer):
