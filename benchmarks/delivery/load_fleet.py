@@ -19,7 +19,7 @@ import random
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
@@ -65,6 +65,8 @@ class Tally:
     busy: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     resent: int = 0
     """Tries that had no answer in time."""
+    rejoined: int = 0
+    """HELLOs that a broker asked for again."""
     episodes: int = 0
     lost: int = 0
     """Submitted episodes whose verdict was neither OK nor DUP."""
@@ -75,6 +77,7 @@ class Tally:
             "episodes_per_s": round(self.episodes / seconds, 1),
             "lost": self.lost,
             "resent": self.resent,
+            "rejoined": self.rejoined,
         }
         for kind, waits in sorted(self.seconds.items()):
             p50, p99 = (np.percentile(waits, (50, 99)) * 1e3).tolist()
@@ -126,6 +129,10 @@ class LoadActor:
                     continue
                 if not isinstance(reply, Refusal):
                     break
+                if reply.code == "hello":  # its connection was lost under the load
+                    tally.rejoined += 1
+                    await self.join(tally)
+                    continue
                 assert reply.code == "busy", reply
                 tally.busy[kind] += 1
                 await asyncio.sleep(reply.retry_after_s * random.uniform(0.5, 1.5))
@@ -133,6 +140,15 @@ class LoadActor:
             self._answers.pop(seq, None)
         tally.seconds[kind].append(time.perf_counter() - began)
         return reply
+
+    async def join(self, tally: Tally) -> None:
+        """Say HELLO."""
+        hello = greeting(self._settings, self.name, capacity=EPISODES)
+        await self.call(hello, tally, "hello")
+
+    async def leave(self, tally: Tally) -> None:
+        """Say BYE."""
+        await self.call(Bye(), tally, "hello")
 
     async def beat(self, tally: Tally, *, due: float | None = None) -> None:
         """Send one empty heartbeat."""
@@ -188,20 +204,18 @@ class Fleet:
 
     async def join(self) -> Tally:
         """Let all say HELLO."""
-        return await self._ask_all(
-            lambda actor: greeting(self._settings, actor.name, capacity=EPISODES)
-        )
+        return await self._ask_all(LoadActor.join)
 
     async def leave(self) -> None:
         """Let all say BYE: who only vanished would be silent for the brokers, and so suspect."""
-        await self._ask_all(lambda _: Bye())
+        await self._ask_all(LoadActor.leave)
 
-    async def _ask_all(self, message: Callable[[LoadActor], object]) -> Tally:
+    async def _ask_all(self, what: Callable[[LoadActor, Tally], Awaitable[None]]) -> Tally:
         tally, door = Tally(), asyncio.Semaphore(JOINING)
 
         async def ask(actor: LoadActor) -> None:
             async with door:
-                await actor.call(message(actor), tally, "hello")
+                await what(actor, tally)
 
         await asyncio.gather(*(ask(actor) for actor in self.actors))
         return tally

@@ -7,15 +7,20 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 from uuid import uuid4
 
 import pytest
 
 from buffer.operations.values import DeadLetter
-from console.chaos.endurance.endurance import Endured, spoilt_by_others
+from configs.errors import StoreError
+from console.chaos.endurance.endurance import Endured, resume_if_paused, spoilt_by_others
 from console.chaos.endurance.growth import (
     SHARED,
     WARM_UP_S,
@@ -93,8 +98,14 @@ def test_listening_ports_of_processes_are_counted() -> None:
 
 def test_a_process_that_outlives_its_run_is_found(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()", str(tmp_path)], stdin=-1) as process:
-        assert processes_of(tmp_path) == [process.pid]
-        process.kill()
+        try:
+            deadline = time.monotonic() + 10.0  # its command line comes a moment after its start
+            while processes_of(tmp_path) != [process.pid] and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert processes_of(tmp_path) == [process.pid]
+        finally:
+            process.kill()
+    assert processes_of(tmp_path) == []
 
 
 def role(kb_per_min: float | None, per_min: float | None) -> RoleGrowth:
@@ -137,3 +148,19 @@ def test_only_what_the_liar_was_granted_may_die() -> None:
 
     assert spoilt_by_others(letters, {4, 5}) == []
     assert spoilt_by_others(letters, {4}) == ["task 5 died, which the liar never had: timeout"]
+
+
+def test_a_paused_run_is_resumed_and_the_pause_is_a_problem() -> None:
+    """What an operator does, so that the rest of the hour shows something."""
+    answers: list[Any] = [
+        SimpleNamespace(paused=""),
+        SimpleNamespace(paused="11 tasks died"),
+        True,
+        StoreError("Redis is away"),
+    ]
+    run: Any = SimpleNamespace(store=Mock(run=Mock(side_effect=answers)))
+
+    found = [resume_if_paused(run) for _ in range(3)]
+
+    assert found == [[], ["leasing was paused: 11 tasks died"], []]
+    assert run.store.run.call_count == len(answers)

@@ -156,6 +156,7 @@ def _hurt(
                 run.pids("broker")  # raises if there is no run any more
                 report_at = result.minutes + REPORT_MIN
                 on_progress(result.minutes, line_of(run))
+            result.problems += resume_if_paused(run)
             if draw.random() < QUIET_SHARE:
                 _be_quiet(run)
             else:
@@ -171,6 +172,17 @@ def _hurt(
     finally:
         seen.stop()
         result.roles = seen.by_role()
+
+
+def resume_if_paused(run: LiveRun) -> list[str]:
+    """Do what an operator does when leasing is paused; returns why it was."""
+    try:
+        why = run.store.run(operations.closed()).paused
+        if why:
+            run.store.run(operations.resume())
+    except StoreError:  # it is back later, and so are we
+        return []
+    return [f"leasing was paused: {why}"] if why else []
 
 
 @contextmanager

@@ -97,7 +97,9 @@ class LyingActor:
             await self._client.close()
 
     async def _lease(self) -> None:
-        request = LeaseRequest(self._rng.randint(1, AT_MOST), self._version)
+        # Of weights that nobody has: who has only those of a moment ago finds all work taken.
+        ahead = self._version._replace(step=self._version.step + self._rng.randint(0, 5))
+        request = LeaseRequest(self._rng.randint(1, AT_MOST), ahead)
         reply = await self._client.lease(request, deadline_s=PATIENCE_S)
         self._granted.writelines(f"{lease.task_id}\n" for lease in reply.leases)
         self._granted.flush()
