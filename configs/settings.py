@@ -24,7 +24,7 @@ from configs.tables.rewards import RewardSettings
 from configs.tables.run import RunSettings
 from configs.validation.tables import disagreements
 
-from .schema import AllTables
+from .tables.all_tables import AllTables
 
 __all__ = [
     "ActorSettings",

@@ -5,7 +5,7 @@ pi/mu enters a loss once, and a ratio is taken against the policy that it is mea
 
 from __future__ import annotations
 
-from configs.schema import AllTables
+from configs.tables.all_tables import AllTables
 
 ABOUT_MU = ("topr", "m2po", "dppo_tv", "dppo_kl")
 """Surrogates whose papers measure from the policy that sampled."""

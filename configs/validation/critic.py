@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.schema import AllTables
+from configs.tables.all_tables import AllTables
 
 TOKEN_LEVEL = ("gae", "vtrace")
 """Advantages that are made of a critic's values."""

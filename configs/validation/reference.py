@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.schema import AllTables
+from configs.tables.all_tables import AllTables
 
 REWARDED_BY_TOKEN = ("reinforce_pp", "gae", "vtrace")
 """Advantages in which each token may have a reward of its own."""

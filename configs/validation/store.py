@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.schema import AllTables
+from configs.tables.all_tables import AllTables
 from configs.tables.buffer import BufferSettings
 from configs.tables.run import RunSettings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.schema import AllTables
+from configs.tables.all_tables import AllTables
 from configs.weight_path import is_closed
 
 from .algorithm import algorithm_disagreements
