@@ -62,6 +62,10 @@ class History:
         """Offsets at which (task, fence) has met a gap since its last good beat."""
         self.reassigned_s: list[float] = []
         self.count: Counter[str] = Counter()
+        self.committed_step = 0
+        """The highest that any learner has asked to commit."""
+        self.lineages: set[int] = set()
+        """Of learners that took over."""
         self.tokens = 0
         self.step = 0
         self.steps_in_all = 0
@@ -78,6 +82,8 @@ class History:
             self._granted(str(arguments[0]), int(reply[1]), [int(row[0]) for row in reply[2:]])
         elif script in CHANGES:
             self._acted(script, arguments, reply)
+        elif script == "commit":
+            self.committed_step = max(self.committed_step, int(arguments[1]))
         elif script == "reap":
             self.count["reaped"] += len(reply)
 
@@ -138,8 +144,13 @@ class History:
             assert maker == liar, f"I9: {verdict} to {liar} for task {task}, which {maker} holds"
 
     def life_begins(self, lineage: int, step: int) -> None:
-        """A learner took over."""
+        """A learner took over, at the newest checkpoint that its disk has left."""
         self.count["lives of the learner"] += 1
+        assert step >= self.committed_step, (
+            f"COMMIT: batch {self.committed_step} was committed, the disk has {step}"
+        )
+        assert lineage not in self.lineages, f"LINEAGE: {lineage} begins again"
+        self.lineages.add(lineage)
         self.step = step
         for k in [k for k in self.now.sealed if k <= step]:
             del self.now.sealed[k]

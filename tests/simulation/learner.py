@@ -1,15 +1,16 @@
 """A simulated learner: the real start, claims, feeder and recovery around a step that takes time.
 
-Between any two operations it may die. Its disk (checkpoints) outlives it.
+Between any two operations it may die, and its disk may lose power in the middle of one. Checkpoints
+and lineages are the real ones, with the tasks of all trained batches in the place of weights.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from broker.protocol.messages import Publication
@@ -30,24 +31,14 @@ from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from tests.actors.support.fake_engine import ALPHABET
 from tests.learner.support.made_claims import make_claims
+from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
+from tests.simulation.disk import PowerLossError
 from tests.simulation.history import History
 from tests.simulation.made_up import check_episode
 from tests.simulation.store import LearnersStore, Server
 
 T = TypeVar("T")
 LOOK_S = 0.1
-
-
-@dataclass
-class Disk:
-    """The checkpoints, as far as `take_over` asks for them."""
-
-    saved: LearnerState | None = None
-    trained: dict[int, list[int]] = field(default_factory=dict)
-    """Tasks of every batch inside the checkpoint."""
-
-    def newest(self) -> tuple[Path, LearnerState] | None:
-        return None if self.saved is None else (Path("checkpoint"), self.saved)
 
 
 class Learner:
@@ -57,14 +48,15 @@ class Learner:
         self,
         settings: Settings,
         server: Server,
-        disk: Disk,
         history: History,
         rng: random.Random,
         *,
         train_s: float,
+        on_power_loss: Callable[[], None],
     ) -> None:
-        self._settings, self._disk, self._history, self._rng = settings, disk, history, rng
-        self._train_s = train_s
+        self._settings, self._history, self._rng = settings, history, rng
+        self._train_s, self._on_power_loss = train_s, on_power_loss
+        self._checkpoints = StoredBytes(settings.run.folder, keep=2)
         # Patience would sleep in real time: here an unreachable store is asked again by `_until`.
         self._store = RetryingStore(LearnersStore(server, settings.run.name), patience_s=0.0)
         self._trained: dict[int, list[int]] = {}
@@ -76,7 +68,7 @@ class Learner:
         try:
             run, buffer = self._settings.run, self._settings.buffer
             start = await self._until(
-                lambda: take_over(run, buffer, self._store, self._disk)  # type: ignore[arg-type]
+                lambda: take_over(run, buffer, self._store, self._checkpoints)
             )
             ledger = start.ledger()
             self._store.on_rewind(
@@ -88,11 +80,19 @@ class Learner:
                     facts=ledger.facts,
                 )
             )
-            self._trained = dict(self._disk.trained)
+            if start.checkpoint is not None:
+                trained = json.loads((start.checkpoint / WEIGHTS).read_bytes())
+                self._trained = {int(k): tasks for k, tasks in trained.items()}
             self._history.life_begins(start.lineage, start.state.step)
             await self._train(start, ledger)
         except LostLineage:
             self._history.note("learner lost its lineage")
+        except PowerLossError:
+            self._on_power_loss()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._history.note("lives that ended at a full disk")
 
     async def _train(self, start: StartState, ledger: Ledger) -> None:
         run = self._settings.run
@@ -147,7 +147,7 @@ class Learner:
         """Save, then COMMIT; the life may end between the two."""
         run = self._settings.run
         await asyncio.sleep(self._rng.uniform(0.1, 0.5))
-        self._disk.saved = LearnerState(
+        state = LearnerState(
             run=run.name,
             settings_hash=settings_hash(self._settings.run),
             step=ledger.facts.step,
@@ -156,7 +156,7 @@ class Learner:
             trained=tuple(as_ranges(ledger.facts.groups_up_to(ledger.facts.step))),
             totals=Totals(),
         )
-        self._disk.trained = dict(self._trained)
+        self._checkpoints.save_bytes(state, json.dumps(self._trained).encode())
         ledger.checkpoint(ledger.facts.step)
         await asyncio.sleep(self._rng.uniform(0.0, 0.5))
         await self._ask(lambda: operations.commit(ledger.lineage, ledger.facts.step))

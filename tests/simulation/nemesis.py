@@ -41,6 +41,9 @@ class Rates:
     learner_crash: float = 40.0
     learner_twin: float = 10.0
     """Times that a learner is stopped, another takes over, and the first one wakes up."""
+    power_loss: float = 30.0
+    """Of the learner's machine; most of them in the middle of what it writes next."""
+    disk_full: float = 10.0
 
 
 class Nemesis:
@@ -67,6 +70,8 @@ class Nemesis:
             self.store_rewind: rates.store_rewind,
             self.learner_crash: rates.learner_crash,
             self.learner_twin: rates.learner_twin,
+            self.power_loss: rates.power_loss,
+            self.disk_full: rates.disk_full,
         }
 
     async def rage(self, seconds: float) -> None:
@@ -81,6 +86,8 @@ class Nemesis:
             fault()
         await asyncio.sleep(max(0.0, ends_at - world.loop.time()))
         world.network.weather, world.server.lost_replies = Weather(), 0.0
+        if world.disk.loses_power_after is not None:  # nothing was written since
+            world.lose_power(after_operations=0)
 
     def _moments(self, seconds: float) -> list[tuple[float, Callable[[], None]]]:
         """When each fault strikes: those that are certain once, the others by their rates."""
@@ -147,6 +154,19 @@ class Nemesis:
     def learner_twin(self) -> None:
         """Its host hangs, the supervisor starts another one, and the old one comes back."""
         self._world.replace_learner(wakes_after_s=self._rng.uniform(1.0, 20.0))
+
+    def power_loss(self) -> None:
+        """Checkpoints and lineages keep what was synced; a learner that writes dies of it."""
+        is_later = self._rng.random() < 0.7
+        self._world.lose_power(after_operations=is_later * self._rng.randint(1, 25))
+
+    def disk_full(self) -> None:
+        """The learner can save nothing for a while."""
+        self._world.disk.is_full = True
+        self._world.after(self._rng.uniform(1.0, 10.0), self._make_room)
+
+    def _make_room(self) -> None:
+        self._world.disk.is_full = False
 
     def _freeze(self, slot: object, seconds: float) -> None:
         process = getattr(slot, "process", None)

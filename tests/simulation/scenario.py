@@ -40,12 +40,15 @@ class Scenario:
     snapshot_s: float = 1.0
     lease_timeout_s: float = 15.0
     """Other timeouts of actors and brokers are in proportion."""
+    checkpoint_every: int = 4
     check_every_s: float = 5.0
     rates: Rates = field(default_factory=Rates)
     certain_faults: tuple[str, ...] = ()
     """Of the nemesis: each strikes once at least, whatever the rates."""
     calm_batches: int = 5
     """After the last fault so many are trained."""
+    loses_power_in_the_calm: bool = False
+    """Whether the learner's disk loses power once more, when batches have been committed."""
     is_lost_in_the_calm: bool = True
     """Whether an actor dies once more when all is quiet, and its takeover is timed."""
     outage_s: tuple[float, float] = (0.1, 10.0)
@@ -75,11 +78,11 @@ class Scenario:
                 snapshot_s=self.snapshot_s,
                 heartbeat_s=self.lease_timeout_s * 2 / 15,
             ),
-            learner=LearnerSettings(checkpoint_every=4),
+            learner=LearnerSettings(checkpoint_every=self.checkpoint_every),
         )
 
 
-DEATHS = ("crash", "broker_crash", "learner_crash", "store_rewind")
+DEATHS = ("crash", "broker_crash", "learner_crash", "store_rewind", "power_loss")
 
 
 def brief(seed: int) -> Scenario:
@@ -94,7 +97,9 @@ def brief(seed: int) -> Scenario:
         broken_off=0.02,
         snapshot_s=0.5,
         lease_timeout_s=5.0,
+        checkpoint_every=1,
         certain_faults=DEATHS,
         calm_batches=2,
+        loses_power_in_the_calm=True,
         is_lost_in_the_calm=False,
     )

@@ -16,13 +16,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from broker.transport.keys import make_keys
+from configs import durable
 from tests.simulation import broker as simulated_broker
 from tests.simulation.actor import Actor
+from tests.simulation.disk import FaultyDisk
 from tests.simulation.event_loop import OUTSIDE, Process, VirtualLoop
 from tests.simulation.history import LIAR, History
-from tests.simulation.learner import Disk, Learner
+from tests.simulation.learner import Learner
 from tests.simulation.liar import Liar
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import Network, Trace
@@ -74,7 +77,8 @@ class Simulation:
         self.settings = scenario.settings(folder)
         self.history = History("simulated", scenario.group_size, self.loop.time)
         self.server.watch = self.history.watch
-        self.disk = Disk()
+        self.settings.run.folder.mkdir(parents=True)
+        self.disk = FaultyDisk(self.settings.run.folder, self._generator("disk"))
         self.keys = make_keys(folder / "keys")
         self.actors = [Slot(f"actor-{i}") for i in range(scenario.actors)]
         self.brokers = [Slot(f"tcp://broker:{i + 1}") for i in range(scenario.brokers)]
@@ -151,6 +155,20 @@ class Simulation:
         self.after(0.5, self._start_learner)
         self.after(wakes_after_s, self.loop.continue_process, old)
 
+    def lose_power(self, *, after_operations: int) -> None:
+        """Take the power from the learner's machine, now or in the middle of what it writes."""
+        if after_operations:
+            self.disk.loses_power_after = self.disk.operations + after_operations
+        else:
+            self.kill_learner()
+            self.power_is_lost()
+
+    def power_is_lost(self) -> None:
+        """The learner's disk keeps what was synced, and of the rest what chance decides."""
+        self.history.note("power losses")
+        self.disk.loses_power_after = None
+        self.disk.lose_power(worst=self.disk.rng.random() < 0.5)
+
     async def _story(self) -> None:
         for broker in self.brokers:
             self._start_broker(broker)
@@ -176,6 +194,14 @@ class Simulation:
         await self._until(
             lambda: self.history.steps_in_all >= goal, CALM_LIMIT_S, "the run stands still"
         )
+        if self.scenario.loses_power_in_the_calm:
+            lives = self.history.count["lives of the learner"]
+            self.lose_power(after_operations=0)
+            await self._until(
+                lambda: self.history.count["lives of the learner"] > lives,
+                CALM_LIMIT_S,
+                "no learner after a power loss",
+            )
 
     async def _lose_one_in_the_calm(self) -> None:
         """A dead actor's tasks are another's within ttl + tick + 1 s (I15)."""
@@ -286,10 +312,10 @@ class Simulation:
         slot.learner = Learner(
             self.settings,
             self.server,
-            self.disk,
             self.history,
             rng,
             train_s=self.scenario.train_s,
+            on_power_loss=self.power_is_lost,
         )
         process = slot.process = Process(name)
         self._start(slot, process, slot.learner.live(), self._start_learner)
@@ -357,5 +383,8 @@ def simulate(
     simulation = Simulation(scenario, folder)
     if on_progress is not None:
         simulation.on_progress = on_progress
-    with stand_in(simulation.loop, simulation.network, scenario.seed):
+    with (
+        stand_in(simulation.loop, simulation.network, scenario.seed),
+        mock.patch.object(durable, "DISK", simulation.disk),
+    ):
         return simulation.run()

@@ -18,6 +18,10 @@ from msgspec import structs
 from actors.episodes.held_leases import HeldLeases
 from broker.protocol.messages import SubmitRequest, TaskVerdict, Verdict, Verdicts
 from broker.server.service import Service
+from configs import durable
+from configs.errors import CheckpointError
+from learner.checkpointing import resume
+from learner.checkpointing.lineages import LINEAGES
 from tests.simulation.nemesis import Rates
 from tests.simulation.scenario import Scenario, brief
 from tests.simulation.simulation import simulate
@@ -34,6 +38,8 @@ NO_FAULTS = Rates(
     store_rewind=0,
     learner_crash=0,
     learner_twin=0,
+    power_loss=0,
+    disk_full=0,
 )
 
 
@@ -55,7 +61,8 @@ def test_five_short_simulations_survive_a_death_of_each_role(tmp_path: Path, fir
         counts.update(result.figures["counts"])
 
         assert result.figures["steps"] > 0, seed
-    for fault in ("deaths of actors", "deaths of brokers", "deaths of the learner", "rewinds"):
+    deaths = ("deaths of actors", "deaths of brokers", "deaths of the learner")
+    for fault in (*deaths, "power losses", "rewinds"):
         assert counts[fault] > 0, f"no {fault} in these five: the nemesis is too mild"
 
 
@@ -103,6 +110,32 @@ def test_an_actor_that_ignores_gaps_is_caught(tmp_path: Path) -> None:
 
     with mock.patch.object(HeldLeases, "settle", deaf):
         _must_fail("GAP", tmp_path, rewinds=True)
+
+
+def test_a_checkpoint_that_is_renamed_before_it_is_synced_is_caught(tmp_path: Path) -> None:
+    with mock.patch.object(durable, "sync_tree"):
+        _must_lose("COMMIT|must be intact", tmp_path, "power_loss")
+
+
+def test_lineages_that_are_not_synced_are_caught(tmp_path: Path) -> None:
+    def hasty(folder: Path, lineages: dict[int, int]) -> None:
+        durable.DISK.remove(folder / LINEAGES)
+        durable.DISK.write(folder / LINEAGES, json.dumps(lineages).encode())
+
+    with mock.patch.object(resume, "write_lineages", hasty):
+        _must_lose("LINEAGE|must map", tmp_path, "power_loss", "store_rewind")
+
+
+def _must_lose(invariant: str, folder: Path, *faults: str) -> None:
+    """Assert that some short seed notices when these faults strike twice."""
+
+    def hunt() -> None:
+        for seed in range(8):
+            story = replace(brief(seed), liars=0, rates=NO_FAULTS, certain_faults=faults * 2)
+            simulate(story, folder / str(seed))
+
+    with pytest.raises((AssertionError, CheckpointError), match=invariant):
+        hunt()
 
 
 def _must_fail(invariant: str, folder: Path, *, rewinds: bool = False) -> None:
