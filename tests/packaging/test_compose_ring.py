@@ -120,12 +120,12 @@ class Host:
     def _mount_secrets(self, name: str) -> None:
         for volume in self.services[name].get("volumes", []):
             source, _, target = volume.partition(":")
-            if source == "registered":
+            if source == "registered" or source.startswith("./secrets/keys/"):
                 place = Path(self._here(name, target.removesuffix(":ro")))
                 place.parent.mkdir(parents=True, exist_ok=True)
-                self.registered.mkdir(exist_ok=True)
+                (self.folder / source).mkdir(exist_ok=True)
                 if not place.exists():
-                    place.symlink_to(self.registered)
+                    place.symlink_to(self.folder / source)
         for source, target in secrets_of(self.services[name]).items():
             path = Path(self._here(name, target))
             path.parent.mkdir(parents=True, exist_ok=True)
