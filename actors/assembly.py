@@ -117,7 +117,7 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
     rewards = RewardPool(run, settings.actors)
     sample = environment.begin(0, run.seed, held_out=False)
     try:
-        description = await rewards.try_out(sample.prompt, sample.answer or "", sample.answer)
+        description = await rewards.try_out(sample)
     except BaseException:
         await rewards.close()
         raise

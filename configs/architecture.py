@@ -29,6 +29,9 @@ UNKNOWN_CHANGES = (
     "logits_soft_cap",
     "output_logit_soft_cap",
 )
+SCALED_BY_LENGTH = ("longrope", "dynamic")
+"""Rotary embeddings whose factors depend on the length of a text or of a batch."""
+
 NUMBERS_OF_EXPERTS = (
     "moe_num_experts",
     "n_routed_experts",
@@ -83,8 +86,12 @@ def attention_of(config: Mapping[str, Any]) -> str:
     return "sdpa" if config.get("attn_logit_softcapping") is None else "eager"
 
 
-def check_architecture(config: Mapping[str, Any]) -> None:
+def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
     """Refuse a model whose ratios would be wrong, or that is no causal language model.
+
+    Args:
+        config: Of the model.
+        tokens: Longest episode with its prompt, where it is known.
 
     Raises:
         SettingsError: It is one of these.
@@ -98,20 +105,28 @@ def check_architecture(config: Mapping[str, Any]) -> None:
     experts = max(_number(config.get(key)) for key in NUMBERS_OF_EXPERTS)
     if experts > 1:
         raise SettingsError(
-            f"run.model must be a dense model, got {name} with {experts} experts: the learner does "
-            f"not know which of them the sampler chose, and its ratios would be wrong; choose a "
-            f"dense model"
+            f"run.model must be a dense model, got {name} with {experts} experts: which of "
+            f"them the sampler chose is not recorded, and ratios would be wrong"
         )
     changes = [key for key in UNKNOWN_CHANGES if config.get(key) not in (None, 1.0)]
     if changes:
         raise SettingsError(
-            f"run.model must compute its logits in a way that the learner knows, got {name} with "
-            f"{', '.join(changes)}; choose another model"
+            f"run.model must change its logits in a supported way (docs/models.md), got {name} "
+            f"with {', '.join(changes)}; choose another model"
         )
     if config.get("quantization_config"):
         raise SettingsError(
             f"run.model must have weights that can be trained, got {name} with a "
             f"quantization_config; take the model that was not quantized"
+        )
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    short = config.get("original_max_position_embeddings") or rope.get(
+        "original_max_position_embeddings", tokens
+    )
+    if rope.get("rope_type", rope.get("type")) in SCALED_BY_LENGTH and tokens > short:
+        raise SettingsError(
+            f"run.max_prompt_tokens + run.max_completion_tokens must be <= {short} for {name}, "
+            f"got {tokens}: beyond it, vLLM and the learner rotate positions by different factors"
         )
 
 

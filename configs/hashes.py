@@ -37,7 +37,9 @@ def run_hashes(run: RunSettings) -> dict[str, str]:
 
 def settings_hash(run: RunSettings) -> str:
     """Hash what all roles of a run must agree on; the same on every machine, in every process."""
-    shared = run.model_dump(mode="json", exclude=LOCAL_KEYS)
+    # Without defaults: a setting that a later version adds leaves the runs of earlier ones alike.
+    shared = run.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
+    shared["environment"] = run.environment.rpartition("/")[2]
     text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -23,7 +23,7 @@ PACKAGES = ("actors", "broker", "buffer", "configs", "console", "learner")
 
 
 def source_of(name: str, *, setting: str) -> Path:
-    """Return the file that has what `name` names, without running it.
+    """Return the file that has what `name` names; of `a.b`, `a` is run.
 
     Raises:
         SettingsError: There is no such module.
@@ -34,7 +34,7 @@ def source_of(name: str, *, setting: str) -> Path:
     _add(Path.cwd())
     try:
         spec = importlib.util.find_spec(place)
-    except (ImportError, ValueError):
+    except Exception:  # noqa: BLE001 - `a.b` runs `a`, which is the user's: it cannot be imported
         spec = None
     if spec is None or spec.origin is None:
         raise SettingsError(
@@ -105,6 +105,8 @@ def _load_file(name: str, setting: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         hidden = [package for package in PACKAGES if (path.parent / package).is_dir()]
+        if path.parent == ROOT or not isinstance(error, ImportError):
+            hidden = []
         advice = f"; rename its {hidden[0]}/: Nyala has a package of that name" if hidden else ""
         raise SettingsError(
             f"{setting} must be a file that can be imported, got {name!r}; {explain(error)}{advice}"

@@ -156,7 +156,8 @@ def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -
     """Load a policy, by default the initial one, and shard it."""
     path = settings.run.model_path if model is None else model
     policy = Policy(load_causal_lm(path), temperature=settings.run.temperature)
-    policy.train()
+    # As the sampler ran it: dropout would make ratios random. Gradients flow all the same.
+    policy.eval()
     return shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks))
 
 

@@ -17,6 +17,10 @@ ANSWER = "AnswerOfTheAssistant"
 """Stands for a sampled turn, to see what a chat template puts around it."""
 
 
+DATE = "date_string"
+"""Variable of chat templates that write the day, as those of Llama 3 name it."""
+
+
 class Tokenizer(Protocol):
     """Interface of a tokenizer, as the episode loop uses it."""
 
@@ -75,6 +79,12 @@ class ModelTokenizer:
                 f"{name} must be empty for a model without a chat template, got {model_path!r}; "
                 f"put the text into the environment's prompts"
             )
+        if "strftime_now" in str(tokenizer.chat_template) and DATE not in self._template_kwargs:
+            raise SettingsError(
+                f"run.chat_template_kwargs must have {DATE}, as in {{{DATE}: 1 Jan 2026}}, got "
+                f"none: the template of run.model writes the day into every prompt, and actors "
+                f"would disagree at midnight"
+            )
         # Kept: every turn needs it, and the tokenizer searches for it each time.
         self._stop_token_ids = self._find_stops(model_path)
         self._begin = () if self._chat else self._find_begin()
@@ -96,8 +106,7 @@ class ModelTokenizer:
             return self._encode(text)
         # The template shows what stands between a turn's end token and the policy's next turn.
         after = self._after_answer([_message("user", text)])
-        _, end = self._first_stop(after)
-        return self._encode(after[end:])
+        return self._encode(after[self._end_of_turn(after.partition(text)[0]) :])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of one turn; special tokens stay visible, so that none can hide in an answer."""
@@ -111,7 +120,8 @@ class ModelTokenizer:
         if self._chat:
             # Where the template itself ends a turn; else no turn of some models would ever end.
             special = self._encode(self._after_answer([]).lstrip())[:1]
-            stops += [token for token in special if token in self._tokenizer.all_special_ids]
+            added = self._tokenizer.added_tokens_decoder
+            stops += [token for token in special if token in added and added[token].special]
         return tuple(dict.fromkeys(stops))
 
     def _find_begin(self) -> tuple[int, ...]:
@@ -131,19 +141,27 @@ class ModelTokenizer:
             )
         return after
 
-    def _first_stop(self, text: str) -> tuple[int, int]:
-        """Find the first token in a text that ends a turn: where it begins and where it ends."""
-        texts = (self._tokenizer.convert_ids_to_tokens(token) for token in self._stop_token_ids)
-        found = [(text.index(stop), text.index(stop) + len(stop)) for stop in texts if stop in text]
-        return min(found, default=(0, 0))
+    def _end_of_turn(self, text: str) -> int:
+        """Find where the first token in a text that ends a turn is over; 0 = there is none."""
+        texts = [self._tokenizer.convert_ids_to_tokens(token) for token in self._stop_token_ids]
+        ends = [(text.index(stop), len(stop)) for stop in texts if stop and stop in text]
+        return sum(min(ends, default=(0, 0)))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _render(self, turns: list[dict[str, str]], *, go_on: bool = True) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=go_on, **self._template_kwargs
-        )
+        from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers' templates
+
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=go_on, **self._template_kwargs
+            )
+        except (TemplateError, TypeError) as error:
+            raise SettingsError(
+                f"run.system_prompt and run.chat_template_kwargs must suit the chat template of "
+                f"run.model, got from it: {error}; leave out what it does not take"
+            ) from error
         return text
 
 
@@ -151,7 +169,7 @@ def _load(model_path: str) -> Any:
     from transformers import AutoTokenizer  # noqa: PLC0415 - transformers
 
     try:
-        return AutoTokenizer.from_pretrained(model_path)
+        return AutoTokenizer.from_pretrained(model_path, mistral_format=False)
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         advice = (

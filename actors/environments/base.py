@@ -8,7 +8,7 @@ actor. Text in, text out: the episode loop owns tokens, masks and log-probs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,10 @@ class Segment(NamedTuple):
 
 
 class Conversation(Protocol):
-    """One episode in the making."""
+    """One episode in the making.
+
+    It may have `columns`, a mapping: what else a reward function can ask for by name.
+    """
 
     @property
     def prompt(self) -> str:
@@ -65,6 +68,11 @@ class Conversation(Protocol):
     def score(self) -> Score:
         """Judge the episode; called once, after the last turn or when the token limit ended it."""
         ...
+
+
+def columns_of(conversation: Conversation) -> dict[str, Any]:
+    """Further columns of an item for reward functions: its optional attribute `columns`."""
+    return dict(getattr(conversation, "columns", {}))
 
 
 class Environment(Protocol):

@@ -78,6 +78,11 @@ class ReasoningGymConversation:
         return self._style.answer(self._item) if self._style else str(self._item["answer"])
 
     @property
+    def columns(self) -> dict[str, object]:
+        """The whole question and what the dataset knows about it."""
+        return {"question": self._item["question"], "metadata": self._item["metadata"]}
+
+    @property
     def demonstration(self) -> tuple[Segment, ...]:
         """The reference answer as the only turn."""
         return (Segment(self.answer, trained=True),)

@@ -10,7 +10,7 @@ from functools import lru_cache
 import structlog
 
 from actors.engine.tokenizer import Tokenizer
-from actors.environments.base import Environment, Score
+from actors.environments.base import Environment, Score, columns_of
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease
 from buffer.record.codec import decode_completion, join_completions
@@ -67,12 +67,14 @@ class EpisodeMaker:
         token_ids = tuple(rollout.completion().token_ids.tolist())
         return RewardSample(
             prompt=rollout.conversation.prompt,
+            prompt_ids=rollout.prompt_ids,
             completion=self._text(token_ids),
             completion_ids=token_ids,
             answer=rollout.conversation.answer,
             index=spec.index,
             purpose=spec.purpose,
             environment_reward=rollout.score.reward,
+            columns=columns_of(rollout.conversation),
         )
 
     def episode(

@@ -14,7 +14,7 @@ LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 * 2**20  # 64 completions of the largest episode would not fit: those are split
 
 Outcome = tuple[float | None, str | None]
-"""A reward, or the reason why there is none."""
+"""A reward, or the reason why there is none; neither = the function does not count."""
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
@@ -49,8 +49,15 @@ _REPLY: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def pack_frame(message: Reply | list[RewardSample]) -> bytes:
-    """Return a message as bytes with their length before them."""
-    body = msgspec.msgpack.encode(message)
+    """Return a message as bytes with their length before them.
+
+    Raises:
+        RewardError: The columns of a sample hold what no message can, such as a huge number.
+    """
+    try:
+        body = msgspec.msgpack.encode(message, enc_hook=str)
+    except (msgspec.MsgspecError, OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise RewardError(f"the columns of an item must be plain data: {error}") from error
     return LENGTH.pack(len(body)) + body
 
 

@@ -1,14 +1,18 @@
 """Reward functions of the user: found by name, recognised by their parameters, called and checked.
 
-Three forms, sync or async:
+Sync or async, in the forms of several projects:
 
-    def f(prompts, completions, **kwargs) -> list[float]     TRL's batched contract
+    def f(prompts, completions, **kwargs) -> list[float]     TRL
+    def f(queries, prompts, labels) -> list[float]           OpenRLHF: query = prompt + completion
     def f(output, prompt) -> float                           one sample
     def f(completion, answer) -> float                       one sample
+    def f(data_source, solution_str, ground_truth, extra_info) -> float            verl
+    def f(prompt, completions, prompt_ids, completion_ids, **kwargs) -> float      AReaL
 
-A function gets by name what its parameters ask for, all of it with `**kwargs`: `prompts`,
-`completions`, `completion_ids`, `answer`, `index`, `purpose`, `environment_reward`; one sample at a
-time the first three are called `prompt`, `completion` (or `output`) and `completion_ids`.
+A function gets by name what its parameters ask for, all of it with `**kwargs`; besides the names
+above these are `answer`, `index`, `purpose`, `environment_reward`, and the further columns of the
+item (`Conversation.columns`) under their own names. With several samples each is a list. `None`
+means that the function does not count for a sample.
 
 Runs inside the reward worker; processes and time limits are in `process.py`.
 """
@@ -19,7 +23,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +34,8 @@ FORMS = (
     "f(prompts, completions, **kwargs) -> list[float], f(output, prompt) -> float "
     "or f(completion, answer) -> float"
 )
+TEXTS = {"output", "completion", "solution_str"}
+BATCHES = {"prompts", "completions", "queries"}
 
 RewardFunction = Callable[..., Any]
 
@@ -39,6 +45,7 @@ class RewardSample:
     """The arguments of a reward function for one finished episode."""
 
     prompt: str
+    prompt_ids: Sequence[int]
     completion: str
     """All turns and observations, without the last end token."""
     completion_ids: Sequence[int]
@@ -47,6 +54,8 @@ class RewardSample:
     purpose: str
     environment_reward: float
     """The environment's own score."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """Further columns of the item."""
 
 
 class Convention(StrEnum):
@@ -73,16 +82,16 @@ def recognise(function: RewardFunction, reward: str) -> Convention:
         SettingsError: The parameters are none of the known forms.
     """
     parameters = inspect.signature(function).parameters
-    batched = "completions" in parameters or "prompts" in parameters
-    if not batched and not {"output", "completion"} & set(parameters):
-        raise _refusal(f"of the form {FORMS}", reward, f"it has ({', '.join(parameters)})")
-    known = set(_columns([])) if batched else set(_arguments(_EXAMPLE))
-    for name, parameter in parameters.items():
-        is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        if parameter.default is parameter.empty and not is_open and name not in known:
-            advice = f"there is no {name!r} among what is given: {', '.join(sorted(known))}"
-            raise _refusal(f"of the form {FORMS}", reward, advice)
-    return Convention.BATCH if batched else Convention.SAMPLE
+    names = set(parameters)
+    if {"prompt", "completions"} <= names:  # AReaL's: one completion, for all its plural
+        return Convention.SAMPLE
+    if names & BATCHES:
+        return Convention.BATCH
+    if names & TEXTS:
+        return Convention.SAMPLE
+    raise SettingsError(
+        f"run.reward must be of the form {FORMS}, got {reward!r}; it has ({', '.join(parameters)})"
+    )
 
 
 def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> list[object]:
@@ -91,7 +100,9 @@ def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> lis
     Raises:
         RewardError: It did not return a list of one value for each sample.
     """
-    values = _finish(function(**_accepted(function, _columns(samples))))
+    values = _finish(function(**_accepted(function, _of_all(samples))))
+    if isinstance(values, dict):  # OpenRLHF's
+        values = values.get("rewards")
     if hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
@@ -106,15 +117,18 @@ def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> lis
 
 def call_sample(function: RewardFunction, sample: RewardSample) -> object:
     """Call a function of one sample; the value is not checked yet."""
-    return _finish(function(**_accepted(function, _arguments(sample))))
+    value = _finish(function(**_accepted(function, _of_one(sample))))
+    return value.get("score") if isinstance(value, dict) else value  # verl's
 
 
-def checked(value: object) -> float:
-    """Return a reward as a finite float.
+def checked(value: object) -> float | None:
+    """Return a reward as a finite float; None = the function does not count for this sample.
 
     Raises:
         RewardError: It is not a finite number.
     """
+    if value is None:
+        return None
     as_python = getattr(value, "item", None)  # a number of numpy or torch
     if callable(as_python):
         value = as_python()
@@ -126,21 +140,45 @@ def checked(value: object) -> float:
     return number
 
 
-_EXAMPLE = RewardSample("", "", (), None, 0, "train", 0.0)
+_OWN = [column.name for column in fields(RewardSample) if column.name != "columns"]
 
 
-def _columns(samples: Sequence[RewardSample]) -> dict[str, Any]:
-    plural = {"prompt": "prompts", "completion": "completions"}
-    names = [field.name for field in fields(RewardSample)]
-    return {plural.get(name, name): [getattr(s, name) for s in samples] for name in names}
+def _of_all(samples: Sequence[RewardSample]) -> dict[str, Any]:
+    columns = dict.fromkeys(name for sample in samples for name in sample.columns)
+    own = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
+    return {name: [sample.columns.get(name) for sample in samples] for name in columns} | {
+        "prompts": own.pop("prompt"),
+        "completions": own.pop("completion"),
+        "queries": [sample.prompt + sample.completion for sample in samples],
+        "labels": own["answer"],
+        **own,
+    }
 
 
-def _arguments(sample: RewardSample) -> dict[str, Any]:
-    return asdict(sample) | {"output": sample.completion}
+def _of_one(sample: RewardSample) -> dict[str, Any]:
+    return (
+        {"data_source": ""}
+        | sample.columns
+        | {name: getattr(sample, name) for name in _OWN}
+        | {
+            "output": sample.completion,
+            "completions": sample.completion,
+            "solution_str": sample.completion,
+            "ground_truth": sample.answer,
+            "extra_info": sample.columns | {"index": sample.index, "split": sample.purpose},
+        }
+    )
 
 
 def _accepted(function: RewardFunction, arguments: dict[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        is_open = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and not is_open and name not in arguments:
+            raise RewardError(
+                f"there is no {name!r} among what is given: {', '.join(sorted(arguments))}; "
+                f"columns of a dataset are given under their own names"
+            )
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
@@ -152,7 +190,3 @@ def _finish(value: Any) -> Any:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _refusal(constraint: str, reward: str, advice: str) -> SettingsError:
-    return SettingsError(f"run.reward must be {constraint}, got {reward!r}; {advice}")

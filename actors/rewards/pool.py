@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from actors.environments.base import Conversation, columns_of
 from actors.environments.deadline import call_within
 from actors.environments.registry import check_environment
 from configs.errors import RewardError
@@ -30,7 +31,7 @@ class RewardPool:
 
     Example:
         rewards = RewardPool(settings.run, settings.actors)
-        description = await rewards.try_out("1+1=", "2", "2")
+        description = await rewards.try_out(environment.begin(0, seed, held_out=False))
         results = await rewards.score(samples)
         await rewards.close()
     """
@@ -67,19 +68,30 @@ class RewardPool:
             self._free.put_nowait(slot)
         return [self._join(results) for results in zip(*columns, strict=True)]
 
-    async def try_out(self, prompt: str, completion: str, answer: str | None) -> str:
-        """Start one slot, score two copies of a sample, and describe how functions are called.
+    async def try_out(self, item: Conversation) -> str:
+        """Start one slot, score the right answer of an item twice, and describe the functions.
 
         Raises:
             SettingsError: A function cannot be loaded or has unknown parameters.
             RewardError: One fails on the sample.
         """
         conventions = [await process.start() for process in self._slots[0]]
-        sample = RewardSample(prompt, completion, (), answer, 0, "train", 0.0)
+        completion = item.answer or ""
+        sample = RewardSample(
+            prompt=item.prompt,
+            prompt_ids=(),
+            completion=completion,
+            completion_ids=(),
+            answer=item.answer,
+            index=0,
+            purpose="train",
+            environment_reward=0.0,
+            columns=columns_of(item),
+        )
         for result in await self.score([sample, sample]):
             if isinstance(result, RewardError):
                 raise RewardError(
-                    f"run.reward must score the sample {prompt!r:.80} -> {completion!r:.80}, "
+                    f"run.reward must score the sample {item.prompt!r:.80} -> {completion!r:.80}, "
                     f"got: {result}; try it by hand"
                 )
         pairs = zip(self._functions.values(), conventions, strict=True)
@@ -96,7 +108,10 @@ class RewardPool:
         for name, result in zip(self._functions, results, strict=True):
             if isinstance(result, RewardError):
                 return RewardError(f"{name}: {result}") if len(results) > 1 else result
-            parts[name] = result
+            if result is not None:
+                parts[name] = result
+        if not parts:
+            return RewardError("a reward must count for each sample, got None from every function")
         return parts
 
 
@@ -118,6 +133,6 @@ async def _check(run: RunSettings, actors: ActorSettings) -> str:
         return f"the score of {run.environment}"
     rewards = RewardPool(run, actors)
     try:
-        return await rewards.try_out(sample.prompt, sample.answer or "", sample.answer)
+        return await rewards.try_out(sample)
     finally:
         await rewards.close()

@@ -35,7 +35,8 @@ KILL_TIMEOUT_S = 5.0
 RETRY_PAUSE_S = 0.5  # for services that a reward calls over the network; jittered
 PATIENCE = 4  # samples of one batch that may hang before the rest of it is given up
 
-Result = float | RewardError
+Result = float | RewardError | None
+"""A reward, why there is none, or None: the function does not count for this sample."""
 
 
 class Death(NamedTuple):
@@ -162,6 +163,8 @@ class RewardProcess:
             await self._kill()
             log.warning("reward worker restarts", reason=str(error))
             return answers, Death(f"reward must leave its worker's answers alone: {error}", False)
+        except RewardError as error:  # a sample that cannot be sent
+            return answers, Death(str(error), hung=False)
         return answers, None
 
     def _checked(self, reply: Reply, *, most: int) -> list[Result]:
@@ -179,7 +182,7 @@ class RewardProcess:
         self._num_answers += len(reply.outcomes)
         return [
             RewardError(reason or "no reason given")
-            if value is None or not math.isfinite(value)
+            if reason is not None or (value is not None and not math.isfinite(value))
             else value
             for value, reason in reply.outcomes
         ]

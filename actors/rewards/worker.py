@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 from configs.errors import RewardError, SettingsError
+from configs.own_code import explain
 
 from .frames import (
     LENGTH,
@@ -98,7 +99,9 @@ def _judge_one(function: RewardFunction, convention: Convention, sample: RewardS
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises is the reason
-        return None, f"reward raised {type(error).__name__}: {error}"[:MAX_REASON_CHARACTERS]
+        about = f"; for item {sample.index}, {sample.completion!r:.80}"
+        reason = f"reward raised {explain(error)}"
+        return None, reason[: MAX_REASON_CHARACTERS - len(about)] + about
 
 
 def _outcome(value: object) -> Outcome:

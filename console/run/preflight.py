@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.deadline import call_within
 from actors.environments.registry import example_parts
 from actors.rewards.pool import check_reward as try_reward
@@ -132,15 +133,21 @@ def check_model(run: RunSettings) -> None:
     path = Path(model).expanduser()
     if model == "init":
         return
+    tokens = run.max_prompt_tokens + run.max_completion_tokens
     if path.exists():
-        _check_model_folder(path)
+        _check_model_folder(path, tokens)
     elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise SettingsError(
             f"run.model must be a Hugging Face model directory, got {model}, which does not exist; "
             f"`init` makes a small character model"
         )
     else:
-        _check_hub(model)
+        _check_hub(model, tokens)
+    ModelTokenizer(  # refuses what no actor could load
+        str(path) if path.exists() else model,
+        system_prompt=run.system_prompt,
+        template_kwargs=run.chat_template_kwargs,
+    )
 
 
 def check_reward(settings: Settings) -> None:
@@ -168,7 +175,7 @@ def weights_warning(settings: Settings) -> str | None:
     )
 
 
-def _check_model_folder(path: Path) -> None:
+def _check_model_folder(path: Path, tokens: int) -> None:
     if not (path / "config.json").is_file():
         raise SettingsError(
             f"run.model must be a Hugging Face model directory, got {path} without a config.json"
@@ -178,7 +185,7 @@ def _check_model_folder(path: Path) -> None:
             f"run.model must have its weights as .safetensors files, got none in {path}; "
             f"save it again with `save_pretrained`"
         )
-    _check_config(path / "config.json")
+    _check_config(path / "config.json", tokens)
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         raise SettingsError(
             f"run.model must have a tokenizer beside its weights, got {path} without "
@@ -186,7 +193,7 @@ def _check_model_folder(path: Path) -> None:
         )
 
 
-def _check_config(path: Path) -> None:
+def _check_config(path: Path, tokens: int) -> None:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -195,10 +202,10 @@ def _check_config(path: Path) -> None:
         ) from None
     if not isinstance(config, dict):
         raise SettingsError(f"run.model must have a JSON object as its config.json, got {path}")
-    check_architecture(config)
+    check_architecture(config, tokens=tokens)
 
 
-def _check_hub(model: str) -> None:
+def _check_hub(model: str, tokens: int) -> None:
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - huggingface_hub
 
     try:
@@ -209,7 +216,7 @@ def _check_hub(model: str) -> None:
             f"run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
             f"{model!r}: there is no such directory, and the hub says: {first_line}"
         ) from None
-    _check_config(Path(config))
+    _check_config(Path(config), tokens)
 
 
 def _require_package(package: str, setting: str, instead: str) -> None:

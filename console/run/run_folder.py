@@ -20,6 +20,7 @@ from configs.errors import SettingsError
 from configs.loader import load
 from configs.secrets import FILE_NAME, VARIABLE
 from configs.settings import Settings
+from learner.checkpointing.folders import complete_checkpoints
 
 HARMLESS_TABLES = {"actors", "broker", "console"}
 HARMLESS_KEYS = {
@@ -80,8 +81,8 @@ class RunFolder:
 
     def newest_checkpoint(self) -> str | None:
         """Name the newest complete checkpoint, such as `step-000050`."""
-        folders = [path.name for path in self.checkpoints.glob("step-*") if path.is_dir()]
-        return max(folders, key=lambda name: int(name.removeprefix("step-")), default=None)
+        complete = complete_checkpoints(self.checkpoints)
+        return complete[-1].name if complete else None
 
     def read_summary(self) -> dict[str, float]:
         """Read the summary of a finished run."""
@@ -181,6 +182,7 @@ def run_folder_of(path: Path) -> RunFolder:
     Raises:
         SettingsError: There is no such run.
     """
+    path = path.resolve()
     if RunFolder(path).is_held and not (path / "config.yaml").exists():
         raise SettingsError(
             f"{path} must be a run that has begun, got one whose settings are still being checked; "

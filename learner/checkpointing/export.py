@@ -29,7 +29,7 @@ def save_model(policy: Policy, run: RunSettings, folder: Path, ranks: Ranks) -> 
     durable.DISK.remove(unfinished)
     durable.make_private_folder(unfinished)
     causal_lm.to(getattr(torch, run.dtype)).save_pretrained(unfinished)
-    AutoTokenizer.from_pretrained(run.model_path).save_pretrained(unfinished)
+    AutoTokenizer.from_pretrained(run.model_path, mistral_format=False).save_pretrained(unfinished)
     durable.DISK.remove(folder)
     durable.sync_tree(unfinished)
     durable.move(unfinished, folder)

@@ -103,7 +103,7 @@ def logit_change(causal_lm: PreTrainedModel) -> LogitChange:
 
 
 def check_output_layer(causal_lm: PreTrainedModel) -> None:
-    """Refuse models that change logits in a way we do not know: chunked scores would be wrong.
+    """Refuse models that change logits in an unsupported way: chunked scores would be wrong.
 
     Raises:
         SettingsError: The model does.
@@ -115,7 +115,7 @@ def check_output_layer(causal_lm: PreTrainedModel) -> None:
         expected_BTV = causal_lm(input_ids=token_ids_BT, use_cache=False).logits
     if not torch.allclose(logits_BTV, expected_BTV, rtol=1e-4, atol=1e-4):
         raise SettingsError(
-            "run.model must compute its logits in a way that the learner knows, got "
+            "run.model must change its logits in a supported way (docs/models.md), got "
             f"{type(causal_lm).__name__}, which changes those of its output layer; "
             "choose another model"
         )

@@ -147,7 +147,7 @@ def make_critic(
     shard_units(model.head, [], ranks.mesh, dtype=torch.float32)
     shard_units(model, layers, ranks.mesh, dtype=dtype)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
-    return Critic(model.train(), AdamWithSchedule(model, constant, learner), settings)
+    return Critic(model.eval(), AdamWithSchedule(model, constant, learner), settings)
 
 
 def _new_model(width: int, settings: CriticSettings, model_path: str) -> ValueModel:

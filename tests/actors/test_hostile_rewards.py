@@ -72,7 +72,9 @@ def score(path: Path, source: str, completions: list[str], *, timeout_s: float =
         try:
             results = []
             for completion in completions:
-                results += await process.score([RewardSample("p", completion, (), "a", 0, "t", 0)])
+                results += await process.score(
+                    [RewardSample("p", (), completion, (), "a", 0, "t", 0)]
+                )
             return results, process.num_restarts
         finally:
             await process.close()
@@ -177,7 +179,7 @@ def test_a_full_disk_under_the_actors_own_log_costs_no_sample(tmp_path, monkeypa
                 for _ in range(5):
                     with monkeypatch.context() as disk:
                         disk.setattr("actors.rewards.channel.os.write", full)
-                        sample = RewardSample("p", "x", (), "a", 0, "t", 0)
+                        sample = RewardSample("p", (), "x", (), "a", 0, "t", 0)
                         results += await process.score([sample])
                         await asyncio.sleep(0.05)
                 return results, process.num_restarts

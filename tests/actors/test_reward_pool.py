@@ -51,7 +51,7 @@ def _with_pool(settings: Settings, story: Callable[[RewardPool], Awaitable[T]]) 
 
 
 def _sample(completion: str) -> RewardSample:
-    return RewardSample("1+1=", completion, (1, 2), "2", 3, "train", 0.5)
+    return RewardSample("1+1=", (7,), completion, (1, 2), "2", 3, "train", 0.5)
 
 
 def _score(settings: Settings, *completions: str) -> list[dict[str, float] | RewardError]:
@@ -69,6 +69,19 @@ def test_each_function_gives_a_part_under_its_name(tmp_path: Path) -> None:
     results = _score(_settings(rewards), "2", "123")
 
     assert results == [{"exactly": 1.0, "short": -1.0}, {"exactly": 0.0, "short": -3.0}]
+
+
+def test_a_function_that_does_not_count_is_left_out_and_one_must_count(tmp_path: Path) -> None:
+    rewards = _write(
+        tmp_path,
+        maybe="def maybe(completion, answer): return None if len(completion) > 1 else 1.0",
+        never="def never(completion, answer): return None",
+    )
+
+    one, none = _score(_settings(rewards), "2", "123")
+
+    assert one == {"maybe": 1.0}
+    assert "got None from every function" in str(none)
 
 
 def test_check_describes_every_function(tmp_path: Path) -> None:

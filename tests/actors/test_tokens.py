@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from actors.engine.tokenizer import ModelTokenizer
@@ -17,7 +17,7 @@ CHATML = (
 )
 
 
-def save_tokenizer(folder, *, template=None, end="<|im_end|>", begin=None):
+def save_tokenizer(folder, *, template=None, end="<|im_end|>", begin=None, unnamed=False):
     letters = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n"
     vocabulary = {token: number for number, token in enumerate([*letters, "?", *SPECIAL])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
@@ -33,9 +33,11 @@ def save_tokenizer(folder, *, template=None, end="<|im_end|>", begin=None):
         unk_token="?",
         eos_token=end,
         bos_token=begin,
-        additional_special_tokens=SPECIAL,
+        additional_special_tokens=[] if unnamed else SPECIAL,
         chat_template=template,
     )
+    if unnamed:  # as Gemma's and Phi's: special, and known by no name
+        fast.add_tokens([AddedToken(token, special=True) for token in SPECIAL])
     fast.save_pretrained(str(folder))
     return str(folder)
 
@@ -73,6 +75,33 @@ def test_a_turn_ends_where_its_template_ends_it_and_where_the_model_says(tmp_pat
     assert stops == ["</s>", "a", "b", "<|im_end|>"]
     observation = tokenizer.decode(tokenizer.encode_observation("24;"))
     assert observation == "\n<|im_start|>user\n24;<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_turns_end_may_be_a_special_token_without_a_name(tmp_path):
+    folder = save_tokenizer(tmp_path, template=CHATML, end="</s>", unnamed=True)
+
+    stops = ModelTokenizer(folder).stop_token_ids
+
+    assert ModelTokenizer(folder).decode(stops) == "</s><|im_end|>"
+
+
+def test_a_template_that_refuses_or_writes_the_day_is_refused_by_setting(tmp_path):
+    no_system = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    )
+    folder = save_tokenizer(tmp_path, template=no_system + CHATML)
+    with pytest.raises(
+        SettingsError, match=r"run.system_prompt and .* got from it: no system role"
+    ):
+        ModelTokenizer(folder, system_prompt="be brief").encode_prompt("7=")
+
+    dated = (
+        "{% if date_string is not defined %}{% set date_string = strftime_now('%d') %}{% endif %}"
+    )
+    folder = save_tokenizer(tmp_path, template=dated + CHATML)
+    with pytest.raises(SettingsError, match=r"run.chat_template_kwargs must have date_string"):
+        ModelTokenizer(folder)
+    ModelTokenizer(folder, template_kwargs={"date_string": "1"}).encode_prompt("7=")
 
 
 def test_a_system_prompt_and_variables_reach_the_template(tmp_path):

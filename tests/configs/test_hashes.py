@@ -30,6 +30,16 @@ def test_each_hash_follows_its_own_part_of_the_settings(tmp_path):
     assert {name for name in base if base[name] != reward[name]} == {"reward"}
 
 
+def test_the_settings_hash_tells_environments_apart_and_leaves_out_what_nobody_set():
+    def of(**run):
+        return settings_hash(RunSettings(model="init", **run))
+
+    assert of(environment="calculator") != of(environment="reasoning_gym")
+    assert of(environment="a/env.py:Env") == of(environment="/b/env.py:Env")
+    assert of(system_prompt=None) == of()  # as in a run of a version without this setting
+    assert of(system_prompt="be brief") != of()
+
+
 def test_several_rewards_have_a_hash_of_their_own(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def f(): ...\ndef g(): ...\n")

@@ -75,6 +75,16 @@ def test_a_file_that_fails_is_refused_with_the_line(tmp_path, source, words):
         load(f"{tmp_path}/mine.py:Env")
 
 
+def test_a_folder_of_our_name_is_blamed_for_imports_alone(tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "mine.py").write_text("1 / 0\n")
+
+    with pytest.raises(SettingsError, match="ZeroDivisionError") as refusal:
+        load(f"{tmp_path}/mine.py:f")
+
+    assert "rename" not in str(refusal.value)
+
+
 def test_an_error_outside_of_own_code_is_explained_without_a_line():
     with pytest.raises(SettingsError) as refused:
         load("json.no_such_module:Env")

@@ -12,6 +12,7 @@ from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
 from console.run import preflight
 from console.run.redis_server import free_port
+from tests.learner.support.tiny_policy import save_tiny_model
 
 GOOD_REWARD = "def score(completion, answer):\n    return float(completion == answer)\n"
 
@@ -83,11 +84,11 @@ def test_a_directory_without_a_model_is_refused(tmp_path, files, answer):
 
 
 def test_a_directory_with_a_model_passes(tmp_path):
-    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    (tmp_path / "model.safetensors").touch()
-    (tmp_path / "tokenizer.json").touch()
+    save_tiny_model(tmp_path)
 
     preflight.check_model(settings(model=str(tmp_path)).run)
+    with pytest.raises(SettingsError, match=r"run.system_prompt must be empty"):
+        preflight.check_model(settings(model=str(tmp_path), system_prompt="be brief").run)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,10 @@ def test_a_directory_with_a_model_passes(tmp_path):
         ('{"quantization_config": {"quant_method": "awq"}}', "a quantization_config"),
         ('{"architectures": ', "config.json that can be read"),
         ("[]", "a JSON object as its config.json"),
+        (
+            '{"original_max_position_embeddings": 512, "rope_scaling": {"type": "longrope"}}',
+            r"run.max_prompt_tokens \+ run.max_completion_tokens must be <= 512",
+        ),
         ('{"architectures": ["LlamaForCausalLM"]}', "must have a tokenizer beside its weights"),
     ],
 )

@@ -1,8 +1,10 @@
 """The folder of a run: state, settings, lock, archive."""
 
+import itertools
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +40,7 @@ def test_a_run_is_new_then_unfinished_then_finished(folder, tmp_path):
 
 def test_the_newest_checkpoint_is_the_last_complete_one(folder):
     assert folder.newest_checkpoint() is None
-    for name in ("step-000050", "step-000100", ".step-000150.tmp"):
+    for name in ("step-000050", "step-000100", "step-000100-backup", ".step-000150.tmp"):
         (folder.checkpoints / name).mkdir(parents=True)
 
     assert folder.newest_checkpoint() == "step-000100"
@@ -147,7 +149,10 @@ def test_a_run_whose_parent_was_moved_still_finds_itself(folder, tmp_path):
     command = role_command("actor", "actors", moved, ["actors.threads=2"], settings)
 
     assert settings.run.folder == moved
-    assert load(moved / "config.yaml", command.arguments[6::2]).run.folder == moved
+    overrides = [
+        value for flag, value in itertools.pairwise(map(str, command.arguments)) if flag == "--set"
+    ]
+    assert load(moved / "config.yaml", overrides).run.folder == moved
 
 
 def test_a_renamed_run_is_refused_because_redis_knows_its_old_name(folder, tmp_path):
@@ -156,6 +161,13 @@ def test_a_renamed_run_is_refused_because_redis_knows_its_old_name(folder, tmp_p
 
     with pytest.raises(SettingsError, match="must have the name of its run, r"):
         settings_of(renamed)
+
+
+def test_a_run_is_found_from_inside_its_folder(folder, tmp_path, monkeypatch):
+    save(settings_in(tmp_path), folder.config)
+    monkeypatch.chdir(folder.path)
+
+    assert run_folder_of(Path()).path == folder.path
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -10,6 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from configs.architecture import LogitChange, attention_of
 from configs.errors import SettingsError
+from configs.settings import RunSettings, Settings
+from learner.assembly import load_policy
 from learner.model.policy import Policy, load_causal_lm, shard
 from learner.model.ranks import Ranks
 from tests.learner.support.random_models import ARCHITECTURES, save_random_model
@@ -36,6 +38,17 @@ def test_the_policy_scores_as_the_models_own_forward_pass(
     targets_N = token_ids_BT.flatten()[positions_N]
     expected_N = log_pi_NV.gather(1, targets_N[:, None])[:, 0]
     torch.testing.assert_close(scores.logprobs_N, expected_N, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_of_a_models_configuration_is_not_applied(tmp_path: Path, ranks: Ranks) -> None:
+    save_random_model(tmp_path, "granite", attention_dropout=0.9)
+    settings = Settings(run=RunSettings(model=str(tmp_path), environment="calculator"))
+    policy = load_policy(settings, ranks)
+    token_ids_BT, positions_N = torch.arange(3, 15)[None], torch.arange(1, 12)
+
+    one, other = (policy(token_ids_BT, positions_N).logprobs_N for _ in range(2))
+
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_a_cap_of_the_attentions_logits_needs_the_eager_implementation(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def save_random_model(folder: Path, model_type: str) -> None:
+def save_random_model(folder: Path, model_type: str, **changes: Any) -> None:
     """Write a random model with 48 tokens in float32."""
     torch.manual_seed(0)
-    config = CONFIG_MAPPING[model_type](**SIZE | ARCHITECTURES[model_type])
+    config = CONFIG_MAPPING[model_type](**SIZE | ARCHITECTURES[model_type] | changes)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
