@@ -26,7 +26,8 @@ def program() -> str:
         return typed
     called = Path(sys.argv[0])
     found = shutil.which("nyala")
-    if called.name != "nyala" or (found is not None and Path(found).samefile(called)):
+    is_on_path = found is not None and called.exists() and Path(found).samefile(called)
+    if called.name != "nyala" or is_on_path:
         return "nyala"
     return sys.argv[0]
 

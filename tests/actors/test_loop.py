@@ -12,6 +12,7 @@ import pytest
 from actors.loop import Phase
 from broker.protocol.messages import Failure
 from broker.server.store_cache import PUBLICATION_S
+from broker.transport.allow_list import TAG
 from broker.transport.keys import make_keys
 from buffer import operations
 from buffer.operations.values import BeatLine, Stats
@@ -21,7 +22,7 @@ from configs.errors import DeadlineError, EngineError, RefusedError
 from tests.actors.support.fake_actor import Actor, KilledLoop, solve
 from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine
 from tests.broker.support.records import completion
-from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, ring
+from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, pair_of, ring
 
 POINTER = {"digest": "d", "endpoint": "tcp://127.0.0.1:1", "public_key": "k" * 40}
 
@@ -306,12 +307,12 @@ async def until_true(holds: Callable[[], bool], timeout_s: float = 5.0) -> None:
 
 
 async def steal(ring: Ring, actor: Actor) -> None:
-    """Give every lease back behind the actor's back and take it for another."""
-    stolen = 0
+    """Give every lease of the actor `slow` back behind its back and take it for another."""
+    stolen, tag = 0, pair_of(ring.keys, "slow").public.decode()[:TAG]
     while stolen < GROUP:  # a heartbeat in between revives what nobody has taken yet
         await ring.store.run(
             operations.release(
-                [(held.lease.task_id, held.lease.fence) for held in actor.loop._leases]
+                [(held.lease.task_id, held.lease.fence) for held in actor.loop._leases], tag
             )
         )
         taken = await ring.store.run(

@@ -16,7 +16,7 @@ from learner.data.retrying_store import RetryingStore
 from learner.rank_zero import CommitPressure
 from tests.buffer.support.run_in_store import GROUP_SIZE, RunInStore
 
-RECORD = b"x" * 100_000
+RECORD = b"x" * 400_000
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def _used_bytes_without_buffers(run: RunInStore) -> int:
 
 def test_a_redis_that_is_getting_full_is_relieved_when_that_helps(run: RunInStore) -> None:
     pressure = _pressure(run, 2**40)
-    run.redis.set("something-else", b"y" * 20 * len(RECORD))
+    run.redis.set("something-else", b"y" * 30 * len(RECORD))
     run.redis.close()
     used = _used_bytes_without_buffers(run)
     limit = run.redis.config_get("maxmemory")["maxmemory"] or 0
