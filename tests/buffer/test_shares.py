@@ -213,6 +213,15 @@ def test_a_suspended_key_loses_its_leases_and_each_time_is_out_for_longer(run: R
     assert set(run.redis.hkeys(f"{run.prefix}:suspended")) == {b"a", b"b"}, "old ones are forgotten"
 
 
+def test_a_brief_suspension_shortens_no_long_one(run: RunInStore) -> None:
+    run.store.run(operations.suspend("a", "many failures"))
+    (ends,) = [int(v.split()[0]) for v in run.redis.hvals(f"{run.prefix}:suspended")]
+
+    run.store.run(operations.suspend("a", "a few more", is_brief=True))
+
+    assert run.redis.hget(f"{run.prefix}:suspended", "a") == f"{ends} 1 a few more".encode()
+
+
 def test_leasing_pauses_when_more_than_one_in_a_hundred_recent_tasks_died(run: RunInStore) -> None:
     run.create(100)
 

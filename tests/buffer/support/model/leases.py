@@ -266,9 +266,10 @@ def suspend(model: Model, key: str, reason: str, *, is_brief: bool) -> list[int]
     model.suspended = {
         tag: found for tag, found in model.suspended.items() if model.now_ms <= found[0] + HOLDER_MS
     }
-    _, times, _ = model.suspended.get(key, (0, 0, ""))
+    ends_ms, times, _ = model.suspended.get(key, (0, 0, ""))
     lasts_ms = 10_000 if is_brief else min(60_000 * 2**times, 3_600_000)
-    model.suspended[key] = (model.now_ms + lasts_ms, times + (not is_brief), reason)
+    ends_ms = max(ends_ms, model.now_ms + lasts_ms)
+    model.suspended[key] = (ends_ms, times + (not is_brief), reason)
     tags = {i: model.tasks[i].key or "" for i in model.leased()}
     held = [i for i, tag in tags.items() if key in (tag, holder_of(tag))]
     for i in held:
