@@ -176,11 +176,32 @@ def test_a_failure_counts_once_however_often_it_is_reported(run: RunInStore) -> 
     for task, kind in ((first, "data"), (second, "infra")):
         row = (task.task_id, task.fence, kind, "why")
         call = operations.fail(max_attempts=3, max_data_failures=3, failures=[row] * 9)
-        assert run.store.run(call) == ["OK"] + ["DUP"] * 8
-        assert run.store.run(call) == ["DUP"] * 9, "an honest actor that got no reply"
+        assert run.store.run(call) == ["OK"] + ["STALE"] * 8
+        assert run.store.run(call) == ["STALE"] * 9, "an honest actor that got no reply"
 
     assert run.stats().dead == 0
     assert {task.task_id: task.length for task in run.lease(4)} == dict.fromkeys(range(4), 0)
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_no_heartbeat_on_its_way_revives_what_its_holder_gave_up(
+    run: RunInStore, is_reaped: bool
+) -> None:
+    run.create(1)
+    released, failed, *_ = tasks = run.lease()
+    if is_reaped:
+        run.expire(tasks)
+    leased = run.stats().leased
+
+    release = operations.release([(released.task_id, released.fence)])
+    failure = (failed.task_id, failed.fence, "data", "why")
+    fail = operations.fail(max_attempts=3, failures=[failure])
+    assert run.store.run(release) == ["OK"]
+    assert run.store.run(fail) == ["DUP" if is_reaped else "OK"]
+
+    assert [run.beat(task, 0, 1) for task in (released, failed)] == [("STALE", 0)] * 2
+    assert run.submit([released, failed]) == ["STALE"] * 2
+    assert run.stats().leased == leased - (0 if is_reaped else 2)
 
 
 def test_new_tokens_are_progress(run: RunInStore) -> None:

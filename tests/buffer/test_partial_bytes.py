@@ -106,7 +106,7 @@ def test_waiting_tasks_give_their_chunks_back_largest_first(run: RunInStore) -> 
     tasks = run.lease()
     for task, size in zip(tasks, (30, 90, 60, 50), strict=True):
         beat(run, task, 0, 3, size)
-    run.store.run(operations.release([(task.task_id, task.fence) for task in tasks[:3]]))
+    run.expire(tasks[:3])
 
     assert run.store.run(operations.shrink(100)) == (2, 150)
     assert [stored(run, task) for task in tasks] == [(30, 30), (0, 0), (0, 0), (50, 50)]

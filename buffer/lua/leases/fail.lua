@@ -1,11 +1,13 @@
---- @include tasks
+--- @include keys, tasks
 -- ARGV: tag of a key, max attempts, max data failures, then per task: id, fence, kind, reason.  -> verdict, ...
 -- Kind `data`: every failure counts. Otherwise the machine failed: only attempts without progress count. DUP: the lease
--- had ended before, and was charged then, or given back.
+-- had expired, and was charged then. It ends without its fence, so that no heartbeat on its way revives it: STALE where
+-- that was done before.
 local answer = {}
 for i = 4, #ARGV, 4 do
   local id, reason = ARGV[i], ARGV[i + 3]
   local verdict, state = judge(id, ARGV[i + 1], ARGV[1])
+  if verdict == 'OK' then call('HDEL', task_key(id), 'fence') end
   if verdict == 'OK' and state ~= 'L' then
     verdict = 'DUP'
   elseif verdict == 'OK' then

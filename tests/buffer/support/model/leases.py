@@ -186,12 +186,14 @@ def submit(model: Model, lines: Sequence[SubmitLine]) -> list[str]:
 
 
 def release(model: Model, rows: Sequence[tuple[int, int]], key: str) -> list[str]:
-    """Leases come back, and nothing is charged."""
+    """Leases come back for good, and nothing is charged."""
     verdicts = []
     for i, fence in rows:
         verdicts.append(model.judge(i, fence, key))
-        if verdicts[-1] == "OK" and model.tasks[i].state == "L":
-            model.give_back(i)
+        if verdicts[-1] == "OK":
+            model.tasks[i].fence = None
+            if model.tasks[i].state == "L":
+                model.give_back(i)
     return verdicts
 
 
@@ -209,6 +211,7 @@ def fail(
         verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] != "OK":
             continue
+        model.tasks[i].fence = None
         if model.tasks[i].state != "L":
             verdicts[-1] = "DUP"
         elif kind == "data":
