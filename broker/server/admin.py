@@ -106,13 +106,14 @@ class AdminService:
         return answer
 
     def _drain(self, incarnation: str, member: Member) -> Receipt:
-        peer = self._peers.get(incarnation)
-        if peer is None:
+        peers = self._peers.named(incarnation)
+        if not peers:
             raise SettingsError(
                 f"the actor to drain must be one this broker serves, got {incarnation!r:.80}; "
                 "ask for the status to see their names, or ask another broker"
             )
-        peer.is_draining = True
+        for peer in peers:
+            peer.is_draining = True
         self._audit.record("drain asked for", actor=incarnation, by=member.name)
         return Receipt(f"{incarnation} gets no more work")
 

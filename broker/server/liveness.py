@@ -5,8 +5,9 @@
                           └──────any message───────────┘
 
 Invariant: a SUSPECT actor gets no lease; its leases stay its own until the store reaps it.
-Invariant: an incarnation is spoken for by the key that began it and on the connection of its last
-HELLO; as long as that connection stands, no other takes its place.
+Invariant: a session is that of an incarnation and a key, so that whoever uses another's name only
+speaks for itself. It belongs to the connection of its last HELLO; as long as that stands, no other
+takes its place.
 Soft state: a restarted broker begins with an empty table and asks for HELLO; nothing else is lost.
 No I/O; the clock is injected.
 """
@@ -32,7 +33,7 @@ class Peer:
 
     hello: Hello
     key: str
-    """Public key it proved to hold; messages under another key are refused."""
+    """Public key it proved to hold."""
     tag: str
     """Of the key, in the store."""
     route: bytes
@@ -56,13 +57,14 @@ class Peer:
         """Return what `nyala status` shows of it."""
         hello = self.hello
         fields = {"host": hello.host, "pid": str(hello.pid), "capacity": str(hello.capacity)}
+        fields["key"] = self.tag
         if self.version is not None:
             fields["version"] = f"{self.version.lineage}.{self.version.step}"
         return fields | {name: repr(value) for name, value in asdict(self.stats).items()}
 
 
 class Liveness:
-    """The table of peers, by incarnation."""
+    """The table of peers, by incarnation and key."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Liveness:
         self._max_actors = max_actors
         self._max_actors_per_key = max_actors_per_key
         self._clock = clock
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[tuple[str, str], Peer] = {}
         self.has_route: Callable[[bytes], bool] = lambda _route: True
         """Whether a connection stands; set by whoever has the socket."""
 
@@ -86,13 +88,17 @@ class Liveness:
     def __iter__(self) -> Iterator[Peer]:
         return iter(list(self._peers.values()))
 
-    def get(self, incarnation: str) -> Peer | None:
-        """Return the session of an incarnation."""
-        return self._peers.get(incarnation)
+    def get(self, incarnation: str, key: str) -> Peer | None:
+        """Return the session of an incarnation under this key."""
+        return self._peers.get((incarnation, key))
+
+    def named(self, incarnation: str) -> list[Peer]:
+        """List the sessions under this name, whatever their keys."""
+        return [peer for peer in self if peer.hello.incarnation == incarnation]
 
     def exceeded_limit(self, incarnation: str, key: str) -> str | None:
         """Return the setting that keeps this key's HELLO out; None if it can be admitted."""
-        if incarnation in self._peers:
+        if (incarnation, key) in self._peers:
             return None
         if len(self._peers) >= self._max_actors:
             return f"broker.max_actors = {self._max_actors}"
@@ -107,64 +113,57 @@ class Liveness:
             for peer in self._peers.values()
         )
 
-    def belongs_to(self, incarnation: str, key: str) -> bool:
-        """Return whether this key may send for this incarnation; its first HELLO decides."""
-        peer = self._peers.get(incarnation)
-        return peer is None or peer.key == key
+    def gone_of(self, key: str) -> list[Peer]:
+        """List the sessions of a key whose process has ended: they leave it their place."""
+        return [peer for peer in self if peer.key == key and self._left(peer)]
 
-    def gone_of(self, key: str) -> list[str]:
-        """List the incarnations of a key whose process has ended: they leave it their place."""
-        return [name for name, peer in self._peers.items() if peer.key == key and self._left(peer)]
-
-    def is_elsewhere(self, incarnation: str, route: bytes) -> bool:
-        """Return whether another connection speaks for this incarnation, and still stands."""
-        peer = self._peers.get(incarnation)
+    def is_elsewhere(self, incarnation: str, key: str, route: bytes) -> bool:
+        """Return whether another connection of this key speaks for it, and still stands."""
+        peer = self.get(incarnation, key)
         return peer is not None and peer.route != route and not self._left(peer)
 
     def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> Peer:
         """Add the sender of a HELLO; a repeated HELLO keeps the session."""
         assert self.exceeded_limit(hello.incarnation, key) is None
-        assert self.belongs_to(hello.incarnation, key)
-        peer = self._peers.get(hello.incarnation)
+        peer = self.get(hello.incarnation, key)
         if peer is None:
-            peer = self._peers[hello.incarnation] = Peer(
-                hello=hello, key=key, tag=tag, route=route, seen_at=self._clock()
-            )
+            peer = Peer(hello=hello, key=key, tag=tag, route=route, seen_at=self._clock())
+            self._peers[hello.incarnation, key] = peer
         peer.hello, peer.route = hello, route
         self._mark_seen(peer)
         return peer
 
     def observe(self, incarnation: str, key: str, route: bytes) -> Peer | None:
-        """Note a message; None if HELLO has to come first, or key or connection are another's."""
-        peer = self._peers.get(incarnation)
-        if peer is None or peer.key != key or peer.route != route:
+        """Note a message; None if HELLO has to come first, or on this connection."""
+        peer = self.get(incarnation, key)
+        if peer is None or peer.route != route:
             return None
         self._mark_seen(peer)
         return peer
 
     def is_suspect(self, peer: Peer) -> bool:
         """Return whether a peer is gone, or silent for too long, and so gets no new lease."""
-        is_present = self._peers.get(peer.hello.incarnation) is peer
+        is_present = self.get(peer.hello.incarnation, peer.key) is peer
         return not is_present or self._clock() - peer.seen_at > self._timeout_s
 
-    def forget(self, incarnation: str) -> None:
-        """Remove an incarnation that has ended."""
-        self._peers.pop(incarnation, None)
+    def forget(self, incarnation: str, key: str) -> None:
+        """Remove a session that has ended."""
+        self._peers.pop((incarnation, key), None)
 
     def forget_key(self, key: str) -> list[str]:
         """Remove all incarnations of a key; return them."""
-        gone = [name for name, peer in self._peers.items() if peer.key == key]
+        gone = [name for name, owner in self._peers if owner == key]
         for name in gone:
-            del self._peers[name]
+            del self._peers[name, key]
         return gone
 
     def expire(self) -> list[str]:
         """Remove peers that have been silent for very long; return their incarnations."""
         horizon = self._clock() - FORGET_AFTER * self._timeout_s
-        gone = [name for name, peer in self._peers.items() if peer.seen_at < horizon]
-        for name in gone:
-            del self._peers[name]
-        return gone
+        gone = [session for session, peer in self._peers.items() if peer.seen_at < horizon]
+        for session in gone:
+            del self._peers[session]
+        return [name for name, _ in gone]
 
     def _left(self, peer: Peer) -> bool:
         return self.is_suspect(peer) or not self.has_route(peer.route)

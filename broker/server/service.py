@@ -12,7 +12,6 @@ Refusal asks the actor to send again. No state but the table of peers; no socket
 | `run`       | connect to this run's broker |
 | `full`      | try again when an actor has left |
 | `busy`      | send the same again later: the peer has too much at the broker already |
-| `key`       | use the key that this incarnation began with |
 | `role`      | use a key of a role that may send this (`permissions.py`) |
 | `revoked`   | nothing: its key has been taken off the allow-list |
 | `malformed` | nothing: a bug or an attack; the text says what is wrong |
@@ -148,8 +147,6 @@ class Service:
                 f"run must be {self._run!r}, got {envelope.run!r:.80}; this broker serves only it"
             )
             return Refusal("run", text)
-        if not self._peers.belongs_to(envelope.inc, key):
-            return Refusal("key", f"incarnation {envelope.inc!r:.80} began with another key")
         message = envelope.message
         if isinstance(message, Hello):
             if not (self._key_hellos.take(tag) and self._holder_hellos.take(holder_of(tag))):
@@ -157,8 +154,8 @@ class Service:
             check_hello(message, incarnation=envelope.inc)
             return await self._hello(message, key, tag, route)
         peer = self._peers.observe(envelope.inc, key, route)
-        if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc) is None):
-            self._peers.forget(envelope.inc)
+        if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc, key) is None):
+            self._peers.forget(envelope.inc, key)
             self._audit.record("actor left", actor=envelope.inc, actors=len(self._peers))
             return message
         if peer is None:
@@ -180,7 +177,7 @@ class Service:
                     f"{name} must be the run's ({known:.12}), got {got:.12}; "
                     "start this actor with the run's config.yaml, environment and reward",
                 )
-        if self._peers.is_elsewhere(hello.incarnation, route):
+        if self._peers.is_elsewhere(hello.incarnation, key, route):
             return Refusal("busy", "this incarnation has another connection; send again later")
         if self._peers.exceeded_limit(hello.incarnation, key) is not None:
             await self._replace(self._peers.gone_of(key))
@@ -204,13 +201,15 @@ class Service:
             max_message_bytes=self._settings.max_message_bytes,
         )
 
-    async def _replace(self, gone: list[str]) -> None:
+    async def _replace(self, gone: list[Peer]) -> None:
         """Forget actors that have ended; their leases go to others now, not when they expire."""
-        for incarnation in gone:
-            self._peers.forget(incarnation)
-            self._audit.record("actor replaced", actor=incarnation, actors=len(self._peers))
-            most = self._settings.max_attempts
-            await self._store.run(operations.release_dead_actor(incarnation, max_attempts=most))
+        most = self._settings.max_attempts
+        for peer in gone:
+            name = peer.hello.incarnation
+            self._peers.forget(name, peer.key)
+            self._audit.record("actor replaced", actor=name, actors=len(self._peers))
+            release = operations.release_dead_actor(name, peer.tag, max_attempts=most)
+            await self._store.run(release)
 
     async def _write(self, message: object, peer: Peer) -> Verdicts | Refusal:
         tag = peer.tag

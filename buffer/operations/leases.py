@@ -154,7 +154,7 @@ def reap(*, max_attempts: int, batch: int = SLICE, every_ms: int = 1000) -> Oper
     return single("reap", arguments, lambda ids: [int(task) for task in ids])
 
 
-def release_dead_actor(incarnation: str, *, max_attempts: int) -> Operation[list[int]]:
+def release_dead_actor(incarnation: str, key: str, *, max_attempts: int) -> Operation[list[int]]:
     """Take back every lease of an actor whose process has ended; returns their tasks.
 
     An attempt is charged, as by `reap`. Unless the run is RUNNING nothing is taken back: the leases
@@ -162,9 +162,10 @@ def release_dead_actor(incarnation: str, *, max_attempts: int) -> Operation[list
 
     Args:
         incarnation: The dead actor. Its messages under these leases are STALE from now on.
+        key: Tag of its key; what was granted to another key under this name stays.
         max_attempts: Attempts without progress that make a task a dead letter.
     """
-    arguments = (incarnation, max_attempts)
+    arguments = (incarnation, key, max_attempts)
     return single("release_dead_actor", arguments, lambda ids: [int(task) for task in ids])
 
 

@@ -158,7 +158,8 @@ class ActorWatch:
         for actor in seen:
             if here.items() <= actor.fields.items():
                 most = self._broker.max_attempts
-                store.run(operations.release_dead_actor(actor.incarnation, max_attempts=most))
+                key = actor.fields.get("key", "")
+                store.run(operations.release_dead_actor(actor.incarnation, key, max_attempts=most))
 
 
 def idle_reason(

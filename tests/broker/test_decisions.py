@@ -51,28 +51,34 @@ def test_a_long_silent_actor_is_forgotten_and_has_to_say_hello() -> None:
 
 def test_only_its_own_key_speaks_for_an_incarnation() -> None:
     peers = table(FakeClock())
-    peers.admit(hello("a"), "key", "tag", ROUTE)
+    first = peers.admit(hello("a"), "key", "tag", ROUTE)
 
     assert peers.observe("a", "other", ROUTE) is None
-    assert not peers.belongs_to("a", "other")
-    assert peers.belongs_to("unheard of", "other")
+    other = peers.admit(hello("a"), "other", "tag of other", ROUTE)
+    assert peers.observe("a", "key", ROUTE) is first
+    assert peers.observe("a", "other", ROUTE) is other
+    assert peers.named("a") == [first, other]
+    peers.forget("a", "other")
+    assert peers.is_suspect(other)
+    assert not peers.is_suspect(first)
 
 
 def test_a_place_is_left_by_who_is_silent_or_has_no_connection() -> None:
     clock = FakeClock()
     peers = table(clock)
-    peers.admit(hello("a"), "key", "tag", ROUTE)
+    peer = peers.admit(hello("a"), "key", "tag", ROUTE)
 
     assert peers.observe("a", "key", b"another") is None
-    assert peers.is_elsewhere("a", b"another")
-    assert not peers.is_elsewhere("a", ROUTE)
+    assert peers.is_elsewhere("a", "key", b"another")
+    assert not peers.is_elsewhere("a", "other", b"another")
+    assert not peers.is_elsewhere("a", "key", ROUTE)
     assert peers.gone_of("key") == []
     peers.has_route = lambda route: route != ROUTE
-    assert not peers.is_elsewhere("a", b"another")
-    assert (peers.gone_of("key"), peers.gone_of("other")) == (["a"], [])
+    assert not peers.is_elsewhere("a", "key", b"another")
+    assert (peers.gone_of("key"), peers.gone_of("other")) == ([peer], [])
     peers.has_route = lambda _route: True
     clock.now += 6.1
-    assert peers.gone_of("key") == ["a"]
+    assert peers.gone_of("key") == [peer]
 
 
 def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
@@ -83,7 +89,7 @@ def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
     assert peers.exceeded_limit("b", "key") == "broker.max_actors = 1"
     assert peers.admit(hello("a", capacity=3), "key", "tag", ROUTE) is peer
     assert peer.hello.capacity == 3
-    peers.forget("a")
+    peers.forget("a", "key")
     assert peers.exceeded_limit("b", "key") is None
 
 

@@ -195,11 +195,15 @@ def test_another_key_cannot_speak_for_an_incarnation(redis_url: str, tmp_path: P
         make_client(folder, "other")
         async with ring(redis_url, folder) as here:
             await begin(here.store, groups=1)
-            await here.actor("actor-1")
-            thief = here.client("actor-1", keys=load_pair(folder, "other"))
+            actor = await here.actor("actor-1")
+            async with here.raw_socket(keys=load_pair(folder, "other")) as thief:
+                message = LeaseRequest(1, FIRST)
+                await thief.send(encode(message, run=RUN, incarnation="actor-1", seq=2**63 - 1))
+                answer = decode(await asyncio.wait_for(thief.recv(), 5), max_bytes=2**20).message
 
-            with pytest.raises(RefusedError, match="began with another key"):
-                await thief.hello(hello("actor-1"))
+            assert isinstance(answer, Refusal)
+            assert answer.code == "hello"
+            assert (await actor.lease(LeaseRequest(1, FIRST))).status == "OK"
 
     asyncio.run(story())
 

@@ -200,8 +200,8 @@ def test_what_is_refused_as_busy_comes_again_later_and_its_sender_counts_as_aliv
             assert all(isinstance(reply.message, Refusal) for reply in refusals)
             assert {reply.message.code for reply in refusals} == {"busy"}  # type: ignore[union-attr]
             assert refusals[0].message.retry_after_s == 0.25  # type: ignore[union-attr]
-            peer = parts[0].peers.get("raw")
-            assert peer is not None and not parts[0].peers.is_suspect(peer)
+            peer = parts[0].peers.named("raw")[0]
+            assert not parts[0].peers.is_suspect(peer)
 
             actor = await here.actor()
             late = asyncio.create_task(actor.submit(SubmitRequest(())))

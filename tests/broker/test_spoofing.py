@@ -17,7 +17,10 @@ from broker.protocol.messages import (
     Refusal,
     ReleaseRequest,
     Verdict,
+    Verdicts,
+    Welcome,
 )
+from buffer import operations
 from configs.errors import RefusedError
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, pair_of, ring
 
@@ -108,5 +111,58 @@ def test_an_actor_that_starts_anew_takes_its_keys_place_and_its_work_is_free_at_
             await second.hello(hello("slot-0-b"), deadline_s=5)
             again = (await second.lease(LeaseRequest(2, FIRST), deadline_s=5)).leases
             assert {lease.task_id for lease in again} == {lease.task_id for lease in leases}
+
+    asyncio.run(story())
+
+
+def test_a_name_under_another_key_is_another_actor(redis_url: str, keys: Path) -> None:
+    """Names of actors are no secret: whoever resumes a task reads them in its chunks."""
+    hostile = pair_of(keys, "hostile")
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=4)
+            async with here.raw_socket(keys=hostile) as liar:
+
+                async def say(message: object, seq: int) -> object:
+                    await liar.send(encode(message, run=RUN, incarnation="honest", seq=seq))
+                    return decode(await asyncio.wait_for(liar.recv(), 5), max_bytes=2**20).message
+
+                assert isinstance(await say(hello("honest"), 1), Welcome)
+                honest = await here.actor("honest")  # the name was taken before it came
+                (lease,) = (await honest.lease(LeaseRequest(1, FIRST))).leases
+                rows = ((lease.task_id, lease.fence),)
+                verdicts = await say(ReleaseRequest(rows), 2)
+                assert isinstance(verdicts, Verdicts)
+                assert verdicts.verdicts[0].verdict is Verdict.STALE
+                assert isinstance(await say(Bye(), 3), Bye)
+
+            beat = BeatRequest((Beat(lease.task_id, lease.fence),), FIRST)
+            assert (await honest.beat(beat, deadline_s=1)).verdicts[0].verdict is Verdict.OK
+
+    asyncio.run(story())
+
+
+def test_the_end_of_a_false_namesake_ends_no_lease_of_the_true_one(
+    redis_url: str, keys: Path
+) -> None:
+    """At a broker that does not know the actor whose name is used."""
+    hostile = pair_of(keys, "hostile")
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here, ring(redis_url, keys) as elsewhere:
+            await begin(here.store, groups=4)
+            honest = await here.actor("honest")
+            (lease,) = (await honest.lease(LeaseRequest(1, FIRST))).leases
+            false = await elsewhere.actor("honest", keys=hostile)
+            assert (await false.lease(LeaseRequest(1, FIRST))).status == "OK"
+            await cut(elsewhere, false)
+            await elsewhere.actor("another", keys=hostile)  # takes the place of the one that ended
+
+            beat = BeatRequest((Beat(lease.task_id, lease.fence),), FIRST)
+            assert (await honest.beat(beat)).verdicts[0].verdict is Verdict.OK
+            held = await here.store.run(operations.inspect())
+            assert held.keys() == {lease.task_id}, "its own leases are over"
+            assert held[lease.task_id].attempts == 0
 
     asyncio.run(story())

@@ -139,7 +139,7 @@ def test_every_role_can_do_its_work_under_the_shipped_rules(stores: dict[str, St
     assert {"ANEW", "GONE"} <= set(verdicts)
     for look in (operations.peek(9), operations.actors(), brokers()):
         console.run(look)
-    console.run(operations.release_dead_actor("a", max_attempts=1))
+    console.run(operations.release_dead_actor("a", "", max_attempts=1))
     for watch in (operations.inspect(), operations.audit(), operations.memory()):
         console.run(watch)
     assert "k" in console.run(operations.closed()).keys

@@ -321,7 +321,7 @@ def test_leases_of_an_actor_that_is_known_to_be_dead_are_over_at_once(run: RunIn
     kept = run.lease(4, incarnation="living")
     run.beat(lost[1], 0, 7)
 
-    orphans = run.store.run(operations.release_dead_actor("dead", max_attempts=3))
+    orphans = run.store.run(operations.release_dead_actor("dead", "", max_attempts=3))
 
     assert sorted(orphans) == sorted(task.task_id for task in lost)
     assert run.beat(kept[0]) == ("OK", 0)
@@ -332,7 +332,20 @@ def test_leases_of_an_actor_that_is_known_to_be_dead_are_over_at_once(run: RunIn
     seen = run.store.run(operations.inspect())
     assert {seen[task.task_id].attempts for task in lost[1:]} == {1}, "it may be what killed it"
     assert run.submit(lost[1:2]) == ["STALE"]
-    assert run.store.run(operations.release_dead_actor("dead", max_attempts=3)) == []
+    assert run.store.run(operations.release_dead_actor("dead", "", max_attempts=3)) == []
+
+
+def test_a_death_ends_no_lease_that_another_key_has_under_this_name(run: RunInStore) -> None:
+    run.create(2)
+    keys = ("one", "other")
+    calls = [operations.lease("a", ttl_ms=TTL_MS, n=4, version=(1, 0), key=key) for key in keys]
+    _, kept = [run.store.run(call).tasks for call in calls]
+
+    orphans = run.store.run(operations.release_dead_actor("a", "one", max_attempts=3))
+
+    assert len(orphans) == 4
+    assert [run.beat(task, key="other")[0] for task in kept] == ["OK"] * 4
+    assert run.store.run(operations.release_dead_actor("a", "", max_attempts=3)) == []
 
 
 def test_nobody_is_bereaved_while_the_store_is_not_to_be_trusted(run: RunInStore) -> None:
@@ -340,7 +353,7 @@ def test_nobody_is_bereaved_while_the_store_is_not_to_be_trusted(run: RunInStore
     run.lease()
     run.redis.hset(run.prefix + ":meta", "state", "RECOVERING")
 
-    assert run.store.run(operations.release_dead_actor("a", max_attempts=3)) == []
+    assert run.store.run(operations.release_dead_actor("a", "", max_attempts=3)) == []
     assert run.stats().leased == GROUP_SIZE
 
 

@@ -51,8 +51,9 @@ def begin_training(store: Store, settings: Settings) -> None:
 
 def actor(store: Store, name: str, *, host: str, pid: int) -> None:
     """Let an actor be heard of, and hold a group's leases."""
-    store.run(operations.actor_seen({name: {"host": host, "pid": str(pid)}}))
-    lease = store.run(operations.lease(name, ttl_ms=60_000, n=4, version=(1, 0)))
+    key = f"key of {name}"
+    store.run(operations.actor_seen({name: {"host": host, "pid": str(pid), "key": key}}))
+    lease = store.run(operations.lease(name, ttl_ms=60_000, n=4, version=(1, 0), key=key))
     assert len(lease.tasks) == 4
 
 

@@ -129,7 +129,7 @@ local function end_leases(field, matches, finish)
   for _, leases in ipairs({ LEASES, EVAL_LEASES }) do
     for _, id in ipairs(call('ZRANGE', leases, 0, -1)) do
       -- A member that just died may have ended its unit, and with it the leases of the others.
-      if matches(call('HGET', task_key(id), field)) and call('ZSCORE', leases, id) then
+      if matches(call('HGET', task_key(id), field), id) and call('ZSCORE', leases, id) then
         call('HDEL', task_key(id), 'fence')
         finish(id)
         ended[#ended + 1] = id

@@ -61,7 +61,7 @@ def test_replicas_that_share_a_secret_get_a_key_each(redis_url: str, folder: Pat
             actors = [await here.actor(f"a{n}", keys=pair) for n, pair in enumerate(pairs)]
             for actor in actors:
                 assert (await actor.lease(LeaseRequest(1, FIRST))).status == "OK"
-            with pytest.raises(RefusedError, match="began with another key"):
+            with pytest.raises(RefusedError, match="max_actors_per_key = 1"):
                 await here.actor("a0", keys=pairs[1])
 
     asyncio.run(story())

@@ -142,9 +142,10 @@ def reap(h: Modelled) -> None:
 def actor_dies(h: Modelled) -> None:
     """Its supervisor reports a death."""
     name, attempts = h.rng.choice(ACTORS), h.rng.randint(2, 3)
+    key = h.rng.choice(["", KEYS[name]])
     h.same(
-        operations.release_dead_actor(name, max_attempts=attempts),
-        lambda: leases.release_dead_actor(h.model, name, max_attempts=attempts),
+        operations.release_dead_actor(name, key, max_attempts=attempts),
+        lambda: leases.release_dead_actor(h.model, name, key, max_attempts=attempts),
     )
 
 

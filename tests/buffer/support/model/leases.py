@@ -240,11 +240,12 @@ def reap(model: Model, *, max_attempts: int, batch: int, every_ms: int) -> list[
     return reaped
 
 
-def release_dead_actor(model: Model, incarnation: str, *, max_attempts: int) -> list[int]:
+def release_dead_actor(model: Model, incarnation: str, key: str, *, max_attempts: int) -> list[int]:
     """All of a dead actor's leases come back, and no message of it revives one."""
     if model.state != "RUNNING":
         return []
-    held = [i for i in model.leased() if model.tasks[i].holder == incarnation]
+    dead = (incarnation, key)
+    held = [i for i in model.leased() if (model.tasks[i].holder, model.tasks[i].key) == dead]
     return _take_back(model, held, max_attempts, "its actor died", is_final=True)
 
 
