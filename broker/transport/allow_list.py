@@ -9,7 +9,7 @@
 
 Fails closed: a file that cannot be read allows no key, a folder of another name is ignored, a
 folder that cannot be read is empty, a key that lies under two roles has none, and registered keys
-are those of an enrolment key that is allowed itself.
+are those of an enrolment key that is allowed itself, and under no other role.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read_allowed(folder: Path) -> dict[bytes, Member]:
     """Read the allowed keys, without those under two roles and those in malformed files."""
     found: dict[bytes, Member] = {}
     ambiguous: set[bytes] = set()
-    enrolments: dict[str, str] = {}
+    enrolments: dict[str | None, bytes] = {}
     for entry, path in _entries(folder):
         try:
             key = read_key(path)
@@ -91,15 +91,19 @@ def read_allowed(folder: Path) -> dict[bytes, Member]:
             continue
         tag = key.decode()[:TAG]
         if entry.role is Role.ENROLMENT:
-            enrolments[entry.name] = tag
+            enrolments[entry.name] = key
         if entry.enrolled_by is not None:
             if entry.enrolled_by not in enrolments:
                 continue
-            tag = f"{enrolments[entry.enrolled_by]}~{tag}"
+            tag = f"{enrolments[entry.enrolled_by].decode()[:TAG]}~{tag}"
         member = replace(entry, tag=tag)
         if found.setdefault(key, member).role is not member.role:
             ambiguous.add(key)
-    return {key: member for key, member in found.items() if key not in ambiguous}
+    return {
+        key: member
+        for key, member in found.items()
+        if ambiguous.isdisjoint({key, enrolments.get(member.enrolled_by)})
+    }
 
 
 def add(folder: Path, name: str, role: Role) -> Path:

@@ -185,3 +185,13 @@ def test_a_registered_key_whose_enrolment_key_cannot_be_read_is_not_allowed(flee
     (fleet / "allowed" / "enrolment" / "fleet.pub").write_text("nonsense")
 
     assert pair.public not in read_allowed(fleet)
+
+
+def test_an_enrolment_key_under_two_roles_vouches_for_nobody(fleet: Path) -> None:
+    pair, enrolment = new_pair(), load_pair(fleet, "fleet").public
+    place_public(fleet / "allowed" / "actor" / "fleet" / "fleet-1.pub", pair.public)
+    assert pair.public in read_allowed(fleet)
+
+    place_public(fleet / "allowed" / "observer" / "mine.pub", enrolment)
+
+    assert read_allowed(fleet).keys() & {pair.public, enrolment} == set()
