@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from actors.environments.arithmetic import ArithmeticSyntaxError, evaluate
-from actors.environments.base import Environment
+from actors.environments.base import Environment, columns_of
 from actors.environments.compact import STYLES, compact_style
 from actors.environments.deadline import call_within
 from actors.environments.held_out import is_held_out, probe
@@ -140,7 +140,7 @@ def test_every_dataset_asks_its_whole_question_and_the_same_one_again():
             conversations.append(make(**settings).begin(0, 0, held_out=False))
         here, there = conversations
 
-        assert here.prompt == str(here._item["question"]), name
+        assert here.prompt == str(columns_of(here)["question"]), name
         assert there.prompt == here.prompt, name
         if name not in STYLES:
             with pytest.raises(SettingsError, match=f"prompt_style must be full for {name}, got"):

@@ -97,7 +97,8 @@ def put_packages_of_our_names(folder: Path) -> None:
 
 def succeeds(*command: object, folder: Path, **variables: str) -> bool:
     environment = os.environ | variables
-    ran = subprocess.run(command, check=False, cwd=folder, env=environment, timeout=60)
+    words = [str(word) for word in command]
+    ran = subprocess.run(words, check=False, cwd=folder, env=environment, timeout=60)
     return ran.returncode == 0
 
 
