@@ -245,11 +245,19 @@ class FailureBudgets:
         self._good[key] += good
         self._bad[key] += bad
 
-    def excess(self, key: str) -> Excess | None:
-        """Describe failures of a key far beyond those of the others; None if they are not."""
-        bad, of = self._bad[key], self._bad[key] + self._good[key]
-        others_bad = self._bad.total() - bad
-        others = others_bad + self._good.total() - self._good[key]
+    def excess(self, name: str) -> Excess | None:
+        """Describe failures far beyond those of others; None if they are not.
+
+        Args:
+            name: Of a key, or of a holder, which is judged without the key that fails most: that
+                one is judged alone, and the holder by what it is not the cause of.
+        """
+        own = self._keys_of(name)
+        judged = own if name in own else sorted(own, key=self._bad.__getitem__)[:-1]
+        bad = sum(self._bad[key] for key in judged)
+        of = bad + sum(self._good[key] for key in judged)
+        others_bad = self._bad.total() - sum(self._bad[key] for key in own)
+        others = others_bad + self._good.total() - sum(self._good[key] for key in own)
         if bad < MOST_FAILURES or bad < FAILING_SHARE * of:
             return None
         if others and bad * others < TIMES_OTHERS * others_bad * of:
@@ -257,6 +265,10 @@ class FailureBudgets:
         text = f"{bad} of its last {of} leases failed, of those of other keys {others_bad} of"
         return Excess(f"{text} {others}", is_certain=others >= MOST_FAILURES)
 
-    def forget(self, key: str) -> None:
-        """Begin anew with a key."""
-        del self._bad[key], self._good[key]
+    def forget(self, name: str) -> None:
+        """Begin anew with a key, or with all of a holder."""
+        for key in self._keys_of(name):
+            del self._bad[key], self._good[key]
+
+    def _keys_of(self, name: str) -> set[str]:
+        return {key for key in self._bad | self._good if name in (key, holder_of(key))}

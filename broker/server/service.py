@@ -227,8 +227,8 @@ class Service:
                     put = self._to_object_store
                     rows = [r._replace(record=await put(r.task_id, r.record)) for r in rows]
                 verdicts = await self._submits.run(rows)
-                for name, budgets in self._budgets_of(peer):
-                    budgets.count(name, good=verdicts.count("OK"))
+                for _, budgets in self._budgets_of(peer):
+                    budgets.count(tag, good=verdicts.count("OK"))
                 return self._verdicts([row.task_id for row in rows], verdicts)
             case ReleaseRequest():
                 if not message.tasks:  # precedes BYE
@@ -288,27 +288,28 @@ class Service:
         return Verdicts(verdicts, self._cache.publication)
 
     async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
-        """Suspend a holder or key that fails where others do not; briefly, if that is uncertain."""
+        """Suspend a key or holder that fails where others do not; briefly, if that is uncertain."""
         if not count:
             return
-        for name, budgets in self._budgets_of(peer):
-            budgets.count(name, bad=count)
+        for _, budgets in self._budgets_of(peer):
+            budgets.count(peer.tag, bad=count)
         for name, budgets in self._budgets_of(peer):
             excess = budgets.excess(name)
             if excess is not None and not self._peers.is_alone(name):
                 why = f"{excess.text}; {peer.hello.incarnation} on {peer.hello.host}: {last}"
                 suspend = operations.suspend(name, why, is_brief=not excess.is_certain)
                 tasks = await self._store.run(suspend)
-                if excess.is_certain:
-                    budgets.forget(name)
+                for judged, counts in self._budgets_of(peer) if excess.is_certain else ():
+                    if judged == name:  # a lone key is its own holder
+                        counts.forget(name)
                 self._audit.record("key suspended", key=name, why=why, leases=len(tasks))
                 await self._cache.refresh_closed()
                 self._leasing.queue.wake()
                 return
 
     def _budgets_of(self, peer: Peer) -> tuple[tuple[str, FailureBudgets], ...]:
-        """Return what failures of a peer count against: of its holder, and of its key."""
-        return (holder_of(peer.tag), self._holder_budgets), (peer.tag, self._key_budgets)
+        """Return what a peer's failures are judged by: its key first, then all of its holder."""
+        return (peer.tag, self._key_budgets), (holder_of(peer.tag), self._holder_budgets)
 
     def _verdicts(self, task_ids: list[int], verdicts: list[str]) -> Verdicts:
         lines = tuple(

@@ -243,6 +243,35 @@ def test_a_flood_of_failures_suspends_its_key_and_kills_no_task(redis_url: str, 
         revoke(keys, "hostile")
 
 
+def test_a_key_that_was_suspended_begins_anew(redis_url: str, keys: Path) -> None:
+    add(keys, "hostile", Role.ACTOR)
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=200)
+            honest = await here.actor("honest")
+            for lease in (await honest.lease(LeaseRequest(MOST_FAILURES, FIRST))).leases:
+                await honest.submit(submission(lease))
+            evil = here.client("evil", keys=load_pair(keys, "hostile"))
+            await evil.hello(hello("evil"), deadline_s=5)
+            await fail_all(evil, 1)
+            (key,) = (await here.store.run(operations.closed())).keys.values()
+            assert key.left_s > 10, "it is certain"
+
+            assert await here.store.run(operations.resume())
+            await asyncio.sleep(1.5)  # until the broker has looked again
+            leases = (await evil.lease(LeaseRequest(1, FIRST))).leases
+            await evil.fail(failures_of(leases), deadline_s=5)
+
+            assert len(leases) == 1
+            assert not (await here.store.run(operations.closed())).keys, "after a single failure"
+
+    try:
+        asyncio.run(story())
+    finally:
+        revoke(keys, "hostile")
+
+
 def test_a_fault_of_the_run_suspends_its_actors_for_seconds_at_most(
     redis_url: str, keys: Path
 ) -> None:
@@ -364,6 +393,27 @@ def test_a_key_that_holds_all_work_shares_it_with_one_that_has_none(
         asyncio.run(story())
     finally:
         revoke(keys, "hostile")
+
+
+def test_a_holder_is_judged_without_the_key_that_fails_most() -> None:
+    budgets = FailureBudgets(FakeClock())
+    budgets.count("other", good=100)
+    budgets.count("fleet~a", bad=1000)
+    budgets.count("fleet~b", bad=MOST_FAILURES - 1)
+    assert budgets.excess("fleet") is None
+    assert budgets.excess("fleet~a") is not None
+    budgets.count("fleet~c", bad=1)
+    text = "20 of its last 20 leases failed, of those of other keys 0 of 100"
+    assert budgets.excess("fleet") == (text, True)
+    budgets.count("fleet~d", good=21)
+    assert budgets.excess("fleet") is None, "less than half"
+
+    budgets.forget("fleet~a")
+    budgets.count("fleet~e", bad=60)
+    budgets.forget("fleet")
+    budgets.count("fleet~a", bad=MOST_FAILURES)
+    budgets.count("fleet~b", bad=MOST_FAILURES)
+    assert budgets.excess("fleet") == (text, True), "what was before is forgotten"
 
 
 def test_failures_are_judged_beside_those_of_other_keys() -> None:

@@ -20,11 +20,12 @@ from broker.protocol.messages import (
     Refusal,
     SubmitRequest,
 )
-from broker.server.flow_control import MAX_REQUESTS_PER_PEER
+from broker.server.flow_control import MAX_REQUESTS_PER_PEER, MOST_FAILURES
 from broker.server.service import Service
 from broker.transport.allow_list import Role, add, read_allowed
 from broker.transport.keys import KeyPair, load_pair, make_keys, new_pair, place_public
 from buffer import operations
+from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
 
 
@@ -73,7 +74,9 @@ def test_keys_of_one_enrolment_fail_as_one_and_are_suspended_as_one(
             for evil in await replicas(here, 6):
                 failed += await fail(evil, 14)
 
-            assert failed <= 30, f"{failed} failures of one enrolment key"
+            assert failed <= 45, (
+                f"{failed} failures of one enrolment key, 14 of them of one replica"
+            )
             stats = await here.store.run(operations.stats())
             assert (stats.dead, stats.dropped) == (0, {})
             closed = await here.store.run(operations.closed())
@@ -97,6 +100,31 @@ def test_one_broken_replica_is_suspended_alone(redis_url: str, fleet: Path) -> N
             assert tag.startswith(f"{tag_of(fleet, 'fleet')}~")
             assert (await here.store.run(operations.stats())).dead == 0
             for actor in healthy:
+                assert (await actor.lease(LeaseRequest(4, FIRST))).status == "OK"
+
+    asyncio.run(story())
+
+
+def test_one_broken_replica_is_suspended_alone_beside_another_holder(
+    redis_url: str, fleet: Path
+) -> None:
+    """Its failures are not those of its fleet, even where there is a holder to compare it with."""
+
+    async def story() -> None:
+        async with ring(redis_url, fleet) as here:
+            await begin(here.store, groups=200)
+            honest = await here.actor("honest")
+            broken, *healthy = await replicas(here, 3)
+            for lease in (await honest.lease(LeaseRequest(MOST_FAILURES, FIRST))).leases:
+                await honest.submit(submission(lease))
+            await fail(broken, MOST_FAILURES - 1)
+            await fail(healthy[0], 1)
+            assert not (await here.store.run(operations.closed())).keys, "one is not a fleet"
+            await fail(broken, 15)
+
+            (tag,) = (await here.store.run(operations.closed())).keys
+            assert tag.startswith(f"{tag_of(fleet, 'fleet')}~")
+            for actor in (honest, *healthy):
                 assert (await actor.lease(LeaseRequest(4, FIRST))).status == "OK"
 
     asyncio.run(story())
