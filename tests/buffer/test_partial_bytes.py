@@ -59,9 +59,70 @@ def test_more_bytes_than_an_episode_can_have_end_the_lease(run: RunInStore) -> N
 
     again = run.lease(1)[0]
     assert (again.task_id, again.length) == (task.task_id, 3), "what is possible stays"
-    assert beat(run, again, 0, 9, 101) == ("TAKEN", 3)
+    assert beat(run, again, 0, 9, 111) == ("TAKEN", 3)
     assert stored(run, task) == (60, 60)
     assert run.stats().dead == 1
+
+
+def _charges(run: RunInStore, task: LeasedTask) -> tuple[object, ...]:
+    key = f"{run.prefix}:t:{task.task_id}"
+    return tuple(run.redis.hmget(key, "att", "fails", "failed_by"))
+
+
+def test_bytes_that_came_with_a_lease_are_not_charged_to_whoever_resumes_it(
+    run: RunInStore,
+) -> None:
+    run.create(1)
+    padded = run.lease()[0]
+    assert beat(run, padded, 0, 1, 95) == ("OK", 1)
+    run.store.run(operations.release([(padded.task_id, padded.fence)]))
+
+    task = run.lease(1)[0]
+    assert (task.task_id, task.length) == (padded.task_id, 1)
+    assert beat(run, task, 1, 1, 10) == ("GAP", 0)
+    assert beat(run, task, 0, 2, 105) == ("STALE", 0)
+
+    assert beat(run, task, 0, 2, 105) == ("STALE", 0), "the lease is over"
+    assert _charges(run, task) == (None, None, None)
+    assert stored(run, task) == (0, 0)
+    anew = run.lease(1)[0]
+    assert (anew.task_id, anew.length) == (task.task_id, 0)
+    assert beat(run, anew, 0, 2, 101) == ("TAKEN", 0), "it was given nothing"
+    assert _charges(run, task)[0] == b"1"
+
+
+def test_who_adds_more_than_an_episode_has_is_charged_whatever_came_with_the_lease(
+    run: RunInStore,
+) -> None:
+    run.create(1)
+    task = run.lease()[0]
+    assert beat(run, task, 0, 1, 60) == ("OK", 1)
+    run.store.run(operations.release([(task.task_id, task.fence)]))
+
+    for offset, size in ((0, 111), (1, 101)):
+        task = run.lease(1)[0]
+        assert beat(run, task, offset, 2, size) == ("TAKEN", 1)
+        assert stored(run, task) == (60, 60), "what was possible stays"
+    assert _charges(run, task)[0] == b"2"
+
+
+def test_what_came_with_a_lease_counts_even_where_it_was_given_back_for_memory(
+    run: RunInStore,
+) -> None:
+    run.create(1)
+    padded = run.lease()[0]
+    assert beat(run, padded, 0, 1, 95) == ("OK", 1)
+    run.store.run(operations.release([(padded.task_id, padded.fence)]))
+    task = run.lease(1)[0]
+    run.expire([task])
+    run.store.run(operations.shrink(1))
+    assert beat(run, task, 1, 1, 10) == ("GAP", 0)
+    before = _charges(run, task)
+
+    assert beat(run, task, 0, 2, 105) == ("STALE", 0)
+
+    assert _charges(run, task) == before
+    assert run.stats().leased == 3
 
 
 def test_a_lease_that_lasts_too_long_is_over_however_often_it_brings_a_token(

@@ -4,7 +4,8 @@
 -- -> verdict, length, ...
 -- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends, or replaces
 -- all of them where it starts at 0 and is longer. TAKEN: the lease is over and its task was charged, because it
--- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays. Nothing stood
+-- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays. STALE, and
+-- charged to nobody: all bytes are too many, those that its holder added are not. The task begins anew. Nothing stood
 -- still or lasted too long while no broker reaped: the server was stopped or cut off, or its clock jumped.
 local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, longest = tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -32,6 +33,13 @@ local function is_overdue(fence, progress, grows)
   if exceeds(fence / 1000, longest) then return 'too slow' end -- a fence is a time in microseconds
 end
 
+-- Whether it is what came with the lease that makes a whole completion too large, and not what its holder added. Half
+-- of the limit is what the longest takes. The field `given` outlives chunks that were dropped for memory: whoever
+-- resumed them has them still, and sends them again.
+local function came_too_large(id, bytes)
+  return bytes - tonumber(call('HGET', task_key(id), 'given') or '0') <= max_bytes / 2
+end
+
 local next_chunk = 8
 for id, fence, offset, tokens, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) (%d+) ([^\n]*)') do
   local chunk
@@ -46,7 +54,12 @@ for id, fence, offset, tokens, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) 
       bytes = #chunk + (replaces and 0 or bytes)
       if bytes > max_bytes and (offset == 0 or #chunk > max_bytes) then why = 'too many bytes' end
     end
-    if why then
+    if why == 'too many bytes' and offset == 0 and came_too_large(id, bytes) then
+      verdict, length = 'STALE', 0
+      cut(id)
+      call('HDEL', task_key(id), 'fence')
+      if state == 'L' then give_back(id) end
+    elseif why then
       verdict = state == 'L' and 'TAKEN' or 'STALE' -- one that was reaped has been charged before
       take_away(id, state, tonumber(ARGV[4]), why)
     else

@@ -91,8 +91,9 @@ local function grant(id)
     call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6], 'spec', spec)
     return { id, spec, 0, {} }
   end
-  call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6])
-  local task = call('HMGET', key, 'spec', 'len')
+  local task = call('HMGET', key, 'spec', 'len', 'bytes')
+  call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6],
+    'given', task[3] or '0')
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
   return { id, task[1], tonumber(task[2] or '0'), chunks }
 end

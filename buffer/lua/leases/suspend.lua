@@ -1,8 +1,8 @@
 --- @include keys, tasks
 -- ARGV: tag of a key or a holder, reason, ms of the first time, most ms.  -> ids of the tasks that it held
 -- The key gets no leases, each time for twice as long, unless that is more than the most; then it does not count as
--- a time. None ends before one that it follows. What the key holds goes to others, and costs them nothing. An hour after
--- it ended a suspension is forgotten.
+-- a time. None ends before one that it follows. What the key holds goes to others, and costs them nothing. An hour
+-- after it ended a suspension is forgotten.
 local known, times, ends, now = call('HGETALL', SUSPENDED), 0, 0, now_ms()
 draw_on_reserve()
 for i = 1, #known, 2 do

@@ -54,6 +54,29 @@ def beat(h: Modelled) -> None:
     limits = {"ttl_ms": TTL_MS, "progress_timeout_ms": timeout_ms, "max_attempts": attempts}
     limits |= {"max_bytes": h.rng.choice([10**6, 10**6, 90, 40])}
     limits |= {"longest_ms": h.rng.choice([0, 0, LONGEST_MS])}
+    _beat(h, lines, limits)
+
+
+def pad(h: Modelled) -> None:
+    """A holder stores much and gives it back; whoever resumes that sends all of it at once."""
+    held = {i: task for i, task in h.model.tasks.items() if task.state == "L" and task.fence}
+    if not held:
+        return
+    i = h.rng.choice(list(held))
+    task, limits = held[i], {"ttl_ms": TTL_MS, "progress_timeout_ms": 0, "max_attempts": 3}
+    limits |= {"longest_ms": 0, "max_bytes": 10**6}
+    fence, key, length = task.fence or 0, task.key or "", task.length or 0
+    _beat(h, [BeatLine(i, fence, length, 1, b"x" * h.rng.choice([40, 80]), key)], limits)
+    h.same(
+        operations.release([(i, fence)], key), lambda: leases.release(h.model, [(i, fence)], key)
+    )
+    lease(h)
+    length, fence, key = task.length or 0, task.fence or 0, task.key or ""
+    whole = BeatLine(i, fence, 0, length + 1, b"x" * h.rng.choice([91, 120, 130]), key)
+    _beat(h, [whole], limits | {"max_bytes": 90})
+
+
+def _beat(h: Modelled, lines: list[BeatLine], limits: dict[str, int]) -> None:
     h.same(
         operations.beat(lines=lines, **limits),
         lambda: leases.beat(h.model, lines=lines, **limits),

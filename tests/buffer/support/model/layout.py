@@ -138,6 +138,7 @@ def _fields(task: Task) -> dict[str, object]:
         "failed_by": task.failed_by,
         "len": task.length,
         "bytes": task.num_bytes,
+        "given": task.num_bytes_given,
         "progress": task.progress_ms,
         "att": task.attempts,
         "lastlen": task.length_charged,

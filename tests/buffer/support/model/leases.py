@@ -27,11 +27,14 @@ def lease(
         if version >= round_key:
             picked += model.among_ready(round_key)[: n - len(picked)]
     picked += model.among_ready(None)[: n - len(picked)]
+    resumed = set(picked)
     picked += _start_units(model, n - len(picked), version, is_first=not picked)
     if not picked:
         return LeaseAnswer("WAIT" if model.new else "EMPTY", [])
     model.fence = max(model.fence + 1, model.now_us)
     model.lease_ms = ttl_ms
+    for i in resumed:
+        model.tasks[i].num_bytes_given = model.tasks[i].num_bytes or 0
     answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key) for i in picked])
     if key:
         model.holders[holder_of(key)] = model.now_ms
@@ -108,9 +111,12 @@ def beat(
             why = "no progress"
         elif _is_over(model, line.fence / 1000, longest_ms):
             why = "too slow"
-        if grows and num_bytes > max_bytes and (line.offset == 0 or len(line.chunk) > max_bytes):
-            why = "too many bytes"
-        if why is not None:
+        is_whole = line.offset == 0 or len(line.chunk) > max_bytes
+        why = "too many bytes" if grows and num_bytes > max_bytes and is_whole else why
+        if why == "too many bytes" and _came_too_large(task, line, max_bytes):
+            verdict, length = "STALE", 0
+            _begin_anew(model, line.task_id)
+        elif why is not None:
             verdict = "TAKEN" if task.state == "L" else "STALE"
             model.take_away(line.task_id, max_attempts, why)
         else:
@@ -123,6 +129,20 @@ def beat(
                 verdict = "GAP"
         answers.append(BeatVerdict(verdict, length))
     return answers
+
+
+def _came_too_large(task: Task, line: BeatLine, max_bytes: int) -> bool:
+    """Half of the limit is the longest completion: no holder of a possible one adds more."""
+    added = len(line.chunk) - (task.num_bytes_given or 0)
+    return line.offset == 0 and added <= max_bytes / 2
+
+
+def _begin_anew(model: Model, i: int) -> None:
+    """Its chunks go, and its lease with them; nothing is charged."""
+    model.cut(i)
+    model.tasks[i].fence = None
+    if model.tasks[i].state == "L":
+        model.give_back(i)
 
 
 def _is_over(model: Model, since_ms: float, limit_ms: int) -> bool:

@@ -17,6 +17,7 @@ MOVES: dict[Callable[[Modelled], object], float] = {
     learner_moves.create: 4,
     actor_moves.lease: 8,
     actor_moves.beat: 8,
+    actor_moves.pad: 1,
     actor_moves.undeliverable: 1,
     actor_moves.shrink: 1,
     actor_moves.suspend: 1,

@@ -185,6 +185,7 @@ def _requeue(model: Model, i: int) -> str:
             length=old.length,
             chunks=old.chunks,
             num_bytes=old.num_bytes,
+            num_bytes_given=old.num_bytes_given,
             progress_ms=old.progress_ms,
             is_reconciled=old.is_reconciled,
         )

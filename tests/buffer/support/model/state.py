@@ -58,6 +58,8 @@ class Task:
     chunks: list[bytes] = field(default_factory=list)
     num_bytes: int | None = None
     """Of its chunks."""
+    num_bytes_given: int | None = None
+    """Of its chunks when it was leased last; None if that began its unit."""
     progress_ms: int | None = None
     attempts: int | None = None
     length_charged: int | None = None
