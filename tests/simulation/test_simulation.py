@@ -71,7 +71,10 @@ def test_without_faults_nothing_expires_and_nothing_is_made_twice(tmp_path: Path
     result = simulate(Scenario(seed=3, faulty_s=1, rates=NO_FAULTS), tmp_path)
 
     counts = result.figures["counts"]
-    assert "beat STALE" not in counts
+    assert counts["reaped before the calm"] == 0
+    # A heartbeat may be on its way while its lease ends by a failure that is its actor's own.
+    assert counts.get("beat STALE", 0) < counts["fail OK"]
+    assert "submit STALE" not in counts
     assert counts["lives of the learner"] == 1
 
 
