@@ -100,9 +100,8 @@ def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> lis
     Raises:
         RewardError: It did not return a list of one value for each sample.
     """
-    values = _finish(function(**_accepted(function, _of_all(samples))))
-    if isinstance(values, dict):  # OpenRLHF's
-        values = values.get("rewards")
+    answer = _finish(function(**_accepted(function, _of_all(samples))))
+    values: Any = answer.get("rewards") if isinstance(answer, dict) else answer  # OpenRLHF's
     if hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if not isinstance(values, list | tuple):
