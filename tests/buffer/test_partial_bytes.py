@@ -69,13 +69,19 @@ def _charges(run: RunInStore, task: LeasedTask) -> tuple[object, ...]:
     return tuple(run.redis.hmget(key, "att", "fails", "failed_by"))
 
 
+def _filled_and_given_back(run: RunInStore, size: int) -> LeasedTask:
+    """Give a task a token of so many bytes, and give it back."""
+    run.create(1)
+    task = run.lease()[0]
+    assert beat(run, task, 0, 1, size) == ("OK", 1)
+    run.store.run(operations.release([(task.task_id, task.fence)]))
+    return task
+
+
 def test_bytes_that_came_with_a_lease_are_not_charged_to_whoever_resumes_it(
     run: RunInStore,
 ) -> None:
-    run.create(1)
-    padded = run.lease()[0]
-    assert beat(run, padded, 0, 1, 95) == ("OK", 1)
-    run.store.run(operations.release([(padded.task_id, padded.fence)]))
+    padded = _filled_and_given_back(run, 95)
 
     task = run.lease(1)[0]
     assert (task.task_id, task.length) == (padded.task_id, 1)
@@ -94,10 +100,7 @@ def test_bytes_that_came_with_a_lease_are_not_charged_to_whoever_resumes_it(
 def test_who_adds_more_than_an_episode_has_is_charged_whatever_came_with_the_lease(
     run: RunInStore,
 ) -> None:
-    run.create(1)
-    task = run.lease()[0]
-    assert beat(run, task, 0, 1, 60) == ("OK", 1)
-    run.store.run(operations.release([(task.task_id, task.fence)]))
+    _filled_and_given_back(run, 60)
 
     for offset, size in ((0, 111), (1, 101)):
         task = run.lease(1)[0]
@@ -109,10 +112,7 @@ def test_who_adds_more_than_an_episode_has_is_charged_whatever_came_with_the_lea
 def test_what_came_with_a_lease_counts_even_where_it_was_given_back_for_memory(
     run: RunInStore,
 ) -> None:
-    run.create(1)
-    padded = run.lease()[0]
-    assert beat(run, padded, 0, 1, 95) == ("OK", 1)
-    run.store.run(operations.release([(padded.task_id, padded.fence)]))
+    _filled_and_given_back(run, 95)
     task = run.lease(1)[0]
     run.expire([task])
     run.store.run(operations.shrink(1))
