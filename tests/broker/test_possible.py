@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -97,6 +98,23 @@ async def publish(store: AsyncStore, version: PolicyVersion) -> None:
     await store.run(operations.publish(*version, fields))
 
 
+@asynccontextmanager
+async def refusing(
+    redis_url: str, keys: Path, reason: str
+) -> AsyncIterator[tuple[BrokerClient, Lease]]:
+    """An actor with a lease, whose message is to be refused and to change nothing."""
+    async with ring(redis_url, keys) as running:
+        await begin(running.store, groups=1, vocabulary=VOCABULARY)
+        actor = await running.actor()
+        lease = await one_lease(actor)
+        before = fingerprint(redis_url)
+
+        with pytest.raises(RefusedError, match=reason):
+            yield actor, lease
+
+        assert fingerprint(redis_url) == before
+
+
 @in_loop
 async def test_what_this_run_can_have_is_taken(redis_url: str, keys: Path) -> None:
     async with ring(redis_url, keys) as running:
@@ -123,16 +141,8 @@ async def test_what_this_run_can_have_is_taken(redis_url: str, keys: Path) -> No
 async def test_a_chunk_that_no_actor_can_have_made_is_refused(
     redis_url: str, keys: Path, offset: int, changes: Any, reason: str
 ) -> None:
-    async with ring(redis_url, keys) as running:
-        await begin(running.store, groups=1, vocabulary=VOCABULARY)
-        actor = await running.actor()
-        lease = await one_lease(actor)
-        before = fingerprint(redis_url)
-
-        with pytest.raises(RefusedError, match=reason):
-            await actor.beat(beat_of(lease, made(lease, **changes), offset))
-
-        assert fingerprint(redis_url) == before
+    async with refusing(redis_url, keys, reason) as (actor, lease):
+        await actor.beat(beat_of(lease, made(lease, **changes), offset))
 
 
 @pytest.mark.parametrize(
@@ -147,16 +157,8 @@ async def test_a_chunk_that_no_actor_can_have_made_is_refused(
 async def test_a_record_that_no_actor_can_have_made_is_refused(
     redis_url: str, keys: Path, tokens: int, changes: Any, reason: str
 ) -> None:
-    async with ring(redis_url, keys) as running:
-        await begin(running.store, groups=1, vocabulary=VOCABULARY)
-        actor = await running.actor()
-        lease = await one_lease(actor)
-        before = fingerprint(redis_url)
-
-        with pytest.raises(RefusedError, match=reason):
-            await actor.submit(submission_of(lease, made(lease, tokens), **changes))
-
-        assert fingerprint(redis_url) == before
+    async with refusing(redis_url, keys, reason) as (actor, lease):
+        await actor.submit(submission_of(lease, made(lease, tokens), **changes))
 
 
 @in_loop
