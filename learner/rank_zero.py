@@ -201,6 +201,7 @@ class RankZero:
         """Check the feeder, evaluate the policy after `step` if it is due, and collect answers."""
         self._feeder.check()
         self._evaluate(step)
+        self._evaluations.note_sampling()
         self._evaluations.collect()
 
     def finish(self, guards: GuardState) -> bool:

@@ -58,7 +58,7 @@ class LearnerSettings(Table):
     broadcast_send_s: Seconds = 30.0
     """Time for one broadcast; an actor that has not confirmed by then is left out."""
     eval_timeout_s: Seconds = 120.0
-    """Time after which an evaluation closes with what has arrived."""
+    """Time after which an evaluation closes with what has arrived, once actors sample."""
     max_claim_attempts: Positive = 3
     """Starts of one batch before it is given up."""
     init_layers: Positive = 4

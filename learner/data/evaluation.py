@@ -1,8 +1,8 @@
 """Evaluation rounds beside training: held-out questions, answered greedily by one policy version.
 
 A round is created, collected while training goes on, and closed when it is complete or at its
-deadline. Consumes the store's evaluation results; waits only at the end of the run, up to
-`learner.eval_timeout_s`.
+deadline, which begins when actors sample. Consumes the store's evaluation results; waits only at
+the end of the run, up to `learner.eval_timeout_s`.
 """
 
 from __future__ import annotations
@@ -69,10 +69,12 @@ def round_tasks(run: RunSettings, lineage: int, step: int) -> list[NewTask]:
     return tasks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Open:
     step: int
-    began: float
+    created: float
+    counted_from: float
+    """Its time is over `learner.eval_timeout_s` after this."""
 
 
 class Evaluations:
@@ -96,6 +98,7 @@ class Evaluations:
         self._report = report
         self._clock = clock
         self._open: list[_Open] = []
+        self._is_sampled = False
         self._collected_at = -COLLECT_EVERY_S
 
     def begin(self, step: int) -> None:
@@ -103,7 +106,12 @@ class Evaluations:
         self._ledger.open_round(step)
         tasks = round_tasks(self._run, self._lineage, step)
         self._store.run(operations.create(self._lineage, tasks))
-        self._open.append(_Open(step, self._clock()))
+        now = self._clock()
+        self._open.append(_Open(step, now, now))
+
+    def note_sampling(self) -> None:
+        """Episodes come: from now on every round has a deadline. Before, actors may be starting."""
+        self._is_sampled = True
 
     def collect(self) -> None:
         """Close the rounds that are complete or out of time; returns at once."""
@@ -113,7 +121,10 @@ class Evaluations:
         self._collected_at = now
         for round_ in list(self._open):
             result = self._store.run(operations.eval_round(self._lineage, round_.step))
-            if result.unfinished and now - round_.began < self._timeout_s:
+            self._is_sampled = self._is_sampled or bool(result.records or result.failed)
+            if not self._is_sampled:
+                round_.counted_from = now
+            if result.unfinished and now - round_.counted_from < self._timeout_s:
                 continue
             self._open.remove(round_)
             self._ledger.close_round(round_.step)
@@ -122,6 +133,7 @@ class Evaluations:
 
     def finish(self, *, until: Callable[[], bool]) -> None:
         """Wait until every open round has closed, each by its own deadline, or `until` is true."""
+        self.note_sampling()
         while self._open and not until():
             self.collect()
             time.sleep(0.05)
@@ -142,7 +154,7 @@ class Evaluations:
                 expected=self._run.eval_episodes,
                 versions=[list(version) for version in sorted(set().union(*writers))],
                 off_version=sum(versions != {evaluated} for versions in writers),
-                wall_s=round(now - round_.began, 3),
+                wall_s=round(now - round_.created, 3),
             )
         )
 

@@ -129,6 +129,40 @@ def test_a_round_closes_by_its_deadline_with_what_has_arrived(
     assert store.run(operations.stats()).eval.ready == 0
 
 
+def test_a_round_has_no_deadline_before_an_actor_samples(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    reported: list[Evaluation] = []
+    evaluations = _evaluations(store, tmp_path, reported, clock)
+    evaluations.begin(0)
+    clock.now = 500.0  # actors are being installed, load their model, ...
+    evaluations.collect()
+    answer_leases(store, (1, 0), _answer, n=1)
+
+    clock.now = 509.0
+    evaluations.collect()
+    assert not reported
+
+    clock.now = 511.0
+    evaluations.collect()
+    assert [(result.episodes, result.wall_s) for result in reported] == [(1, 511.0)]
+
+
+def test_a_round_that_actors_leave_unanswered_closes_by_its_deadline(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    evaluations = _evaluations(store, tmp_path, [], clock)
+    evaluations.begin(0)
+    clock.now = 500.0
+    evaluations.collect()
+    evaluations.note_sampling()  # batches come
+
+    clock.now = 511.0
+    evaluations.collect()
+
+    assert store.run(operations.stats()).eval.ready == 0
+
+
 def test_waiting_for_the_last_round_ends_when_asked_to_stop(
     store: Store, tmp_path: Path, clock: FakeClock
 ) -> None:
