@@ -58,6 +58,8 @@ class RunProgress:
         if self._evaluations.num_files != lives[1]:
             self._accuracy.clear()
         self._rows |= {int(number(row, "step")): row for row in rows}
+        for step in list(self._rows)[:-RECENT_STEPS]:
+            del self._rows[step]  # a long run has millions
         self._accuracy |= {int(number(row, "step")): number(row, "accuracy") for row in evaluations}
         return summarise(list(self._rows.values()), self._accuracy, steps=self._steps)
 
@@ -66,7 +68,7 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
     """Sum up the metrics of a run, oldest row first.
 
     Args:
-        rows: Lines of `metrics.jsonl`, one for each step.
+        rows: Lines of `metrics.jsonl`, one for each step; the newest `RECENT_STEPS` are looked at.
         accuracy: Step -> held-out accuracy.
         steps: Batches of the whole run.
     """

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tracemalloc
 
 import pytest
 from rich.console import Console
@@ -101,6 +102,22 @@ def test_a_learner_that_comes_back_takes_its_progress_back(tmp_path):
     (tmp_path / "new").replace(folder.evaluations)
 
     assert (progress.look().step, progress.look().accuracy) == (1, 0.1)
+
+
+def test_a_long_run_takes_no_more_memory_than_its_last_batches(tmp_path):
+    folder = RunFolder(tmp_path)
+    progress = RunProgress(folder, steps=100_000)
+    tracemalloc.start()
+    taken = []
+    for first in range(1, 5000, 500):
+        with folder.metrics.open("a") as file:
+            file.writelines(json.dumps(row(step)) + "\n" for step in range(first, first + 500))
+        shown = progress.look()
+        taken.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+
+    assert (shown.step, shown.reward, shown.tokens_per_s) == (5000, 0.5, 150.0)
+    assert taken[-1] < taken[0] + 100_000, taken
 
 
 def test_stages_and_errors_are_read_from_this_life_only(tmp_path):
