@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from actors.engine.engine import Engine
+from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Environment
 from actors.environments.deadline import call_within
@@ -147,6 +148,7 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
         return torch_engine(options), device
     from actors.engine.vllm_engine import VllmOptions, vllm_engine  # noqa: PLC0415 - vLLM
 
+    check_engine_args(actors.engine_args)
     in_process = device == "cpu" if actors.in_process is None else actors.in_process
     return vllm_engine(
         VllmOptions(
@@ -160,6 +162,7 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             gpu_memory_utilization=actors.gpu_memory_utilization,
             tensor_parallel_size=actors.tensor_parallel_size,
             seed=_engine_seed(),
+            engine_args=actors.engine_args,
         )
     ), device
 

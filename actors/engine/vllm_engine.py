@@ -14,8 +14,8 @@ that waits for its first token when the weights change begins again under the ne
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,6 +58,8 @@ class VllmOptions:
     gpu_memory_utilization: float = 0.85
     tensor_parallel_size: int = 1
     seed: int = 0
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments, checked by `engine_args.check_engine_args`."""
 
 
 def vllm_engine(
@@ -89,10 +91,15 @@ class VllmStepper:
         from . import vllm_weights  # noqa: PLC0415 - vLLM
 
         vllm_weights.register()
-        self._engine = LLMEngine.from_engine_args(
-            EngineArgs(**_engine_arguments(self._options, vllm_weights.BACKEND)),
-            enable_multiprocessing=not self._options.in_process,
-        )
+        arguments = _engine_arguments(self._options, vllm_weights.BACKEND)
+        try:
+            self._engine = LLMEngine.from_engine_args(
+                EngineArgs(**arguments), enable_multiprocessing=not self._options.in_process
+            )
+        except (TypeError, ValueError) as error:
+            if not self._options.engine_args:
+                raise
+            raise EngineError(_refused_arguments(self._options.engine_args, error)) from error
         self._rpc("init_weight_transfer_engine", init_info={})
         if self._options.in_process and engine_device() == "cpu":
             from .vllm_shadow import shadow_of  # noqa: PLC0415 - vLLM
@@ -256,12 +263,22 @@ def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "weight_transfer_config": WeightTransferConfig(backend=backend),
     }
     if engine_device() == "cuda":
-        return arguments | {"gpu_memory_utilization": options.gpu_memory_utilization}
-    return arguments | {
-        "enforce_eager": True,
-        "distributed_executor_backend": "uni" if options.in_process else "mp",
-        "kv_cache_memory_bytes": options.kv_cache_gib * 2**30,
-    }
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+    else:
+        arguments |= {
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni" if options.in_process else "mp",
+            "kv_cache_memory_bytes": options.kv_cache_gib * 2**30,
+        }
+    return arguments | dict(options.engine_args)
+
+
+def _refused_arguments(given: Mapping[str, Any], error: Exception) -> str:
+    reason = " ".join(str(error).split())[:500]
+    return (
+        f"actors.engine_args must be what vLLM's engine takes, got {dict(given)}; remove what it "
+        f"refuses: {reason}"
+    )
 
 
 def _sampling(request: Request, max_tokens: int) -> SamplingParams:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,10 @@ class ActorSettings(Table):
     """Memory for the KV cache on a CPU, GiB."""
     tensor_parallel_size: Positive = 1
     """GPUs per actor."""
+    engine_args: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's engine, named as in its `EngineArgs`, such as
+    `{max_num_batched_tokens: 8192}`; those that would make log-probs, weights or versions inexact
+    are refused."""
     threads: Positive = 1
     """OpenMP threads on a CPU; more than one spins when learner and actor share the cores."""
     reward_workers: Positive = 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.deadline import call_within
 from actors.environments.registry import example_parts
@@ -122,9 +123,10 @@ def check_devices(learner: LearnerSettings) -> None:
 
 
 def check_engine(actors: ActorSettings) -> None:
-    """The engine of the actors is installed."""
+    """The engine of the actors is installed, and may be given its further arguments."""
     if actors.count and actors.engine == "vllm":
         _require_package("vllm", "actors.engine", "torch")
+    check_engine_args(actors.engine_args)
 
 
 def check_model(run: RunSettings) -> None:

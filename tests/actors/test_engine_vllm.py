@@ -21,6 +21,9 @@ pytestmark = [
 ]
 
 
+BATCHED_TOKENS = 320
+
+
 @pytest.fixture(scope="module")
 def runner() -> Iterator[asyncio.Runner]:
     with asyncio.Runner() as runner:
@@ -39,7 +42,12 @@ async def open_bench(folder: Path, *, tied: bool) -> Bench:
     from actors.engine.vllm_engine import VllmOptions, vllm_engine
 
     model = tiny_folder(folder / "model", tied=tied)
-    options = VllmOptions(str(folder / "model"), max_model_len=256, max_concurrent=64)
+    options = VllmOptions(
+        str(folder / "model"),
+        max_model_len=256,
+        max_concurrent=64,
+        engine_args={"max_num_batched_tokens": BATCHED_TOKENS},
+    )
     engine = vllm_engine(options)
     await engine.start()
     return Bench(engine, model, folder)
@@ -48,6 +56,12 @@ async def open_bench(folder: Path, *, tied: bool) -> Bench:
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_vllm_engine(check: Callable[[Bench], Coroutine], bench: Bench, runner: asyncio.Runner):
     runner.run(check(bench))
+
+
+def test_further_arguments_reach_vllm(bench):
+    config = bench.engine._stepper._engine.vllm_config
+
+    assert config.scheduler_config.max_num_batched_tokens == BATCHED_TOKENS
 
 
 def test_probe_sees_a_stale_output_layer(bench, runner, monkeypatch):
