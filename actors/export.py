@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from actors.chat import read_prompt, text_of
 from actors.environments.deadline import call_within
 from actors.environments.registry import make_environment
 from configs.errors import SettingsError
@@ -56,7 +57,7 @@ def _lines(run: RunSettings, count: int, seed: int) -> Iterator[str]:
                 f"{run.environment}; set learner.warm_start_steps to 0"
             )
         fields = {
-            "prompt": conversation.prompt,
+            "prompt": text_of(read_prompt(conversation.prompt)),
             "answer": conversation.answer,
             "segments": [list(segment) for segment in segments],
         }

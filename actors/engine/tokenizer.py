@@ -1,7 +1,8 @@
 """Tokenizer of the run's model: text to tokens and back.
 
-A chat model gets the prompt as its template's first user turn, and observations as further ones;
-another model gets the bare text, behind a begin-of-sequence token if its tokenizer puts one there.
+A chat model gets a text as its template's first user turn, messages as they are, and observations
+as further user turns; another model gets the bare text, behind a begin-of-sequence token if its
+tokenizer puts one there.
 Loads transformers only when a tokenizer is made.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from actors.chat import Message, Prompt, as_given
 from configs.errors import SettingsError
 
 ANSWER = "AnswerOfTheAssistant"
@@ -29,7 +31,7 @@ class Tokenizer(Protocol):
         """Tokens that end a turn."""
         ...
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         """Tokens of the prompt, up to where the policy begins its turn."""
         ...
 
@@ -56,7 +58,8 @@ class ModelTokenizer:
 
         Args:
             model_path: Directory or hub name.
-            system_prompt: Message before the prompt, for chat models.
+            system_prompt: Message before the prompt, for chat models; messages that begin with a
+                system message of their own keep that one.
             template_kwargs: Further variables of the chat template, such as `enable_thinking`.
 
         Raises:
@@ -71,7 +74,7 @@ class ModelTokenizer:
             )
         self._tokenizer = tokenizer
         self._template_kwargs = dict(template_kwargs or {})
-        self._first = [] if system_prompt is None else [_message("system", system_prompt)]
+        self._first = [] if system_prompt is None else [Message("system", system_prompt)]
         self._chat = tokenizer.chat_template is not None
         if not self._chat and (self._first or self._template_kwargs):
             name = "run.system_prompt" if self._first else "run.chat_template_kwargs"
@@ -94,19 +97,36 @@ class ModelTokenizer:
         """End of sequence, what the model's generation configuration adds, and the turn's end."""
         return self._stop_token_ids
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        """Tokens of the prompt, in the chat template where there is one."""
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """Tokens of the prompt, in the chat template where there is one.
+
+        Raises:
+            SettingsError: There is no template for messages, or it does not take these.
+        """
         if self._chat:
-            return self._encode(self._render([*self._first, _message("user", text)]))
-        return self._begin + self._encode(text)
+            turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+            first = [] if turns[0].role == "system" else self._first
+            return self._encode(self._render([*first, *turns]))
+        if not isinstance(prompt, str):
+            raise SettingsError(
+                "run.model must have a chat template where prompts are messages, got one without; "
+                "choose a chat model, or give prompts as text"
+            )
+        return self._begin + self._encode(prompt)
 
     def encode_observation(self, text: str) -> tuple[int, ...]:
         """Tokens of an observation, as the template's next user turn where there is one."""
+        # Encoded behind the end of a turn, never as a text of its own: some tokenizers put a space
+        # before whatever begins a text.
         if not self._chat:
-            return self._encode(text)
+            token_ids = self._encode(self._tokenizer.eos_token + text)
+            return self._after_stops(token_ids, 1)
         # The template shows what stands between a turn's end token and the policy's next turn.
-        after = self._after_answer([_message("user", text)])
-        return self._encode(after[self._end_of_turn(after.partition(text)[0]) :])
+        before, after = self._around_answer([Message("user", text)])
+        if not self._end_of_turn(after.partition(text)[0]):
+            return self._encode(after)
+        num_ends = self._num_stops(self._encode(before)) + 1
+        return self._after_stops(self._encode(before + after), num_ends)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of one turn; special tokens stay visible, so that none can hide in an answer."""
@@ -119,7 +139,7 @@ class ModelTokenizer:
         stops = [int(self._tokenizer.eos_token_id), *_generation_stops(model_path)]
         if self._chat:
             # Where the template itself ends a turn; else no turn of some models would ever end.
-            special = self._encode(self._after_answer([]).lstrip())[:1]
+            special = self._encode(self._around_answer([])[1].lstrip())[:1]
             added = self._tokenizer.added_tokens_decoder
             stops += [token for token in special if token in added and added[token].special]
         return tuple(dict.fromkeys(stops))
@@ -130,16 +150,26 @@ class ModelTokenizer:
         added = self._tokenizer.encode("")
         return (int(begin),) if begin is not None and added[:1] == [begin] else ()
 
-    def _after_answer(self, turns: list[dict[str, str]]) -> str:
-        """Render what the template puts after an answer, with these turns behind it."""
-        before = [*self._first, _message("user", "question"), _message("assistant", ANSWER)]
-        _, found, after = self._render([*before, *turns], go_on=bool(turns)).rpartition(ANSWER)
+    def _around_answer(self, turns: list[Message]) -> tuple[str, str]:
+        """Render what the template puts up to an answer, and after it with these turns behind."""
+        # Without the system prompt: some templates put it before the last of the user's turns.
+        start = [Message("user", "question"), Message("assistant", ANSWER)]
+        before, found, after = self._render([*start, *turns], go_on=bool(turns)).rpartition(ANSWER)
         if not found:
             raise SettingsError(
                 "run.model must have a chat template that keeps the assistant's turns, got one "
                 "that drops them; choose another model, or give it another chat_template"
             )
-        return after
+        return before + found, after
+
+    def _num_stops(self, token_ids: Sequence[int]) -> int:
+        return sum(token in self._stop_token_ids for token in token_ids)
+
+    def _after_stops(self, token_ids: tuple[int, ...], count: int) -> tuple[int, ...]:
+        """Return what follows the first `count` tokens that end a turn."""
+        ends = [at for at, token in enumerate(token_ids) if token in self._stop_token_ids]
+        assert len(ends) >= count, "a token that ends a turn is one token wherever it stands"
+        return token_ids[ends[count - 1] + 1 :]
 
     def _end_of_turn(self, text: str) -> int:
         """Find where the first token in a text that ends a turn is over; 0 = there is none."""
@@ -150,17 +180,21 @@ class ModelTokenizer:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _render(self, turns: list[dict[str, str]], *, go_on: bool = True) -> str:
+    def _render(self, turns: list[Message], *, go_on: bool = True) -> str:
         from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers' templates
 
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=go_on, **self._template_kwargs
+                as_given(turns),
+                tokenize=False,
+                add_generation_prompt=go_on,
+                **self._template_kwargs,
             )
         except (TemplateError, TypeError) as error:
             raise SettingsError(
-                f"run.system_prompt and run.chat_template_kwargs must suit the chat template of "
-                f"run.model, got from it: {error}; leave out what it does not take"
+                f"run.system_prompt and run.chat_template_kwargs, and a prompt's messages, must "
+                f"suit the chat template of run.model, got from it: {error}; leave out what it "
+                f"does not take"
             ) from error
         return text
 
@@ -193,7 +227,3 @@ def _generation_stops(model_path: str) -> list[int]:
     if found is None:
         return []
     return [found] if isinstance(found, int) else list(found)
-
-
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}

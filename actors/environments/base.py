@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from actors.chat import GivenPrompt
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -44,8 +46,8 @@ class Conversation(Protocol):
     """
 
     @property
-    def prompt(self) -> str:
-        """Text the policy sees first."""
+    def prompt(self) -> GivenPrompt:
+        """What the policy sees first: a text, or for chat models a list of messages."""
         ...
 
     @property

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import structlog
 
+from actors.chat import read_prompt
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Environment, Score, columns_of
 from actors.rewards.functions import RewardSample
@@ -66,7 +67,7 @@ class EpisodeMaker:
         spec = rollout.lease.spec
         token_ids = tuple(rollout.completion().token_ids.tolist())
         return RewardSample(
-            prompt=rollout.conversation.prompt,
+            prompt=read_prompt(rollout.conversation.prompt),
             prompt_ids=rollout.prompt_ids,
             completion=self._text(token_ids),
             completion_ids=token_ids,
@@ -75,6 +76,7 @@ class EpisodeMaker:
             purpose=spec.purpose,
             environment_reward=rollout.score.reward,
             columns=columns_of(rollout.conversation),
+            turns=tuple(rollout.turns),
         )
 
     def episode(
@@ -115,7 +117,7 @@ class EpisodeMaker:
         spec = lease.spec
         held_out = spec.purpose == "eval"
         conversation = self._environment.begin(spec.index, spec.seed, held_out=held_out)
-        prompt_ids = self._encode(conversation.prompt)
+        prompt_ids = self._encode(read_prompt(conversation.prompt))
         limit = self._run.max_prompt_tokens
         if len(prompt_ids) > limit:
             raise EpisodeError(

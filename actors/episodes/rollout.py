@@ -21,6 +21,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from actors.chat import Message
 from actors.engine.engine import Delta, Request
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Conversation, Score
@@ -48,6 +49,8 @@ class ReplayMismatch(ValueError):
 class Judgement:
     """Answer of the environment to a turn."""
 
+    turns: tuple[Message, ...]
+    """The turn, and the observation that follows it if the policy goes on."""
     observation_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     """None = the policy goes on with another turn."""
@@ -88,6 +91,8 @@ class Rollout:
         self.finish_reason = ""
         self.score: Score | None = None
         self.num_turns = 0
+        self.turns: list[Message] = []
+        """All that was said after the prompt."""
         self.resumed_at = 0
         self.restarted = False
         self._maker = maker
@@ -138,20 +143,22 @@ class Rollout:
         stop = self._turn_end if self._cut else self._turn_end - 1
         turn = tokenizer.decode(self._transcript.tokens(self._turn_start, stop))
         step = self.conversation.step(turn)
+        own = (Message("assistant", turn),)
         if self._cut:
-            return Judgement((), "length", self.conversation.score())
+            return Judgement(own, (), "length", self.conversation.score())
         if step.done:
             reason = "environment" if step.observation else "stop"
-            return Judgement((), reason, self.conversation.score())
+            return Judgement(own, (), reason, self.conversation.score())
         observation_ids = tokenizer.encode_observation(step.observation)
         if self._turn_end + len(observation_ids) >= self._maker.max_completion_tokens:
-            return Judgement((), "length", self.conversation.score())
-        return Judgement(observation_ids)
+            return Judgement(own, (), "length", self.conversation.score())
+        return Judgement((*own, Message("user", step.observation)), observation_ids)
 
     def settle(self, judgement: Judgement) -> None:
         """Apply what `judge` returned: go on with the next turn, or finish."""
         assert self.state is State.JUDGING
         self.num_turns += 1
+        self.turns += judgement.turns
         if judgement.finish_reason is not None:
             self.state = State.FINISHED
             self.finish_reason, self.score = judgement.finish_reason, judgement.score

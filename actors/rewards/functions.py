@@ -11,8 +11,9 @@ Sync or async, in the forms of several projects:
 
 A function gets by name what its parameters ask for, all of it with `**kwargs`; besides the names
 above these are `answer`, `index`, `purpose`, `environment_reward`, and the further columns of the
-item (`Conversation.columns`) under their own names. With several samples each is a list. `None`
-means that the function does not count for a sample.
+item (`Conversation.columns`) under their own names. With several samples each is a list; prompts
+and completions are messages where the prompt was one of messages. `None` means that the function
+does not count for a sample.
 
 Runs inside the reward worker; processes and time limits are in `process.py`.
 """
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
+from actors.chat import Message, Prompt, as_given, text_of
 from configs.errors import RewardError, SettingsError
 from configs.own_code import load_own
 
@@ -44,7 +46,7 @@ RewardFunction = Callable[..., Any]
 class RewardSample:
     """The arguments of a reward function for one finished episode."""
 
-    prompt: str
+    prompt: Prompt
     prompt_ids: Sequence[int]
     completion: str
     """All turns and observations, without the last end token."""
@@ -56,6 +58,8 @@ class RewardSample:
     """The environment's own score."""
     columns: dict[str, Any] = field(default_factory=dict)
     """Further columns of the item."""
+    turns: tuple[Message, ...] = ()
+    """All turns and observations one by one."""
 
 
 class Convention(StrEnum):
@@ -100,7 +104,9 @@ def call_batch(function: RewardFunction, samples: Sequence[RewardSample]) -> lis
     Raises:
         RewardError: It did not return a list of one value for each sample.
     """
-    answer = _finish(function(**_accepted(function, _of_all(samples))))
+    # OpenRLHF's are texts whatever the prompt was: they cut one off the other.
+    chat = "queries" not in inspect.signature(function).parameters
+    answer = _finish(function(**_accepted(function, _of_all(samples, chat=chat))))
     values: Any = answer.get("rewards") if isinstance(answer, dict) else answer  # OpenRLHF's
     if hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
@@ -139,19 +145,28 @@ def checked(value: object) -> float | None:
     return number
 
 
-_OWN = [column.name for column in fields(RewardSample) if column.name != "columns"]
+_OWN = [each.name for each in fields(RewardSample) if each.name not in ("columns", "turns")]
 
 
-def _of_all(samples: Sequence[RewardSample]) -> dict[str, Any]:
+def _of_all(samples: Sequence[RewardSample], *, chat: bool) -> dict[str, Any]:
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
     own = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
+    del own["prompt"], own["completion"]
     return {name: [sample.columns.get(name) for sample in samples] for name in columns} | {
-        "prompts": own.pop("prompt"),
-        "completions": own.pop("completion"),
-        "queries": [sample.prompt + sample.completion for sample in samples],
+        "prompts": [_as_asked(sample) if chat else text_of(sample.prompt) for sample in samples],
+        "completions": [_as_answered(sample) if chat else sample.completion for sample in samples],
+        "queries": [text_of(sample.prompt) + sample.completion for sample in samples],
         "labels": own["answer"],
         **own,
     }
+
+
+def _as_asked(sample: RewardSample) -> str | list[dict[str, str]]:
+    return sample.prompt if isinstance(sample.prompt, str) else as_given(sample.prompt)
+
+
+def _as_answered(sample: RewardSample) -> str | list[dict[str, str]]:
+    return sample.completion if isinstance(sample.prompt, str) else as_given(sample.turns)
 
 
 def _of_one(sample: RewardSample) -> dict[str, Any]:
@@ -159,6 +174,7 @@ def _of_one(sample: RewardSample) -> dict[str, Any]:
         {"data_source": ""}
         | sample.columns
         | {name: getattr(sample, name) for name in _OWN}
+        | {"prompt": text_of(sample.prompt)}
         | {
             "output": sample.completion,
             "completions": sample.completion,

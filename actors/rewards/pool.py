@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from actors.chat import Message, read_prompt, text_of
 from actors.environments.base import Conversation, columns_of
 from actors.environments.deadline import call_within
 from actors.environments.registry import check_environment
@@ -78,7 +79,7 @@ class RewardPool:
         conventions = [await process.start() for process in self._slots[0]]
         completion = item.answer or ""
         sample = RewardSample(
-            prompt=item.prompt,
+            prompt=read_prompt(item.prompt),
             prompt_ids=(),
             completion=completion,
             completion_ids=(),
@@ -87,11 +88,13 @@ class RewardPool:
             purpose="train",
             environment_reward=0.0,
             columns=columns_of(item),
+            turns=(Message("assistant", completion),),
         )
         for result in await self.score([sample, sample]):
             if isinstance(result, RewardError):
+                asked = text_of(sample.prompt)
                 raise RewardError(
-                    f"run.reward must score the sample {item.prompt!r:.80} -> {completion!r:.80}, "
+                    f"run.reward must score the sample {asked!r:.80} -> {completion!r:.80}, "
                     f"got: {result}; try it by hand"
                 )
         pairs = zip(self._functions.values(), conventions, strict=True)

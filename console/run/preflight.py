@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from actors.chat import read_prompt
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.deadline import call_within
-from actors.environments.registry import example_parts
+from actors.environments.registry import check_environment, example_parts
 from actors.rewards.pool import check_reward as try_reward
 from broker.transport.keys import SERVERS, load_pair
 from buffer.store import Store
@@ -145,16 +146,23 @@ def check_model(run: RunSettings) -> None:
         )
     else:
         _check_hub(model, tokens)
-    ModelTokenizer(  # refuses what no actor could load
-        str(path) if path.exists() else model,
-        system_prompt=run.system_prompt,
-        template_kwargs=run.chat_template_kwargs,
-    )
+    _tokenizer(run)  # refuses what no actor could load
 
 
 def check_reward(settings: Settings) -> None:
-    """Environment and reward load, and score one sample."""
-    try_reward(settings.run, settings.actors)
+    """Environment and reward load, and score one sample; messages suit the model's template."""
+    run = settings.run
+    try_reward(run, settings.actors)
+    sample = call_within(REWARD_TIMEOUT_S, lambda: check_environment(run), what="run.environment")
+    prompt = read_prompt(sample.prompt)
+    if isinstance(prompt, str):
+        return
+    if run.model == "init":
+        raise SettingsError(
+            "run.model must be a chat model where prompts are messages, got init, which makes a "
+            "character model; choose a chat model, or give prompts as text"
+        )
+    _tokenizer(run).encode_prompt(prompt)
 
 
 def weights_warning(settings: Settings) -> str | None:
@@ -174,6 +182,15 @@ def weights_warning(settings: Settings) -> str | None:
         f"rewards.weights must name parts of the reward, and examples have none of "
         f"{', '.join(missing)}, only {', '.join(sorted(known)) or 'none'}; a name that is never "
         f"seen weighs nothing"
+    )
+
+
+def _tokenizer(run: RunSettings) -> ModelTokenizer:
+    path = Path(run.model).expanduser()
+    return ModelTokenizer(
+        str(path) if path.exists() else run.model,
+        system_prompt=run.system_prompt,
+        template_kwargs=run.chat_template_kwargs,
     )
 
 

@@ -205,8 +205,8 @@ def test_settings_that_never_end_are_noticed_and_do_not_keep_the_process(elsewhe
 def test_training_never_sees_a_held_out_question(name, settings):
     environment = make(name, **settings)
 
-    training = {environment.begin(i, 0, held_out=False).prompt.casefold() for i in range(2000)}
-    held_out = {environment.begin(i, 0, held_out=True).prompt.casefold() for i in range(300)}
+    training = {str(environment.begin(i, 0, held_out=False).prompt).casefold() for i in range(2000)}
+    held_out = {str(environment.begin(i, 0, held_out=True).prompt).casefold() for i in range(300)}
 
     assert held_out
     assert not training & held_out

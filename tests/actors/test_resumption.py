@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from actors.chat import Prompt, text_of
 from actors.engine.engine import Delta, Engine
 from actors.engine.torch_engine import TorchOptions, torch_engine
 from actors.environments.base import Score, Segment, Step
@@ -42,10 +43,11 @@ class Numbers:
 
     stop_token_ids = (STOP,)
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        return tuple(int(word) for word in text.split())
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.encode_observation(text_of(prompt))
 
-    encode_observation = encode_prompt
+    def encode_observation(self, text: str) -> tuple[int, ...]:
+        return tuple(int(word) for word in text.split())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(map(str, token_ids))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.chat import read_prompt
 from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.episodes.rollout import Maker, ReplayMismatch, Rollout, State
@@ -40,7 +41,9 @@ def make_rollout(
     )
     tokenizer = CharacterTokenizer()
     maker = Maker(tokenizer, incarnation, limit)
-    return Rollout(lease, talk, tokenizer.encode_prompt(talk.prompt), maker, partial=partial)
+    return Rollout(
+        lease, talk, tokenizer.encode_prompt(read_prompt(talk.prompt)), maker, partial=partial
+    )
 
 
 def play(

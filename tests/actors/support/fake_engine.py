@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from actors.chat import Prompt, text_of
 from actors.engine.engine import Delta, Request, StagedWeights
 from buffer.record.episode import PolicyVersion, VersionSpan
 
@@ -26,10 +27,11 @@ class CharacterTokenizer:
 
     stop_token_ids = (STOP,)
 
-    def encode_prompt(self, text: str) -> tuple[int, ...]:
-        return tuple(ALPHABET.index(character) for character in text)
+    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        return self.encode_observation(text_of(prompt))
 
-    encode_observation = encode_prompt
+    def encode_observation(self, text: str) -> tuple[int, ...]:
+        return tuple(ALPHABET.index(character) for character in text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(ALPHABET[token] for token in token_ids)
