@@ -1,6 +1,6 @@
 """Names of vLLM that it does not promise to keep: all that this folder uses of them.
 
-`tests/actors/test_vllm_private.py` holds each against the installed vLLM.
+`tests/actors/engine/test_vllm_private.py` holds each against the installed vLLM.
 """
 
 from __future__ import annotations
