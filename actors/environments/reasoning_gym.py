@@ -1,9 +1,9 @@
 """Datasets of reasoning-gym as single-turn environments.
 
-Settings: `dataset` (its name), `prompt_style` (`full`, or `compact` where one is written), `dense`
-(credit by position), `size` (training items before they repeat), `seed`; every further key goes to
-the dataset. Training and held-out items come from separate seeds and, by `held_out.py`, never share
-a question.
+Settings: `dataset` (its name), `prompt_style` (`full`, or `compact` where one is written),
+`answer_format` (what stands behind a full question), `dense` (credit by position), `size` (training
+items before they repeat), `seed`; every further key goes to the dataset. Training and held-out
+items come from separate seeds and, by `held_out.py`, never share a question.
 
 Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
 settings make a generator that never returns: items are begun under a deadline
@@ -25,6 +25,7 @@ from configs.errors import SettingsError
 
 from .base import Score, Segment, Step
 from .compact import CompactStyle, Item, compact_style
+from .final_answer import FORMAT, candidates
 from .held_out import probe
 from .partial_credit import position_share
 
@@ -41,6 +42,9 @@ class ReasoningGymSettings(BaseModel):
     prompt_style: Literal["full", "compact"] = "full"
     """`full`: the dataset's question, whole. `compact`: a few characters (`compact.py`), for the
     character models that `run.model: init` makes."""
+    answer_format: str = FORMAT
+    """Tells the model how to answer, behind a full question; empty = nothing does. Answers are
+    found in the forms of `final_answer.py`, whatever this is."""
     dense: bool = False
     """Reward = half of the position share + half of `exact`, instead of the dataset's own score."""
     size: int = Field(default=1_000_000, ge=1, lt=1 << 30)
@@ -59,18 +63,26 @@ class ReasoningGymConversation:
     """One question, one answer."""
 
     def __init__(
-        self, item: Item, dataset: _Dataset, *, style: CompactStyle | None, dense: bool
+        self,
+        item: Item,
+        dataset: _Dataset,
+        settings: ReasoningGymSettings,
+        style: CompactStyle | None,
     ) -> None:
         self._item = item
         self._dataset = dataset
         self._style = style
-        self._dense = dense
+        self._dense = settings.dense
+        self._format = settings.answer_format
         self._text: str | None = None
 
     @property
     def prompt(self) -> str:
         """The question, in the chosen style."""
-        return self._style.prompt(self._item) if self._style else str(self._item["question"])
+        if self._style:
+            return self._style.prompt(self._item)
+        question = str(self._item["question"])
+        return f"{question.rstrip()}\n\n{self._format}" if self._format else question
 
     @property
     def answer(self) -> str:
@@ -93,8 +105,11 @@ class ReasoningGymConversation:
         return Step()
 
     def score(self) -> Score:
-        """Judge by the dataset's own scorer, or densely."""
-        text = _final_answer(self._text or "")
+        """Judge the final answer by the dataset's own scorer, or densely."""
+        scores = [self._judge(text) for text in candidates(self._text or "")]
+        return max(scores, key=lambda score: score.reward)
+
+    def _judge(self, text: str) -> Score:
         expanded = self._style.expand(text) if self._style else text
         errors = 0.0
         try:
@@ -133,8 +148,8 @@ class ReasoningGym:
         return ReasoningGymConversation(
             self._item(index, held_out),
             self._held_out if held_out else self._training,
-            style=self._style,
-            dense=self._settings.dense,
+            self._settings,
+            self._style,
         )
 
     def describe(self) -> str:
@@ -189,12 +204,6 @@ def _make_item(dataset: _Dataset, number: int) -> Item:
         return dataset[number]
     finally:
         random.setstate(state)
-
-
-def _final_answer(text: str) -> str:
-    """Return the text in the last `<answer>` tags where a model writes them, else all."""
-    _, tag, rest = text.rpartition("<answer>")
-    return (rest.partition("</answer>")[0] if tag else rest).strip()
 
 
 def _similar(name: str, known: list[str]) -> str:

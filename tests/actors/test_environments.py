@@ -140,11 +140,50 @@ def test_every_dataset_asks_its_whole_question_and_the_same_one_again():
             conversations.append(make(**settings).begin(0, 0, held_out=False))
         here, there = conversations
 
-        assert here.prompt == str(columns_of(here)["question"]), name
+        assert str(here.prompt).startswith(str(columns_of(here)["question"]).rstrip()), name
         assert there.prompt == here.prompt, name
+        assert_every_format_counts_alike(here, name)
         if name not in STYLES:
             with pytest.raises(SettingsError, match=f"prompt_style must be full for {name}, got"):
                 compact_style(name)
+
+
+def assert_every_format_counts_alike(conversation, name):
+    """The right answer scores what it scores bare, however it is said."""
+    answer = conversation.answer
+    thought = "<think>Is it <answer>no</answer>?\nLet me see.</think>\n\n"
+    forms = [
+        f"First 3, then 4.\nSo <answer>{answer}</answer> it is.",
+        f"{thought}<answer>\n{answer}\n</answer>",
+        f"{thought}{answer}",
+        f"Some reasoning.\n\n\\boxed{{{answer}}}",
+    ]
+    if "\n" not in answer.strip():
+        forms += [f"Some reasoning.\n{answer}"]
+        forms += [f"Some reasoning.\n{said} {answer}." for said in ("The answer is", "**Answer:**")]
+    scores = {form: score_of(conversation, form) for form in forms}
+    assert min(scores.values()) >= score_of(conversation, answer), (name, answer, scores)
+
+
+def score_of(conversation, text):
+    conversation.step(text)
+    return conversation.score().reward
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>It is {}", "<think>{}</think>no", "<answer>{}</answer> or <answer>0</answer>"]
+)
+def test_an_answer_that_was_not_given_last_does_not_count(text):
+    conversation = make(dataset="chain_sum").begin(0, 0, held_out=False)
+
+    assert score_of(conversation, text.format(conversation.answer)) < 0.1
+
+
+def test_a_full_question_tells_how_to_answer():
+    told = make(dataset="chain_sum").begin(0, 0, held_out=False)
+    bare = make(dataset="chain_sum", answer_format="").begin(0, 0, held_out=False)
+
+    assert told.prompt == f"{bare.prompt}\n\nPut your final answer between <answer> and </answer>."
 
 
 ELSEWHERE = """

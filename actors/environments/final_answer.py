@@ -1,0 +1,56 @@
+r"""The final answer of a completion: what a scorer is to judge, without the reasoning before it.
+
+In this order: the last `<answer>`, the last `\boxed{}`, and where a completion has neither, all of
+it, its last line, or what follows "the answer is" there. Thinking is cut off before, up to
+`</think>`; a completion that is still thinking has no answer.
+"""
+
+from __future__ import annotations
+
+import re
+
+FORMAT = "Put your final answer between <answer> and </answer>."
+"""Sentence that tells a model how to answer."""
+
+BOX = "\\boxed{"
+ANSWER_IS = re.compile(r"\banswer\W*(?:is\b|:)[\s:*]*(.+?)[\s*]*\.?$", re.IGNORECASE)
+
+
+def candidates(text: str) -> tuple[str, ...]:
+    r"""Return what may be the final answer, without repeats; of several the best counts.
+
+    More than one only where nothing marks the answer: a grid has many lines, and a sum one.
+
+    Example:
+        >>> candidates("<think>8+8=16, less 1</think>So <answer>15</answer>.")
+        ('15',)
+        >>> candidates("8 and 7 make 15.\\nThe answer is 15.")[-1]
+        '15'
+    """
+    _, has_thought, rest = text.rpartition("</think>")
+    if not has_thought and "<think>" in text:
+        return ("",)
+    rest = rest.strip()
+    marked = _tagged(rest) or _boxed(rest)
+    if marked is not None:
+        return (marked.strip(),)
+    last = rest.rpartition("\n")[2].strip()
+    said = ANSWER_IS.search(last)
+    return tuple(dict.fromkeys((rest, last, *(said.groups() if said else ()))))
+
+
+def _tagged(text: str) -> str | None:
+    _, tag, rest = text.rpartition("<answer>")
+    return rest.partition("</answer>")[0] if tag else None
+
+
+def _boxed(text: str) -> str | None:
+    _, box, rest = text.rpartition(BOX)
+    if not box:
+        return None
+    depth = 1
+    for at, character in enumerate(rest):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return rest[:at]
+    return rest.rpartition("}")[0] or rest  # braces that do not match belong to the answer
