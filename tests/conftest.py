@@ -38,6 +38,24 @@ structlog.configure(
 )
 
 
+class FailuresAtOnce:
+    """Names each failure when it happens: a run that ends at its deadline lists none at its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write its name, and the phase that failed."""
+        if report.failed:
+            self._config.get_terminal_writer().line(f"\nfailed in {report.when}: {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where tests run in several processes, only the one that collects their reports writes."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailuresAtOnce(config))
+
+
 def find_redis_server() -> str:
     """The server that `nyala up` starts, or the one that NYALA_TEST_SERVER names."""
     return os.environ.get("NYALA_TEST_SERVER") or str(find_binary())
