@@ -58,6 +58,7 @@ from .validation import check_beats, check_hello, check_lease, check_submissions
 
 _VERDICTS = {verdict.value: verdict for verdict in Verdict} | {"TAKEN": Verdict.STALE}
 REPORTED_AT_ONCE = 64  # actors: the store is busy for a millisecond, not for a whole fleet
+TAKEN = "its leases brought too much, too little, or tokens of older weights than it had"
 OBJECT_DEADLINE_S = 60.0  # for a record of at most 16 MiB; the actor sends it again
 
 
@@ -77,8 +78,7 @@ class Service:
         audit: Audit,
     ) -> None:
         self._store = store
-        self._run = run.name
-        self._episodes = run
+        self._run, self._episodes = run.name, run
         self._limits = EpisodeLimits.of(run, vocabulary=None)
         self._settings = broker
         self._max_episode_bytes = buffer.max_episode_bytes
@@ -143,10 +143,8 @@ class Service:
 
     async def _answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
         if envelope.run != self._run:
-            text = (
-                f"run must be {self._run!r}, got {envelope.run!r:.80}; this broker serves only it"
-            )
-            return Refusal("run", text)
+            text = f"run must be {self._run!r}, got {envelope.run!r:.80}"
+            return Refusal("run", f"{text}; this broker serves only it")
         message = envelope.message
         if isinstance(message, Hello):
             if not (self._key_hellos.take(tag) and self._holder_hellos.take(holder_of(tag))):
@@ -217,18 +215,22 @@ class Service:
             case BeatRequest():
                 return await self._beat(message, peer)
             case SubmitRequest():
-                newest = check_submissions(
+                versions = check_submissions(
                     message, max_bytes=self._max_episode_bytes, limits=self._limits
                 )
-                if refusal := await self._cache.refuse_unpublished(newest):
+                if refusal := await self._cache.refuse_unpublished(versions.newest):
                     return refusal
-                rows = [SubmitLine(s.task_id, s.fence, s.record, tag) for s in message.submissions]
+                rows = [
+                    SubmitLine(s.task_id, s.fence, s.record, tag, oldest)
+                    for s, oldest in zip(message.submissions, versions.oldest, strict=True)
+                ]
                 if self._objects is not None:
                     put = self._to_object_store
                     rows = [r._replace(record=await put(r.task_id, r.record)) for r in rows]
                 verdicts = await self._submits.run(rows)
                 for _, budgets in self._budgets_of(peer):
                     budgets.count(tag, good=verdicts.count("OK"))
+                await self._count_failures(peer, verdicts.count("TAKEN"), TAKEN)
                 return self._verdicts([row.task_id for row in rows], verdicts)
             case ReleaseRequest():
                 if not message.tasks:  # precedes BYE
@@ -251,8 +253,7 @@ class Service:
                 await self._count_failures(peer, verdicts.count("OK"), last)
                 return self._verdicts([row[0] for row in failures], verdicts)
             case _:
-                name = type(message).__name__
-                raise RecordError(f"message must be a request to the broker, got {name}")
+                raise RecordError(f"message must be a request, got {type(message).__name__}")
 
     async def _to_object_store(self, task_id: int, record: bytes) -> bytes:
         """Put a large record into the object store first; returns what Redis is to keep.
@@ -267,20 +268,20 @@ class Service:
             async with asyncio.timeout(OBJECT_DEADLINE_S):
                 return await asyncio.to_thread(self._objects.put, task_id, record)
         except OSError as error:  # a TimeoutError is one
-            raise StoreUnreachable(f"the object store does not take records: {error!r}") from error
+            raise StoreUnreachable(f"the object store takes no records: {error!r}") from error
 
     async def _beat(self, message: BeatRequest, peer: Peer) -> Verdicts | Refusal:
-        newest = check_beats(message, max_bytes=self._max_episode_bytes, limits=self._limits)
-        if refusal := await self._cache.refuse_unpublished(newest):
+        versions = check_beats(message, max_bytes=self._max_episode_bytes, limits=self._limits)
+        if refusal := await self._cache.refuse_unpublished(versions.newest):
             return refusal
         peer.version, peer.stats = message.version, message.stats
         lines = [
-            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk, peer.tag)
-            for b in message.beats
+            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk, peer.tag, oldest)
+            for b, oldest in zip(message.beats, versions.oldest, strict=True)
         ]
         answers = await self._beats.run(lines)
         taken = sum(answer.verdict == "TAKEN" for answer in answers)
-        await self._count_failures(peer, taken, "its leases brought too much or too little")
+        await self._count_failures(peer, taken, TAKEN)
         verdicts = tuple(
             TaskVerdict(line.task_id, _VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)

@@ -5,12 +5,24 @@ Runs before the store is touched, so a message that fails here has changed nothi
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from broker.protocol.messages import MAX_LINES, BeatRequest, Hello, LeaseRequest, SubmitRequest
+from buffer.operations.values import version_number
 from buffer.record.codec import Summary, summaries_of_chunks, summaries_of_records
 from buffer.record.episode import PolicyVersion
 from buffer.record.limits import EpisodeLimits
 from buffer.record.schema import MAX_INCARNATION_CHARS
 from configs.errors import RecordError
+
+
+class Versions(NamedTuple):
+    """The versions that sampled the tokens of a request."""
+
+    newest: PolicyVersion | None
+    """Of all tokens; None without any."""
+    oldest: list[int]
+    """Number of the oldest, for each part in order."""
 
 
 def check_hello(hello: Hello, *, incarnation: str) -> None:
@@ -27,13 +39,11 @@ def check_lease(request: LeaseRequest, *, capacity: int) -> None:
     _in_range("n", request.n, 1, capacity)
 
 
-def check_beats(
-    request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits
-) -> PolicyVersion | None:
+def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:
     """Refuse chunks that are not of the length they claim, or that no actor of this run can have.
 
     Returns:
-        The newest version that sampled a token; None without tokens.
+        The versions that sampled the tokens of each beat.
     """
     full = [beat for beat in request.beats if beat.chunk or beat.num_tokens]
     chunks = [beat.chunk for beat in full]
@@ -46,16 +56,19 @@ def check_beats(
             )
         limits.check_completion(beat.offset + beat.num_tokens)
         _check_fence(beat.task_id, summary, beat.fence)
-    return _newest(summaries)
+    found = iter(summaries)
+    oldest = [
+        version_number(next(found).oldest) if beat.chunk or beat.num_tokens else 0
+        for beat in request.beats
+    ]
+    return Versions(_newest(summaries), oldest)
 
 
-def check_submissions(
-    request: SubmitRequest, *, max_bytes: int, limits: EpisodeLimits
-) -> PolicyVersion | None:
+def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:
     """Refuse records that are malformed, of another task, or impossible in this run.
 
     Returns:
-        The newest version that sampled a token.
+        The versions that sampled the tokens of each record.
     """
     records = [submission.record for submission in request.submissions]
     summaries = summaries_of_records(records, max_bytes=max_bytes, limits=limits)
@@ -65,7 +78,7 @@ def check_submissions(
                 f"record must be of task {submission.task_id}, got task {summary.task_id}"
             )
         _check_fence(submission.task_id, summary, submission.fence)
-    return _newest(summaries)
+    return Versions(_newest(summaries), [version_number(found.oldest) for found in summaries])
 
 
 def _check_fence(task_id: int, summary: Summary, fence: int) -> None:

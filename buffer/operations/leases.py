@@ -32,6 +32,8 @@ def lease(
 ) -> Operation[LeaseAnswer]:
     """Grant at most `n` tasks to an actor whose engine is at `version`; `key` is its key's tag.
 
+    Tokens that it adds may be of no older version. One whose weights are more than `max_policy_lag`
+    batches old gets evaluations alone.
     Keys whose tags begin with the same `holder~` are one holder (`values.holder_of`).
     """
     arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key)
@@ -65,7 +67,10 @@ def beat(
         replies: list[Reply] = []
         for start in range(0, len(lines), SLICE):
             part = lines[start : start + SLICE]
-            numbers = [f"{task} {fence} {at} {n} {key}" for task, fence, at, n, _, key in part]
+            numbers = [
+                f"{task} {fence} {at} {n} {oldest} {key}"
+                for task, fence, at, n, _, key, oldest in part
+            ]
             chunks = [line.chunk for line in part if line.num_tokens]
             replies.append((yield Call("beat", (*head, "\n".join(numbers), *chunks))))
         return parse_beats(replies)
@@ -76,16 +81,19 @@ def beat(
 def submit(lines: Sequence[SubmitLine]) -> Operation[list[str]]:
     """Store finished episodes; one verdict per line, in order.
 
-    Records go as they are: the caller has validated them and their size.
+    Records go as they are: the caller has validated them and their size. TAKEN: tokens are older
+    than the lease allows; its task goes on without them.
     """
 
     def steps() -> Steps[list[str]]:
         replies: list[Reply] = []
         for start in range(0, len(lines), SLICE):
             part = lines[start : start + SLICE]
-            holders = "\n".join([f"{task} {fence} {key}" for task, fence, _, key in part])
-            ahead = tuple([record for task, _, record, _ in part if task < EVAL_BASE])
-            evaluations = [record for task, _, record, _ in part if task >= EVAL_BASE]
+            holders = "\n".join(
+                [f"{task} {fence} {oldest} {key}" for task, fence, _, key, oldest in part]
+            )
+            ahead = tuple([record for task, _, record, *_ in part if task < EVAL_BASE])
+            evaluations = [record for task, _, record, *_ in part if task >= EVAL_BASE]
             replies.append((yield Call("submit", (holders, *evaluations), ahead)))
         return parse_verdicts(replies)
 

@@ -10,10 +10,20 @@ from typing import NamedTuple
 
 from buffer.record.episode import PolicyVersion
 
+MAX_LINEAGE = 2**20
+NEWEST = MAX_LINEAGE * 2**32
+"""No version has a higher number."""
+
 
 def holder_of(tag: str) -> str:
     """Return who answers for a key, by its tag: the enrolment key that registered it, or itself."""
     return tag.partition("~")[0]
+
+
+def version_number(version: tuple[int, int]) -> int:
+    """Return a number that orders versions, of lineage and step, and is exact in Lua."""
+    lineage, step = version
+    return min(lineage, MAX_LINEAGE) * 2**32 + min(step, 2**32 - 1)
 
 
 class NewTask(NamedTuple):
@@ -54,6 +64,8 @@ class BeatLine(NamedTuple):
     chunk: bytes = b""
     key: str = ""
     """Tag of the sender's key."""
+    oldest: int = NEWEST
+    """Number of the oldest version in the chunk."""
 
 
 class SubmitLine(NamedTuple):
@@ -64,10 +76,12 @@ class SubmitLine(NamedTuple):
     record: bytes
     key: str = ""
     """Tag of the sender's key."""
+    oldest: int = NEWEST
+    """Number of the oldest version in it."""
 
 
 class BeatVerdict(NamedTuple):
-    """OK, GAP, DUP, STALE, GONE or TAKEN (STALE, and its task was charged); the tokens stored."""
+    """OK, GAP, DUP, STALE, GONE or TAKEN (STALE, by its holder's fault); the tokens stored."""
 
     verdict: str
     length: int

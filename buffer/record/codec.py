@@ -92,6 +92,8 @@ class Summary(NamedTuple):
     """Tokens of the completion."""
     newest: tuple[int, int]
     """Lineage and step of the newest version of its tokens."""
+    oldest: tuple[int, int]
+    """Of the oldest; (-1, -1) without tokens."""
     fence: int
     """The last one that it has tokens of."""
 
@@ -197,14 +199,15 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
 
 def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
     """Sum up a completion; its parts have been checked."""
-    length, newest, fence = 0, (-1, -1), -1
+    length, fence = 0, -1
+    versions: list[tuple[int, int]] = []
     for fields in parts:
         length += len(fields.mask)
-        for lineage, step, _ in fields.versions:
-            newest = max(newest, (lineage, step))
+        versions += [(lineage, step) for lineage, step, _ in fields.versions]
         if fields.fences:
             fence = fields.fences[-1][0]  # they never decrease
-    return Summary(task_id, length, newest, fence)
+    none = (-1, -1)
+    return Summary(task_id, length, max(versions, default=none), min(versions, default=none), fence)
 
 
 def _read_episode(record: bytes, max_bytes: int) -> EpisodeFields:

@@ -153,13 +153,14 @@ def test_lag_of_an_abandoned_branch_counts_both_ways(run: RunInStore) -> None:
     assert run.lease_status(4, version=(old, 4)) == "OK"
 
 
-def test_a_started_unit_is_never_refused(run: RunInStore) -> None:
+def test_a_started_unit_is_refused_only_to_weights_that_are_too_old(run: RunInStore) -> None:
     run.create(12)
     tasks = run.lease()
     run.store.run(operations.advance(run.lineage, 9))
     run.expire(tasks[:1])
 
-    assert [task.task_id for task in run.lease(step=0)] == [tasks[0].task_id]
+    assert run.lease(step=0) == []
+    assert [task.task_id for task in run.lease(step=9)] == [tasks[0].task_id]
 
 
 def test_a_claim_is_sticky_and_takes_the_oldest_first(run: RunInStore) -> None:

@@ -35,7 +35,9 @@ def test_a_planted_bug_is_still_in_the_scripts(bug: Bug) -> None:
 
 
 def test_a_history_notices_a_store_that_differs() -> None:
-    scripts = broken(Bug("release", "state == 'L'", "state == 'R'"))
+    scripts = broken(
+        Bug("tasks", "if state == 'L' then give_back", "if state == 'R' then give_back")
+    )
 
     with pytest.raises(Mismatch, match=r"holds|answered"):  # noqa: PT012 - any of these seeds
         for seed in range(20):

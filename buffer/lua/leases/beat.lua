@@ -1,10 +1,11 @@
 --- @include keys, tasks
 -- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, most bytes of a task's chunks, longest
--- lease ms (0 = no limit), lines of 'id fence offset tokens key', then the chunks of those with tokens.
+-- lease ms (0 = no limit), lines of 'id fence offset tokens oldest-version key', then the chunks of those with tokens.
 -- -> verdict, length, ...
 -- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends, or replaces
 -- all of them where it starts at 0 and is longer. TAKEN: the lease is over and its task was charged, because it
--- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays. STALE, and
+-- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays. TAKEN without a
+-- charge: its tokens are older than the lease allows, and nothing of them is stored. STALE, and
 -- charged to nobody: all bytes are too many, those that its holder added are not. The task begins anew. Nothing stood
 -- still or lasted too long while no broker reaped: the server was stopped or cut off, or its clock jumped.
 local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -41,11 +42,11 @@ local function came_too_large(id, bytes)
 end
 
 local next_chunk = 8
-for id, fence, offset, tokens, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) (%d+) ([^\n]*)') do
+for id, fence, offset, tokens, oldest, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) (%d+) (%d+) ([^\n]*)') do
   local chunk
   offset, tokens = tonumber(offset), tonumber(tokens)
   if tokens > 0 then chunk, next_chunk = ARGV[next_chunk], next_chunk + 1 end
-  local verdict, state, length, progress, bytes = judge(id, fence, key)
+  local verdict, state, length, progress, bytes, least = judge(id, fence, key)
   if verdict == 'OK' then
     local replaces = offset == 0 and tokens > length and length > 0
     local grows = tokens > 0 and (offset == length or replaces)
@@ -57,8 +58,10 @@ for id, fence, offset, tokens, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) 
     if why == 'too many bytes' and offset == 0 and came_too_large(id, bytes) then
       verdict, length = 'STALE', 0
       cut(id)
-      call('HDEL', task_key(id), 'fence')
-      if state == 'L' then give_back(id) end
+      return_uncharged(id, state)
+    elseif grows and tonumber(oldest) < least then
+      verdict = 'TAKEN'
+      return_uncharged(id, state)
     elseif why then
       verdict = state == 'L' and 'TAKEN' or 'STALE' -- one that was reaped has been charged before
       take_away(id, state, tonumber(ARGV[4]), why)

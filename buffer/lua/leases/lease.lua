@@ -1,7 +1,9 @@
 --- @include keys, units
 -- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights, tag of its key
 -- -> {'OK', fence, {id, spec, length, {chunk, ...}}, ...} | {'WAIT'} | {'EMPTY'} | {'DONE'}
--- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order.
+-- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order. Nothing of
+-- training to weights that are too old already. The field `oldest` is a number of the oldest version that the
+-- tokens of a task may have: that of its holder's weights, or of those whose tokens came with the lease.
 local meta = call('HMGET', META, 'state', 'lineage', 'version', 'group_size', 'units_per_batch',
   'max_policy_lag', 'margin', 'fence', 'paused')
 if meta[1] == 'ENDED' then return { 'DONE' } end
@@ -63,9 +65,10 @@ for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
     pick_ready(round_key(round, ':r'))
   end
 end
-if room > 0 then pick_ready(READY) end
+local batches_left = tonumber(meta[6]) + 1 - policy_lag()
+if room > 0 and batches_left > 0 then pick_ready(READY) end
 if room > 0 then
-  local cap = (tonumber(meta[6]) + 1 - policy_lag()) * tonumber(meta[5]) * tonumber(meta[7])
+  local cap = batches_left * tonumber(meta[5]) * tonumber(meta[7])
   local in_flight = units_in_flight()
   for _, gid in ipairs(call('ZRANGE', NEW, 0, math.ceil(room / size) - 1)) do
     -- A unit is split only when it is the first of the call: the next call starts it whole.
@@ -81,6 +84,7 @@ local time = call('TIME')
 local fence = whole(math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
 call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 local now = now_ms()
+local weights = actor_lineage * 2 ^ 32 + actor_step
 local since, deadline = whole(now), whole(now + tonumber(ARGV[2]))
 local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {} }
 
@@ -88,12 +92,14 @@ local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {} }
 local function grant(id)
   local key, spec = task_key(id), first_spec[id]
   if spec then
-    call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6], 'spec', spec)
+    call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6], 'spec', spec,
+      'oldest', whole(weights))
     return { id, spec, 0, {} }
   end
-  local task = call('HMGET', key, 'spec', 'len', 'bytes')
+  local task = call('HMGET', key, 'spec', 'len', 'bytes', 'oldest')
+  local oldest = task[2] and math.min(weights, tonumber(task[4] or '0')) or weights
   call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6],
-    'given', task[3] or '0')
+    'given', task[3] or '0', 'oldest', whole(oldest))
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
   return { id, task[1], tonumber(task[2] or '0'), chunks }
 end

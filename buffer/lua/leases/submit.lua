@@ -1,6 +1,6 @@
 --- @include keys, units, tasks
--- ARGV: lines of 'id fence key', then the records of evaluations among these tasks.
--- -> verdict, ...
+-- ARGV: lines of 'id fence oldest-version key', then the records of evaluations among these tasks.
+-- -> verdict, ...   TAKEN: tokens are older than the lease allows; the task goes to others, and costs it nothing.
 -- Records of training tasks came before, in the same transaction, which a full Redis refuses whole.
 -- Each is moved to its task, or unlinked.
 local size = group_size()
@@ -28,7 +28,7 @@ local function finish_eval(id, record)
   call('SREM', round_key(round, ':u'), id)
 end
 
-for id, fence, key in string.gmatch(ARGV[1], '(%d+) (%d+) ([^\n]*)') do
+for id, fence, oldest, key in string.gmatch(ARGV[1], '(%d+) (%d+) (%d+) ([^\n]*)') do
   local is_eval, record = tonumber(id) >= EVAL_BASE, nil
   if is_eval then
     evals = evals + 1
@@ -37,7 +37,11 @@ for id, fence, key in string.gmatch(ARGV[1], '(%d+) (%d+) ([^\n]*)') do
     trainings = trainings + 1
     record = run .. ':in:' .. trainings
   end
-  local verdict, state, length = judge(id, fence, key)
+  local verdict, state, length, _, _, least = judge(id, fence, key)
+  if verdict == 'OK' and tonumber(oldest) < least then
+    verdict = 'TAKEN'
+    return_uncharged(id, state)
+  end
   if verdict == 'OK' then
     if is_eval then finish_eval(id, record) else finish(id, record, state) end
     if length > 0 then call('UNLINK', chunks_key(id)) end

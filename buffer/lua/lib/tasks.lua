@@ -4,15 +4,16 @@
 -- Invariant: an operation on a task counts only under the fence and from the key that it was last leased under. A
 -- fence alone is no secret: the tasks of one lease share it, and chunks carry it to whoever resumes one of them.
 
--- Returns the verdict for the holder of a fence and, where it is OK, state, length, when it last grew, and bytes.
+-- Returns the verdict for the holder of a fence and, where it is OK, state, length, when it last grew, bytes, and the
+-- number of the oldest version that its tokens may have.
 -- A lease that expired, even a reaped one, may be revived until another actor gets it.
 local function judge(id, fence, key)
-  local task = call('HMGET', task_key(id), 'st', 'fence', 'key', 'len', 'progress', 'bytes')
+  local task = call('HMGET', task_key(id), 'st', 'fence', 'key', 'len', 'progress', 'bytes', 'oldest')
   if not task[1] then return is_new(id) and 'STALE' or 'GONE' end
   if task[2] ~= fence or (task[3] or key) ~= key then return 'STALE' end
   if task[1] == 'D' then return 'DUP' end
   if task[1] == 'X' then return 'STALE' end
-  return 'OK', task[1], tonumber(task[4] or '0'), task[5], tonumber(task[6] or '0')
+  return 'OK', task[1], tonumber(task[4] or '0'), task[5], tonumber(task[6] or '0'), tonumber(task[7] or '0')
 end
 
 -- Where a ready task waits: evaluation tasks wait in their round.
@@ -26,6 +27,12 @@ local function give_back(id)
   call('ZREM', lease_key(id), id)
   call('HSET', task_key(id), 'st', 'R')
   call('ZADD', ready_key(id), -1, id)
+end
+
+-- A lease ends for good, and its task was charged before if it was reaped, else it costs nothing.
+local function return_uncharged(id, state)
+  call('HDEL', task_key(id), 'fence')
+  if state == 'L' then give_back(id) end
 end
 
 local RECENT_TASKS, MOST_DEATHS = 1000, 10 -- one in a hundred

@@ -31,7 +31,9 @@ def lease(world: World) -> None:
     call = operations.lease(actor.name, ttl_ms=TTL_MS, n=n, version=actor.version)
     answer = world.store.run(call)
     _check_admission(world, actor, answer, before)
-    if not world.recovering and len(answer.tasks) < n:
+    lineage, step = actor.version
+    is_fresh = lineage == world.learner.lineage and world.learner.step - step <= MAX_POLICY_LAG
+    if is_fresh and not world.recovering and len(answer.tasks) < n:
         waiting = world.client.zcard(f"{world.prefix}:ready")
         assert not waiting, f"I15: {waiting} tasks of started units were refused"
     for task in answer.tasks:

@@ -93,11 +93,11 @@ MUTANTS = {
         "lease", "units = units + call('ZCARD', claim_key(k))", "", "I14"
     ),
     "admission forgets the actor's lag": Mutant(
-        "lease", "(tonumber(meta[6]) + 1 - policy_lag())", "(tonumber(meta[6]) + 1)", "I14"
+        "lease", "= tonumber(meta[6]) + 1 - policy_lag()", "= tonumber(meta[6]) + 1", "I14"
     ),
     "a started unit refused for capacity": Mutant(
         "lease",
-        "if room > 0 then pick_ready(READY) end",
+        "if room > 0 and batches_left > 0 then pick_ready(READY) end",
         "if room > 0 and units_in_flight() < 9 then pick_ready(READY) end",
         "I15",
     ),

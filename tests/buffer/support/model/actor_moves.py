@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buffer import operations
-from buffer.operations.values import BeatLine, SubmitLine
+from buffer.operations.values import NEWEST, BeatLine, SubmitLine, version_number
 from tests.buffer.support.model import leases
 from tests.buffer.support.model.both import (
     EVERY_MS,
@@ -49,7 +49,8 @@ def beat(h: Modelled) -> None:
             offset, tokens = 0, length + h.rng.randint(0, 2)
         chunk = f"<{grant.task} {grant.fence} {offset}+{tokens}>".encode()
         chunk = chunk if tokens else b""
-        lines.append(BeatLine(grant.task, grant.fence, offset, tokens, chunk, grant.key))
+        line = BeatLine(grant.task, grant.fence, offset, tokens, chunk, grant.key)
+        lines.append(line._replace(oldest=_oldest(h)))
     timeout_ms, attempts = h.rng.choice([TIMEOUT_MS, TIMEOUT_MS, 0]), h.rng.randint(2, 3)
     limits = {"ttl_ms": TTL_MS, "progress_timeout_ms": timeout_ms, "max_attempts": attempts}
     limits |= {"max_bytes": h.rng.choice([10**6, 10**6, 90, 40])}
@@ -119,7 +120,11 @@ def submit(h: Modelled) -> None:
     """Finished episodes."""
     lines = [
         SubmitLine(
-            grant.task, grant.fence, f"record of {grant.task} by {grant.holder}".encode(), grant.key
+            grant.task,
+            grant.fence,
+            f"record of {grant.task} by {grant.holder}".encode(),
+            grant.key,
+            _oldest(h),
         )
         for grant in h.some(6)
     ]
@@ -182,6 +187,14 @@ def actors_seen(h: Modelled) -> None:
         h.model.actors = seen | {name: (h.model.now_ms, known | fields)}
 
     h.same(operations.actor_seen({name: fields}), predict)
+
+
+def _oldest(h: Modelled) -> int:
+    """Number of a version of tokens: of this step, or of one before."""
+    if h.rng.random() < 0.8:
+        return NEWEST
+    lineage = max(0, h.model.lineage + h.rng.choice([0, 0, -1]))
+    return version_number((lineage, max(0, h.model.version + h.rng.choice([0, -1, -2]))))
 
 
 def _rows(grants: list[Grant]) -> tuple[list[tuple[int, int]], str]:

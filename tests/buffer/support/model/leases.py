@@ -26,7 +26,8 @@ def lease(
     for round_key in model.open_rounds():
         if version >= round_key:
             picked += model.among_ready(round_key)[: n - len(picked)]
-    picked += model.among_ready(None)[: n - len(picked)]
+    if policy_lag(model, version) <= model.limits.max_policy_lag:
+        picked += model.among_ready(None)[: n - len(picked)]
     resumed = set(picked)
     picked += _start_units(model, n - len(picked), version, is_first=not picked)
     if not picked:
@@ -35,7 +36,7 @@ def lease(
     model.lease_ms = ttl_ms
     for i in resumed:
         model.tasks[i].num_bytes_given = model.tasks[i].num_bytes or 0
-    answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key) for i in picked])
+    answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key, version) for i in picked])
     if key:
         model.holders[holder_of(key)] = model.now_ms
         oldest = model.now_ms - HOLDER_MS
@@ -75,8 +76,11 @@ def units_in_flight(model: Model) -> int:
     return len(model.open) + len(model.buffer) + claimed
 
 
-def _grant(model: Model, i: int, incarnation: str, key: str) -> LeasedTask:
+def _grant(
+    model: Model, i: int, incarnation: str, key: str, version: tuple[int, int]
+) -> LeasedTask:
     task = model.tasks[i]
+    task.oldest = version if task.length is None else min(version, task.oldest or (0, 0))
     task.key = key
     task.state, task.fence, task.holder = "L", model.fence, incarnation
     task.progress_ms = model.now_ms
@@ -106,16 +110,18 @@ def beat(
         replaces = line.offset == 0 and line.num_tokens > length > 0
         grows = line.num_tokens > 0 and (line.offset == length or replaces)
         num_bytes = len(line.chunk) + (0 if replaces else task.num_bytes or 0)
-        why = None
-        if not grows and _is_over(model, task.progress_ms or 0, progress_timeout_ms):
-            why = "no progress"
-        elif _is_over(model, line.fence / 1000, longest_ms):
-            why = "too slow"
+        stood_still = not grows and _is_over(model, task.progress_ms or 0, progress_timeout_ms)
+        lasted = _is_over(model, line.fence / 1000, longest_ms)
+        why = "no progress" if stood_still else "too slow" if lasted else None
         is_whole = line.offset == 0 or len(line.chunk) > max_bytes
         why = "too many bytes" if grows and num_bytes > max_bytes and is_whole else why
         if why == "too many bytes" and _came_too_large(task, line, max_bytes):
             verdict, length = "STALE", 0
-            _begin_anew(model, line.task_id)
+            model.cut(line.task_id)
+            _return_uncharged(model, line.task_id)
+        elif grows and _is_too_old(task, line.oldest):
+            verdict = "TAKEN"
+            _return_uncharged(model, line.task_id)
         elif why is not None:
             verdict = "TAKEN" if task.state == "L" else "STALE"
             model.take_away(line.task_id, max_attempts, why)
@@ -137,12 +143,10 @@ def _came_too_large(task: Task, line: BeatLine, max_bytes: int) -> bool:
     return line.offset == 0 and added <= max_bytes / 2
 
 
-def _begin_anew(model: Model, i: int) -> None:
-    """Its chunks go, and its lease with them; nothing is charged."""
-    model.cut(i)
-    model.tasks[i].fence = None
-    if model.tasks[i].state == "L":
-        model.give_back(i)
+def _is_too_old(task: Task, oldest: int) -> bool:
+    """Whether tokens are of weights that no holder can have had."""
+    lineage, step = task.oldest or (0, 0)
+    return divmod(oldest, 2**32) < (lineage, step)
 
 
 def _is_over(model: Model, since_ms: float, limit_ms: int) -> bool:
@@ -188,9 +192,12 @@ def shrink(model: Model, num_bytes: int) -> tuple[int, int]:
 def submit(model: Model, lines: Sequence[SubmitLine]) -> list[str]:
     """Finished episodes; a unit without unfinished members enters the buffer."""
     verdicts, done = [], dict[int, set[int]]()
-    for i, fence, record, key in lines:
+    for i, fence, record, key, oldest in lines:
         verdict = model.judge(i, fence, key)
-        if verdict == "OK":
+        if verdict == "OK" and _is_too_old(model.tasks[i], oldest):
+            verdict = "TAKEN"
+            _return_uncharged(model, i)
+        elif verdict == "OK":
             task = model.tasks[i]
             task.state, task.chunks = "D", []
             if task.round is not None:
@@ -211,9 +218,7 @@ def release(model: Model, rows: Sequence[tuple[int, int]], key: str) -> list[str
     for i, fence in rows:
         verdicts.append(model.judge(i, fence, key))
         if verdicts[-1] == "OK":
-            model.tasks[i].fence = None
-            if model.tasks[i].state == "L":
-                model.give_back(i)
+            _return_uncharged(model, i)
     return verdicts
 
 
@@ -334,8 +339,10 @@ def _even_share(owners: dict[int, str], asker: str) -> int:
 
 
 def _return_uncharged(model: Model, i: int) -> None:
+    """A lease ends for good; one that was reaped has been charged."""
     model.tasks[i].fence = None
-    model.give_back(i)
+    if model.tasks[i].state == "L":
+        model.give_back(i)
 
 
 def resume(model: Model) -> bool:

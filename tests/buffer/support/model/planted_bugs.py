@@ -31,7 +31,7 @@ FIRST = (
     Bug("reap", "gap > math.max(ttl / 2", "gap > math.min(ttl / 2"),
     Bug("reap", "'-inf', now, 'LIMIT'", "'-inf', '(' .. now, 'LIMIT'"),
     Bug("tasks", "        call('HDEL', task_key(id), 'fence')", ""),
-    Bug("release", "state == 'L'", "state == 'R'"),
+    Bug("tasks", "if state == 'L' then give_back", "if state == 'R' then give_back"),
     Bug("submit", "if length > 0 then call('UNLINK', chunks_key(id)) end", ""),
     Bug("submit", "else call('ZREM', READY, id) end", "end"),
     Bug("actor_seen", "now - ARGV[1] * 1000", "now + ARGV[1] * 1000"),

@@ -60,6 +60,8 @@ class Task:
     """Of its chunks."""
     num_bytes_given: int | None = None
     """Of its chunks when it was leased last; None if that began its unit."""
+    oldest: tuple[int, int] | None = None
+    """Version of its tokens at least."""
     progress_ms: int | None = None
     attempts: int | None = None
     length_charged: int | None = None
