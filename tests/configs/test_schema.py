@@ -58,7 +58,7 @@ def test_every_setting_says_what_it_is_for():
 
 
 def test_hints_lead_to_settings_that_exist_and_no_name_leads_to_two():
-    aliases = [alias for names in ALIASES.values() for alias in names]
+    aliases = [alias for names in ALIASES.values() for alias in names.split()]
 
     assert set(ALIASES) <= own_names()
     assert len(aliases) == len(set(aliases))

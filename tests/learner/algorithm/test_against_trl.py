@@ -10,7 +10,10 @@ hands out the log-probs of this test in the place of a model's: the lines under 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections import defaultdict
+from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +31,7 @@ pytestmark = [
 ]
 
 CLOSE = 1e-6
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from.md"
 LENGTHS = [5, 2, 7, 1]
 MAX_COMPLETION_TOKENS = 9
 CLIP = {"surrogate": "clip", "clip_low": 0.2, "clip_high": 0.28}
@@ -179,3 +183,15 @@ def agree(ours: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor]) -> None:
     for mine, other in zip(ours, theirs, strict=True):
         assert torch.allclose(mine, other, atol=CLOSE, rtol=0)
     assert theirs[1].abs().max() > 100 * CLOSE
+
+
+def test_names_in_the_page_for_those_who_come_from_trl_are_its_own() -> None:
+    from trl import GRPOConfig, GRPOTrainer, ModelConfig
+
+    known = {field.name for config in (GRPOConfig, ModelConfig) for field in fields(config)}
+    known |= set(inspect.signature(GRPOTrainer).parameters)
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    names = {line.split("|")[2].strip(" `") for line in lines} - {"-"}
+
+    assert len(names) > 20
+    assert names <= known
