@@ -1,6 +1,9 @@
 """Leases granted to a call that had given up: released at once instead of left to expire.
 
 LEASE call --cancelled, or at its deadline--> abandoned --its reply arrives--> released
+
+A reply that was lost with its broker never arrives: the next LEASE names the calls that wait for
+one, and the store takes back what they were granted.
 """
 
 from __future__ import annotations
@@ -38,6 +41,11 @@ class AbandonedLeases:
         self._release = release
         self._calls: deque[int] = deque(maxlen=max_calls)
         self._releases: set[asyncio.Task[None]] = set()
+
+    @property
+    def calls(self) -> tuple[int, ...]:
+        """Their numbers, as long as they have no answer; it may have been lost."""
+        return tuple(self._calls)
 
     def __bool__(self) -> bool:
         return bool(self._calls)

@@ -26,9 +26,11 @@ from typing import TypeVar
 
 import structlog
 import zmq
+from msgspec.structs import replace
 
 from broker.protocol.codec import decode, encode, header_of
 from broker.protocol.messages import (
+    MAX_ABANDONED,
     BeatRequest,
     Bye,
     DrainRequest,
@@ -53,7 +55,7 @@ from configs.errors import DeadlineError, RecordError, RefusedError
 from .abandoned_leases import AbandonedLeases
 from .connection import Connection, ReadKeys
 
-MAX_IN_FLIGHT = 32  # half the send queue: a call and its copy always fit
+MAX_IN_FLIGHT = MAX_ABANDONED  # half the send queue: a call and its copy always fit
 FIRST_WAIT_S = 0.2  # a reply takes milliseconds; after this it was lost or the broker is busy
 LAST_WAIT_S = 5.0
 UNSENT_WAIT_S = 0.05  # without a connection a send fails at once and costs nothing to repeat
@@ -127,6 +129,7 @@ class BrokerClient:
         self, request: LeaseRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> LeaseReply:
         """Ask for work; the answer may take as long as the broker's long poll."""
+        request = replace(request, abandoned=self._abandoned.calls)
         return await self._call(request, LeaseReply, deadline_s, self._long_poll_s)
 
     async def beat(

@@ -18,6 +18,8 @@ from .fields import Item, Many, Message, Named, Part, Real, Text, Whole
 
 MAX_LINES = 4096
 """Tasks in one message; four times the most an actor generates at a time by default."""
+MAX_ABANDONED = 32
+"""Calls that a client has at a time."""
 MAX_REASON = 2_000
 """Characters of a failure's reason: a traceback's end, kept for each dead letter."""
 RECORD_MARGIN = 64 * 1024
@@ -108,6 +110,9 @@ class LeaseRequest(Message, frozen=True, tag="lease"):
 
     n: Whole
     version: PolicyVersion
+    abandoned: Annotated[tuple[Id, ...], Meta(max_length=MAX_ABANDONED)] = ()
+    """Earlier requests that nobody waits for and that had no answer: what one was granted, and is
+    not renewed, goes back uncharged."""
 
 
 class LeaseReply(Message, frozen=True, tag="leases"):

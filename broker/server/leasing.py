@@ -1,8 +1,8 @@
 """Leases of tasks: grant, wait for work, take back a lost grant, reap what expired.
 
 A request is granted at most once: the grant is kept with the request's `seq`, and a resent copy
-gets the same leases. An actor that is silent, gone, or has sent a newer request gets nothing from
-an older one.
+gets the same leases; if its broker has died, the next one has them from the store. An actor that is
+silent, gone, or has sent a newer request gets nothing from an older one.
 
 Every broker reaps, without a leader: the store's REAP is idempotent. The time in which heartbeats
 could not arrive must not count against the actors: a broker that was down, a store that was
@@ -207,6 +207,8 @@ class Leasing:
                     n=request.n,
                     version=request.version,
                     key=peer.tag,
+                    seq=seq,
+                    abandoned=request.abandoned,
                 )
             )
             if answer.status != "OK":

@@ -30,6 +30,7 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     x:<unit>        hash    its tasks, their bytes, uses, ...               commit
     dead            zset    dead letter -> ms; all it has stays   fail, reap, beat, abandon
     deaths          zset    recent dead letter -> units complete by then    as dead
+    l:<tag>:<incarnation>   hash    its last granted LEASE: seq, fence, deadline    lease
     holders         zset    tag of a holder -> last lease, Redis ms         lease
     suspended       hash    tag of a key or holder -> end, times, why       suspend, resume
     purged          bitmap  all that is left of a purged dead letter        purge_dead

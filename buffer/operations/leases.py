@@ -28,15 +28,34 @@ ACTOR_MEMORY_S = 3600
 
 
 def lease(
-    incarnation: str, *, ttl_ms: int, n: int, version: tuple[int, int], key: str = ""
+    incarnation: str,
+    *,
+    ttl_ms: int,
+    n: int,
+    version: tuple[int, int],
+    key: str = "",
+    seq: int = 0,
+    abandoned: Sequence[int] = (),
 ) -> Operation[LeaseAnswer]:
-    """Grant at most `n` tasks to an actor whose engine is at `version`; `key` is its key's tag.
+    """Grant at most `n` tasks to an actor whose engine is at `version`.
 
     Tokens that it adds may be of no older version. One whose weights are more than `max_policy_lag`
     batches old gets evaluations alone.
-    Keys whose tags begin with the same `holder~` are one holder (`values.holder_of`).
+
+    Args:
+        incarnation: Of the actor.
+        ttl_ms: A lease lasts so long, unless it is renewed.
+        n: Most tasks.
+        version: Lineage and step of the actor's weights.
+        key: Tag of its key. Keys whose tags begin with the same `holder~` are one holder
+            (`values.holder_of`).
+        seq: Number of the request. The actor's last one, repeated because its answer was lost, gets
+            what it was granted and has not renewed, under the same fence; 0 = it is not repeated.
+        abandoned: Earlier requests whose answers nobody waits for: if the last one that was granted
+            is among them, what has not been renewed of it is given back first.
     """
-    arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key)
+    given_up = "".join(f" {number} " for number in abandoned)
+    arguments = (incarnation, ttl_ms, min(n, MAX_LEASES), *version, key, seq, given_up)
     return single("lease", arguments, parse_lease)
 
 

@@ -100,6 +100,26 @@ def test_a_resent_lease_request_is_granted_once(redis_url: str, keys: Path) -> N
     asyncio.run(story())
 
 
+def test_a_grant_whose_broker_died_is_made_again_by_the_next(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as first, ring(redis_url, keys) as second:
+            await begin(first.store, groups=4)
+            request = encode(LeaseRequest(2, FIRST), run=RUN, incarnation="actor-1", seq=9)
+
+            replies = []
+            for here in (first, second):
+                async with here.raw_actor() as socket:
+                    await socket.send(request)
+                    replies.append(decode(await socket.recv(), max_bytes=2**20).message)
+
+            assert isinstance(replies[0], LeaseReply)
+            assert len(replies[0].leases) == 2
+            assert replies[0] == replies[1]
+            assert (await first.store.run(operations.stats())).leased == 2
+
+    asyncio.run(story())
+
+
 def test_a_second_copy_of_an_answer_does_not_cost_its_leases(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys) as here:

@@ -251,6 +251,45 @@ def test_released_tasks_go_first_and_cost_no_attempt(run: RunInStore) -> None:
     assert run.stats().dead == 0
 
 
+def test_a_request_that_is_repeated_is_granted_what_nobody_has_renewed(run: RunInStore) -> None:
+    run.create(3)
+    run.create_eval(1)
+
+    def lease(seq: int, *, incarnation: str = "a", key: str = "k") -> list[LeasedTask]:
+        version = (run.lineage, 0)
+        call = operations.lease(incarnation, ttl_ms=TTL_MS, n=5, version=version, key=key, seq=seq)
+        return run.store.run(call).tasks
+
+    first = lease(7)
+    assert lease(7) == first
+
+    time.sleep(0.002)  # its deadline is another
+    run.beat(first[1], key="k")
+    run.store.run(operations.release([(first[2].task_id, first[2].fence)], "k"))
+    assert lease(7) == [first[0], *first[3:]]
+
+    theirs = [lease(7, incarnation="b"), lease(7, key="other"), lease(0, incarnation="c")]
+    assert not {task.task_id for tasks in theirs for task in tasks} & {t.task_id for t in lease(7)}
+    assert lease(8) == [], "all are held"
+
+
+def test_what_a_request_was_granted_that_was_given_up_goes_back_uncharged(run: RunInStore) -> None:
+    run.create(2)
+
+    def lease(seq: int, abandoned: tuple[int, ...]) -> list[LeasedTask]:
+        call = operations.lease(
+            "a", ttl_ms=TTL_MS, n=4, version=(run.lineage, 0), seq=seq, abandoned=abandoned
+        )
+        return run.store.run(call).tasks
+
+    first = lease(14, (9,))
+    assert [task.task_id for task in lease(16, (12, 13))] == [4, 5, 6, 7], "14 was answered"
+    held = lease(18, (4, 16))
+    assert [task.task_id for task in held] == [4, 5, 6, 7]
+    assert run.submit(first) == ["OK"] * 4
+    assert run.submit(held) == ["OK"] * 4
+
+
 def test_leases_expire_in_redis_time(run: RunInStore) -> None:
     run.create(1)
     call = operations.lease("a", ttl_ms=-1, n=4, version=(run.lineage, 0))

@@ -13,7 +13,15 @@ from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
 from actors.loop import ActorLoop, EpisodeTools
 from broker.client.client import BrokerClient
-from broker.protocol.messages import Hello, Publication, SubmitRequest, Verdict, Verdicts
+from broker.protocol.messages import (
+    Hello,
+    LeaseReply,
+    LeaseRequest,
+    Publication,
+    SubmitRequest,
+    Verdict,
+    Verdicts,
+)
 from broker.transport.keys import KeyPair
 from buffer.record.episode import PolicyVersion, VersionSpan
 from configs.hashes import run_hashes
@@ -142,9 +150,16 @@ class InlineEnvironment(EnvironmentThread):
 
 
 class WatchedClient(BrokerClient):
-    """The real client; the checker hears what was acknowledged to the actor."""
+    """The real client; the checker hears what the actor was granted, and what acknowledged."""
 
     on_ack: Callable[[int, int], None]
+    on_lease: Callable[[int, int], None]
+
+    async def lease(self, request: LeaseRequest, *, deadline_s: float = 60.0) -> LeaseReply:
+        reply = await super().lease(request, deadline_s=deadline_s)
+        for lease in reply.leases:
+            self.on_lease(lease.task_id, lease.fence)
+        return reply
 
     async def submit(self, request: SubmitRequest, *, deadline_s: float = 60.0) -> Verdicts:
         verdicts = await super().submit(request, deadline_s=deadline_s)
@@ -178,6 +193,7 @@ class Actor:
         broken_off: float,
         is_killed: Callable[[], bool],
         on_ack: Callable[[int, int], None],
+        on_lease: Callable[[int, int], None],
     ) -> None:
         self._settings, self._name = settings, name
         self.client = WatchedClient(
@@ -188,7 +204,7 @@ class Actor:
             incarnation=name,
             other_endpoints=endpoints[1:],
         )
-        self.client.on_ack = on_ack
+        self.client.on_ack, self.client.on_lease = on_ack, on_lease
         engine = TableEngine(rng, step_s, broken_off)
         gate = SwapGate(hold_s=settings.actors.eval_hold_s)
         self.loop = KilledLoop(

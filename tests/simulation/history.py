@@ -52,6 +52,10 @@ class History:
         self.now = Memory()
         self.makers: dict[tuple[int, int], str] = {}
         """Who was granted (task, fence), ever."""
+        self.heard: set[tuple[int, int]] = set()
+        """(task, fence) that its actor was told of."""
+        self.unwell: set[str] = set()
+        """Actors that were killed, stopped, cut off or sent away, ever."""
         self.spoiled: set[int] = set()
         """Tasks that a liar was granted, ever: their tokens may be anything."""
         self.orphans: dict[int, float] = {}
@@ -85,10 +89,13 @@ class History:
         elif script == "commit":
             self.committed_step = max(self.committed_step, int(arguments[1]))
         elif script == "reap":
-            self.count["reaped"] += len(reply)
+            self._reaped([int(task) for task in reply])
 
     def _granted(self, incarnation: str, fence: int, tasks: list[int]) -> None:
         for task in tasks:
+            if self.makers.get((task, fence)) == incarnation:
+                self.count["grants repeated"] += 1
+                continue
             assert (task, fence) not in self.makers, f"I8: fence {fence} of {task} granted again"
             assert fence > self.now.fences.get(task, 0), f"I8: fence of task {task} went back"
             self.makers[task, fence] = incarnation
@@ -97,6 +104,16 @@ class History:
             self.now.fences[task] = fence
             self._taken_over(task)
         self.count["leases"] += len(tasks)
+
+    def _reaped(self, tasks: list[int]) -> None:
+        """Leases have expired, and were charged: not those that a well actor never heard of."""
+        self.count["reaped"] += len(tasks)
+        for task in tasks:
+            fence = self.now.fences.get(task, 0)
+            maker = self.makers.get((task, fence), LIAR)
+            assert (task, fence) in self.heard or maker in self.unwell or maker.startswith(LIAR), (
+                f"GRANT: task {task} was charged, and {maker} never heard of its lease"
+            )
 
     def _taken_over(self, task: int) -> None:
         since = self.orphans.pop(task, None)
@@ -131,6 +148,14 @@ class History:
         offsets = self.gaps.setdefault((task, fence), {})
         offsets[offset] = None
         assert len(offsets) <= MOST_GAPS, f"GAP: task {task} never closes it: {list(offsets)}"
+
+    def received(self, task: int, fence: int) -> None:
+        """An actor was told of a lease."""
+        self.heard.add((task, fence))
+
+    def hurt(self, incarnation: str) -> None:
+        """A fault struck this actor: it may not hear of what it is granted."""
+        self.unwell.add(incarnation)
 
     def acknowledged(self, task: int, fence: int) -> None:
         """An actor was told that its episode is safe (I10)."""
@@ -187,6 +212,7 @@ class History:
 
     def died(self, incarnation: str, database: MemoryRedis) -> int:
         """An actor is gone: what it holds must soon be another's. Returns how much that is."""
+        self.hurt(incarnation)
         held = [
             task
             for task in self._waiting(database, "lease")

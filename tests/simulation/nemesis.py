@@ -35,6 +35,8 @@ class Rates:
     partition: float = 8.0
     """Times that each actor is cut off."""
     broker_crash: float = 30.0
+    broker_crash_at_grant: float = 10.0
+    """Kills of a broker between what it grants and its answer."""
     broker_pause: float = 20.0
     store_away: float = 30.0
     store_rewind: float = 20.0
@@ -65,6 +67,7 @@ class Nemesis:
             self.pause: rates.pause * actors,
             self.partition: rates.partition * actors,
             self.broker_crash: rates.broker_crash * brokers,
+            self.broker_crash_at_grant: rates.broker_crash_at_grant * brokers,
             self.broker_pause: rates.broker_pause * brokers,
             self.store_away: rates.store_away,
             self.store_rewind: rates.store_rewind,
@@ -107,7 +110,8 @@ class Nemesis:
 
     def drain(self) -> None:
         slot = self._rng.choice(self._world.actors)
-        if slot.actor is not None:
+        if slot.actor is not None and slot.process is not None:
+            self._world.history.hurt(slot.process.name)
             slot.actor.loop.stop()
 
     def pause(self) -> None:
@@ -119,10 +123,14 @@ class Nemesis:
         process = self._rng.choice(self._world.actors).process
         if process is not None:
             seconds = self._rng.uniform(1, 2 * self._world.scenario.lease_timeout_s)
+            self._world.history.hurt(process.name)
             self._world.network.cut[process] = self._world.loop.time() + seconds
 
     def broker_crash(self) -> None:
         self._world.kill_broker(self._rng.choice(self._world.brokers))
+
+    def broker_crash_at_grant(self) -> None:
+        self._world.kill_broker_at_grant()
 
     def broker_pause(self) -> None:
         longest_s = self._world.scenario.lease_timeout_s * 5 / 3
@@ -171,6 +179,7 @@ class Nemesis:
     def _freeze(self, slot: object, seconds: float) -> None:
         process = getattr(slot, "process", None)
         if process is not None and process.is_alive and not process.is_stopped:
+            self._world.history.hurt(process.name)
             self._world.loop.stop_process(process)
             self._world.after(seconds, self._thaw, process)
 

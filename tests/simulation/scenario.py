@@ -82,7 +82,14 @@ class Scenario:
         )
 
 
-DEATHS = ("crash", "broker_crash", "learner_crash", "store_rewind", "power_loss")
+DEATHS = (
+    "crash",
+    "broker_crash",
+    "broker_crash_at_grant",
+    "learner_crash",
+    "store_rewind",
+    "power_loss",
+)
 
 
 def brief(seed: int) -> Scenario:

@@ -136,6 +136,17 @@ class Simulation:
         self.loop.kill(process)
         self.after(self.rng.uniform(0.2, 2.0) * RESTART_S, self._start_broker, slot)
 
+    def kill_broker_at_grant(self) -> None:
+        """Kill the next broker whose LEASE the store has carried out, before it hears of it."""
+
+        def strike(broker: Process | None) -> None:
+            self.server.on_grant = lambda _broker: None
+            for slot in self.brokers:
+                if slot.process is broker:
+                    self.kill_broker(slot)
+
+        self.server.on_grant = strike
+
     def kill_learner(self) -> None:
         """Kill the learner; its supervisor starts the next one."""
         if self.learner.process is None:
@@ -269,6 +280,7 @@ class Simulation:
                 broken_off=self.scenario.broken_off,
                 is_killed=lambda: not process.is_alive,
                 on_ack=self.history.acknowledged,
+                on_lease=self.history.received,
             )
             await slot.actor.live()
 

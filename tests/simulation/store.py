@@ -21,7 +21,7 @@ from buffer.client.server_identity import ServerIdentity
 from buffer.operations.keys import run_prefix
 from buffer.operations.operation import Call, Fetch
 from buffer.store import AsyncStore, Store, incoming
-from tests.simulation.event_loop import OUTSIDE, VirtualLoop, current_process
+from tests.simulation.event_loop import OUTSIDE, Process, VirtualLoop, current_process
 from tests.simulation.lua import Scripts
 from tests.simulation.memory_redis import MemoryRedis, Reply
 from tests.simulation.network import Trace
@@ -53,6 +53,8 @@ class Server:
         self.is_away = False
         self.lost_replies = 0.0
         """Share of calls that are carried out and whose reply is lost."""
+        self.on_grant: Callable[[Process | None], None] = lambda _broker: None
+        """Called when a broker's LEASE was carried out, and the broker has not heard of it."""
         self.calls: Counter[str] = Counter()
         self.begin_life()
 
@@ -152,10 +154,15 @@ class BrokersStore(AsyncStore):
     async def _call(self, call: Call) -> Reply:
         if self._identity.trusted != self._server.run_id:
             await self._identity.greet_async(WireOfBroker(self._server))
-        script = self._scripts(call.script)
-        return await self._server.ask(
-            lambda: self._server.answer(script, self._key, call.arguments, call.records)
-        )
+        script, broker = self._scripts(call.script), current_process()
+
+        def answered() -> Reply:
+            reply = self._server.answer(script, self._key, call.arguments, call.records)
+            if call.script == "lease" and reply[0] == b"OK":
+                self._server.on_grant(broker)
+            return reply
+
+        return await self._server.ask(answered)
 
 
 class LearnersStore(Store):

@@ -33,6 +33,7 @@ NO_FAULTS = Rates(
     pause=0,
     partition=0,
     broker_crash=0,
+    broker_crash_at_grant=0,
     broker_pause=0,
     store_away=0,
     store_rewind=0,
@@ -80,6 +81,16 @@ def test_without_faults_nothing_expires_and_nothing_is_made_twice(tmp_path: Path
 
 def test_an_outage_of_the_store_costs_no_lease(tmp_path: Path) -> None:
     assert _reaped_in_outages(tmp_path) == 0
+
+
+def test_a_broker_that_dies_between_a_grant_and_its_answer_costs_no_attempt(tmp_path: Path) -> None:
+    rates = replace(NO_FAULTS, broker_crash_at_grant=480.0)
+    scenario = Scenario(seed=1, actors=4, brokers=1, rates=rates)
+
+    counts = simulate(scenario, tmp_path).figures["counts"]
+
+    assert counts["grants repeated"] > 0
+    assert counts.get("reaped before the calm", 0) == 0
 
 
 @pytest.mark.slow

@@ -1,9 +1,13 @@
---- @include keys, units
--- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights, tag of its key
+--- @include keys, units, tasks
+-- ARGV: incarnation, ttl ms, n, lineage and step of the actor's weights, tag of its key, number of the
+-- request, ' number ' of each that was given up unanswered
 -- -> {'OK', fence, {id, spec, length, {chunk, ...}}, ...} | {'WAIT'} | {'EMPTY'} | {'DONE'}
 -- Evaluations first, then tasks of started units (resumed ones score -1), then new units in order. Nothing of
 -- training to weights that are too old already. The field `oldest` is a number of the oldest version that the
 -- tokens of a task may have: that of its holder's weights, or of those whose tokens came with the lease.
+-- A request whose answer was lost comes again under its number (0 = never), perhaps through another broker: it is
+-- granted once more what nobody has renewed since, under the same fence. What was granted to one that was given up
+-- goes back. An hour later a request is forgotten.
 local meta = call('HMGET', META, 'state', 'lineage', 'version', 'group_size', 'units_per_batch',
   'max_policy_lag', 'margin', 'fence', 'paused')
 if meta[1] == 'ENDED' then return { 'DONE' } end
@@ -58,6 +62,26 @@ local function start_unit(gid)
   pick(now)
 end
 
+-- Leases that were not renewed still have the deadline of their grant.
+local request_key = requests_key(ARGV[1], ARGV[6])
+local last = call('HMGET', request_key, 'seq', 'fence', 'deadline')
+local is_repeated = last[1] == ARGV[7]
+if is_repeated or (last[1] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, true)) then
+  for _, leases in ipairs({ EVAL_LEASES, LEASES }) do
+    for _, id in ipairs(call('ZRANGEBYSCORE', leases, last[3], last[3])) do
+      if call('HGET', task_key(id), 'fence') ~= last[2] then
+        -- it is of another grant in the same moment
+      elseif is_repeated then
+        pick({ id })
+      else
+        return_uncharged(id, 'L')
+      end
+    end
+  end
+end
+local fence = #picked > 0 and last[2]
+if fence then room = 0 end
+
 for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
   local of, step = string.match(round, '(%d+):(%d+)')
   of, step = tonumber(of), tonumber(step)
@@ -79,12 +103,14 @@ if room > 0 then
 end
 if #picked == 0 then return { call('ZCARD', NEW) > 0 and 'WAIT' or 'EMPTY' } end
 
-local time = call('TIME')
--- Never below the clock: a store that lost its last seconds still grants no fence twice.
-local fence = whole(math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
-call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
 local now = now_ms()
 local weights = actor_lineage * 2 ^ 32 + actor_step
+if not fence then
+  local time = call('TIME')
+  -- Never below the clock: a store that lost its last seconds still grants no fence twice.
+  fence = whole(math.max(tonumber(meta[8]) + 1, time[1] * 1000000 + time[2]))
+  call('HSET', META, 'fence', fence, 'ttl', ARGV[2])
+end
 local since, deadline = whole(now), whole(now + tonumber(ARGV[2]))
 local answer, scored = { 'OK', fence }, { [LEASES] = {}, [EVAL_LEASES] = {} }
 
@@ -109,6 +135,10 @@ for _, id in ipairs(picked) do
   deadlines[#deadlines + 1] = deadline
   deadlines[#deadlines + 1] = id
   answer[#answer + 1] = grant(id)
+end
+if ARGV[7] ~= '0' then
+  call('HSET', request_key, 'seq', ARGV[7], 'fence', fence, 'deadline', deadline)
+  call('EXPIRE', request_key, 3600)
 end
 if ARGV[6] ~= '' then
   call('ZADD', HOLDERS, since, holder_of(ARGV[6]))

@@ -22,6 +22,7 @@ local function claim_key(k) return run .. ':c:' .. k end
 local function claim_state_key(k) return run .. ':c:' .. k .. ':s' end
 local function kept_key(gid) return run .. ':x:' .. gid end
 local function round_key(round, part) return run .. ':v:' .. round .. (part or '') end
+local function requests_key(incarnation, tag) return run .. ':l:' .. tag .. ':' .. incarnation end
 local function dropped_key(reason) return run .. ':dropped:' .. reason end
 local LEASES, EVAL_LEASES = run .. ':lease', run .. ':lease:eval'
 local function lease_key(id) return tonumber(id) >= EVAL_BASE and EVAL_LEASES or LEASES end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from buffer import operations
 from buffer.operations.values import NEWEST, BeatLine, SubmitLine, version_number
 from tests.buffer.support.model import leases
@@ -27,10 +29,11 @@ def lease(h: Modelled) -> None:
     name, n, version = rng.choice(ACTORS), rng.randint(1, 8), (lineage, step)
     ttl_ms = rng.choice([TTL_MS, TTL_MS, TTL_MS + 1000])
     key = rng.choice(["", KEYS[name]])
-    answer = h.same(
-        operations.lease(name, ttl_ms=ttl_ms, n=n, version=version, key=key),
-        lambda: leases.lease(model, name, ttl_ms=ttl_ms, n=n, version=version, key=key),
-    )
+    known = model.requests.get((key, name), (0, 0, 0))[0]
+    seq = known + 1 if rng.random() < 0.6 else rng.choice([known, known, 0])
+    asked: dict[str, Any] = {"ttl_ms": ttl_ms, "n": n, "version": version, "key": key, "seq": seq}
+    asked["abandoned"] = rng.choice([(), (), (known,), (max(0, known - 1), known), (known + 1,)])
+    answer = h.same(operations.lease(name, **asked), lambda: leases.lease(model, name, **asked))
     if answer is not None:
         h.grants += [Grant(task.task_id, task.fence, name, key) for task in answer.tasks]
         del h.grants[:-REMEMBERED]

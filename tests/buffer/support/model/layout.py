@@ -20,8 +20,9 @@ def expected(model: Model) -> dict[str, Value]:
 
 
 def expiring(model: Model) -> set[str]:
-    """Keys that go by themselves: figures of actors, and what is left of closed rounds."""
+    """Keys that go by themselves: figures and last requests of actors, what is left of rounds."""
     found = {f"a:{name}" for name in model.actors}
+    found |= {f"l:{key}:{name}" for key, name in model.requests}
     for key, round_ in model.rounds.items():
         if not round_.is_open:
             name = f"v:{key[0]}:{key[1]}"
@@ -88,8 +89,13 @@ def _run(model: Model) -> dict[str, Any]:
         "suspended": _hash({k: f"{at} {n} {why}" for k, (at, n, why) in model.suspended.items()}),
         "actors": _scored({name: seen for name, (seen, _) in model.actors.items()}),
         **{f"a:{name}": _hash(fields) for name, (_, fields) in model.actors.items()},
+        **{f"l:{key}:{name}": _request(at) for (key, name), at in model.requests.items()},
         **fates,
     }
+
+
+def _request(last: tuple[int, int, int]) -> dict[bytes, bytes]:
+    return _hash(dict(zip(("seq", "fence", "deadline"), last, strict=True)))
 
 
 def _units(model: Model) -> dict[str, Any]:

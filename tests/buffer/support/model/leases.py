@@ -13,35 +13,74 @@ HOLDER_MS = 3_600_000
 
 
 def lease(
-    model: Model, incarnation: str, *, ttl_ms: int, n: int, version: tuple[int, int], key: str
+    model: Model,
+    incarnation: str,
+    *,
+    ttl_ms: int,
+    n: int,
+    version: tuple[int, int],
+    key: str,
+    seq: int,
+    abandoned: Sequence[int],
 ) -> LeaseAnswer:
-    """Evaluations first, then tasks of started units, then new units as far as there is room."""
+    """Evaluations first, then tasks of started units, then new units as far as there is room.
+
+    A request that is repeated under its number is granted the same once more; what was granted to
+    one that was given up goes back.
+    """
     if model.state != "RUNNING":
         return LeaseAnswer("DONE" if model.state == "ENDED" else "WAIT", [])
     if (
         model.paused is not None or version[0] > model.lineage
     ):  # the store was rewound: wait for the learner
         return LeaseAnswer("WAIT", [])
+    fence, resumed = _granted_before(model, (key, incarnation), seq, abandoned)
+    begun = list[int]()
+    if not resumed:
+        resumed = _pick_ready(model, n, version)
+        begun = _start_units(model, n - len(resumed), version, is_first=not resumed)
+        if not resumed + begun:
+            return LeaseAnswer("WAIT" if model.new else "EMPTY", [])
+        model.fence = fence = max(model.fence + 1, model.now_us)
+        model.lease_ms = ttl_ms
+    for i in resumed:
+        model.tasks[i].num_bytes_given = model.tasks[i].num_bytes or 0
+    for i in resumed + begun:
+        task = model.tasks[i]
+        task.oldest = version if task.length is None else min(version, task.oldest or (0, 0))
+        task.fence, task.deadline_ms = fence, model.now_ms + ttl_ms
+    answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key) for i in resumed + begun])
+    if seq:
+        model.requests[key, incarnation] = (seq, fence, model.now_ms + ttl_ms)
+    if key:
+        model.holders[holder_of(key)] = model.now_ms
+        oldest = model.now_ms - HOLDER_MS
+        model.holders = {tag: at for tag, at in model.holders.items() if at > oldest}
+    return answer
+
+
+def _granted_before(
+    model: Model, actor: tuple[str, str], seq: int, abandoned: Sequence[int]
+) -> tuple[int, list[int]]:
+    """What the last request was granted and nobody has renewed, if it is this one."""
+    number, *grant = model.requests.get(actor, (0, 0, 0))
+    held = {i: model.tasks[i] for i in model.leased()}
+    lost = [i for i, task in held.items() if [task.fence, task.deadline_ms] == grant]
+    if number == seq:
+        return grant[0], sorted(lost, key=lambda i: (i < EVAL_BASE, str(i)))
+    for i in lost if number in abandoned else []:
+        _return_uncharged(model, i)
+    return 0, []
+
+
+def _pick_ready(model: Model, n: int, version: tuple[int, int]) -> list[int]:
     picked: list[int] = []
     for round_key in model.open_rounds():
         if version >= round_key:
             picked += model.among_ready(round_key)[: n - len(picked)]
     if policy_lag(model, version) <= model.limits.max_policy_lag:
         picked += model.among_ready(None)[: n - len(picked)]
-    resumed = set(picked)
-    picked += _start_units(model, n - len(picked), version, is_first=not picked)
-    if not picked:
-        return LeaseAnswer("WAIT" if model.new else "EMPTY", [])
-    model.fence = max(model.fence + 1, model.now_us)
-    model.lease_ms = ttl_ms
-    for i in resumed:
-        model.tasks[i].num_bytes_given = model.tasks[i].num_bytes or 0
-    answer = LeaseAnswer("OK", [_grant(model, i, incarnation, key, version) for i in picked])
-    if key:
-        model.holders[holder_of(key)] = model.now_ms
-        oldest = model.now_ms - HOLDER_MS
-        model.holders = {tag: at for tag, at in model.holders.items() if at > oldest}
-    return answer
+    return picked
 
 
 def _start_units(model: Model, room: int, version: tuple[int, int], *, is_first: bool) -> list[int]:
@@ -76,17 +115,14 @@ def units_in_flight(model: Model) -> int:
     return len(model.open) + len(model.buffer) + claimed
 
 
-def _grant(
-    model: Model, i: int, incarnation: str, key: str, version: tuple[int, int]
-) -> LeasedTask:
+def _grant(model: Model, i: int, incarnation: str, key: str) -> LeasedTask:
     task = model.tasks[i]
-    task.oldest = version if task.length is None else min(version, task.oldest or (0, 0))
     task.key = key
-    task.state, task.fence, task.holder = "L", model.fence, incarnation
+    task.state, task.holder = "L", incarnation
     task.progress_ms = model.now_ms
-    task.deadline_ms = model.now_ms + (model.lease_ms or 0)
     assert task.spec is not None
-    return LeasedTask(i, model.fence, task.spec, task.length or 0, tuple(task.chunks))
+    assert task.fence is not None
+    return LeasedTask(i, task.fence, task.spec, task.length or 0, tuple(task.chunks))
 
 
 def beat(

@@ -156,6 +156,8 @@ class Model:
     """Why nothing is leased."""
     deaths: dict[int, int] = field(default_factory=dict)
     """Recent dead letter -> units that were complete by then."""
+    requests: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
+    """Tag of a key and incarnation -> number, fence and deadline of its last grant."""
     holders: dict[str, int] = field(default_factory=dict)
     """Tag of a key -> when it leased last."""
     suspended: dict[str, tuple[int, int, str]] = field(default_factory=dict)
