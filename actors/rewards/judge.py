@@ -1,0 +1,207 @@
+"""A language model as a judge: a reward function that asks an OpenAI-compatible server.
+
+    # rewards.py, beside the settings; run.reward is rewards.py:helpful
+    from pathlib import Path
+    from actors.rewards.judge import Judge
+
+    rubric = Path(__file__).with_name("rubric.txt")
+    helpful = Judge(url="http://127.0.0.1:8000/v1", model="judge", rubric=rubric)
+
+A rubric is a text with `{prompt}`, `{completion}`, `{answer}` and the columns of the item in
+braces. The last number of the reply is the score.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import sqlite3
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.errors import SettingsError
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+RETRIES = 4  # of the client, with back-off and jitter
+REPORT_EVERY = 500  # replies
+MOST_SCORES = 1_000_000  # remembered
+PLACEHOLDER = re.compile(r"\{(\w+)\}")
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+class Judge:
+    """Scores completions by the replies of a language model.
+
+    Args:
+        url: Address of the server, up to `/v1`.
+        model: Name of the model there.
+        rubric: Path of the text that is sent for each completion.
+        most: Score of a perfect completion; the reward is the score divided by it, 0 to 1.
+        concurrency: Requests at a time, of each actor.
+        key_env: Environment variable that holds the key of the server; without it none is sent.
+        cache: File that keeps scores by content, shared by the actors of a machine; None = each
+            actor remembers its own.
+        max_tokens: Longest reply.
+
+    Raises:
+        SettingsError: The rubric cannot be read, or the `openai` package is not installed.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        model: str,
+        rubric: str | Path,
+        most: float = 10.0,
+        concurrency: int = 16,
+        key_env: str = "OPENAI_API_KEY",
+        cache: str | Path | None = None,
+        max_tokens: int = 1024,
+    ) -> None:
+        self._url, self._model, self._most = url, model, most
+        self._key = os.environ.get(key_env, "none")
+        self._concurrency, self._max_tokens = concurrency, max_tokens
+        self._rubric = _read(Path(rubric))
+        if importlib.util.find_spec("openai") is None:
+            raise SettingsError(
+                "a judge must have the package openai, which is not installed; "
+                "install Nyala with the extra `judge`"
+            )
+        self._scores = Scores(cache)
+        self.num_replies = self.num_cached = self.prompt_tokens = self.completion_tokens = 0
+
+    async def __call__(
+        self, prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any
+    ) -> list[float]:
+        """Ask for each completion; returns rewards from 0 to 1.
+
+        Raises:
+            ValueError: The rubric asks for what there is not, or a reply has no score.
+            openai.OpenAIError: The server does not answer, after some tries.
+        """
+        given = {**columns, "prompt": prompts, "completion": completions, "answer": answer}
+        letters = [
+            self._fill({name: values[i] for name, values in given.items()})
+            for i in range(len(completions))
+        ]
+        limit = asyncio.Semaphore(self._concurrency)
+        async with _client(self._url, self._key) as client:
+            asked = (self._score(client, letter, limit) for letter in letters)
+            scores = await asyncio.gather(*asked, return_exceptions=True)
+        rewards = []
+        for score in scores:  # what did arrive is remembered when this batch is judged again
+            if isinstance(score, BaseException):
+                raise score
+            rewards.append(score / self._most)
+        return rewards
+
+    def _fill(self, given: dict[str, Any]) -> str:
+        def value(match: re.Match[str]) -> str:
+            if match[1] not in given:
+                names = ", ".join(sorted(given))
+                raise ValueError(f"the rubric must ask for one of {names}, got {match[0]}")
+            return _as_text(given[match[1]])
+
+        return PLACEHOLDER.sub(value, self._rubric)
+
+    async def _score(self, client: AsyncOpenAI, letter: str, limit: asyncio.Semaphore) -> float:
+        key = hashlib.sha256(json.dumps([self._model, self._most, letter]).encode()).hexdigest()
+        known = self._scores.get(key)
+        if known is not None:
+            self.num_cached += 1
+            return known
+        async with limit:
+            reply = await client.chat.completions.create(
+                model=self._model,
+                messages=[{"role": "user", "content": letter}],
+                temperature=0.0,
+                max_tokens=self._max_tokens,
+            )
+        self.num_replies += 1
+        if reply.usage is not None:
+            self.prompt_tokens += reply.usage.prompt_tokens
+            self.completion_tokens += reply.usage.completion_tokens
+        if self.num_replies % REPORT_EVERY == 0:
+            sys.stderr.write(f"{self.cost}\n")
+        score = read_score(reply.choices[0].message.content or "", self._most)
+        self._scores.put(key, score)
+        return score
+
+    @property
+    def cost(self) -> str:
+        """One line about what was asked so far."""
+        return (
+            f"judge {self._model}: {self.num_replies} replies, {self.num_cached} from the cache, "
+            f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens"
+        )
+
+
+class Scores:
+    """Scores by the digest of what was asked, in SQLite: in memory, or in a file that others share.
+
+    Args:
+        path: Of the file; None = in memory.
+    """
+
+    def __init__(self, path: str | Path | None) -> None:
+        self._database = sqlite3.connect(path or ":memory:", timeout=10, isolation_level=None)
+        if path is not None:
+            self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("CREATE TABLE IF NOT EXISTS scores (key TEXT PRIMARY KEY, score)")
+
+    def get(self, key: str) -> float | None:
+        """Return a score that is known."""
+        row = self._database.execute("SELECT score FROM scores WHERE key = ?", (key,)).fetchone()
+        return None if row is None else float(row[0])
+
+    def put(self, key: str, score: float) -> None:
+        """Keep a score."""
+        run = self._database.execute
+        run("INSERT OR REPLACE INTO scores VALUES (?, ?)", (key, score))
+        run("DELETE FROM scores WHERE rowid <= (SELECT max(rowid) FROM scores) - ?", (MOST_SCORES,))
+
+
+def read_score(reply: str, most: float) -> float:
+    """Read the last number of a reply.
+
+    Raises:
+        ValueError: There is none, or it is not a score from 0 to `most`.
+    """
+    numbers = NUMBER.findall(reply)
+    score = float(numbers[-1]) if numbers else -1.0
+    if not 0 <= score <= most:
+        raise ValueError(
+            f"the judge must end its reply with a number from 0 to {most:g}, got {reply[-80:]!r}; "
+            f"say so in the rubric"
+        )
+    return score
+
+
+def _client(url: str, key: str) -> AsyncOpenAI:
+    # A client belongs to the event loop of one call.
+    from openai import AsyncOpenAI  # noqa: PLC0415 - openai, not needed elsewhere
+
+    return AsyncOpenAI(base_url=url, api_key=key, max_retries=RETRIES)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(turn, dict) for turn in value):
+        return "\n\n".join(f"{turn.get('role')}: {turn.get('content')}" for turn in value)
+    return "" if value is None else str(value)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(
+            f"the rubric of a judge must be a text file, got {path} in {Path.cwd()}: {error}"
+        ) from None
