@@ -34,8 +34,7 @@ from console.chaos.endurance.growth import (
     whole,
 )
 
-
-BALLAST_MB = 32
+BALLAST_MB = 32  # in new pages: a heap may have old ones to give
 
 
 def life(begin_s: float, minutes: float, *, level: float, per_min: float) -> Line:
@@ -62,7 +61,7 @@ def test_memory_and_descriptors_of_a_process_are_followed() -> None:
     growth = Growth(lambda: {os.getpid(): "tests", 2**22 + 1: "nobody"})
     growth.sample(0.0)
     held = [socket.socket() for _ in range(5)]
-    with closing(mmap.mmap(-1, BALLAST_MB * 2**20)) as ballast:  # new pages, never a heap's old ones
+    with closing(mmap.mmap(-1, BALLAST_MB * 2**20)) as ballast:
         ballast.write(b"x" * len(ballast))
         growth.sample(60.0)
     for one in held:
