@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import socket
 from pathlib import Path
@@ -24,13 +25,17 @@ from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import ENVIRONMENT_TIMEOUT_S, RewardPool
 from actors.weights.links import Caller
 from broker.client.client import BrokerClient
-from broker.protocol.messages import MAX_LINES, Enrol, Hello
+from broker.protocol.messages import MAX_LINES, Enrol, Hello, Receipt
 from broker.transport.key_rotation import broker_public_keys
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
+from configs.errors import RefusedError
 from configs.hashes import run_hashes
 from configs.settings import RunSettings, Settings
 
 from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
+
+FULL_S = 120.0  # twice as long as a key is silent before another may take its place
+FULL_PAUSE_S = 10.0
 
 log = structlog.get_logger()
 
@@ -175,11 +180,25 @@ async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> Ke
     pair = new_pair()
     client = _client(settings, load_pair(folder, ENROLMENT), incarnation)
     try:
-        receipt = await client.order(Enrol(pair.public.decode()), deadline_s=GIVE_UP_S)
+        receipt = await _enrolled(client, Enrol(pair.public.decode()))
     finally:
         await client.close()
     log.info("starting", stage="enrolled", key=receipt.text)
     return pair
+
+
+async def _enrolled(client: BrokerClient, request: Enrol) -> Receipt:
+    """Register a key; where there is no place, others may leave theirs within a while."""
+    began = asyncio.get_running_loop().time()
+    while True:
+        try:
+            return await client.order(request, deadline_s=GIVE_UP_S)
+        except RefusedError as refusal:
+            waited_s = asyncio.get_running_loop().time() - began
+            if refusal.code != "full" or waited_s > FULL_S:
+                raise
+            log.warning("no place for this actor yet", reason=str(refusal))
+        await asyncio.sleep(FULL_PAUSE_S * random.uniform(0.5, 1.5))
 
 
 def _client(settings: Settings, keys: KeyPair, incarnation: str) -> BrokerClient:

@@ -39,7 +39,7 @@ from broker.protocol.messages import (
 )
 from buffer import operations
 from buffer.operations.keys import EVAL_BASE
-from buffer.operations.values import BeatLine, BeatVerdict, SubmitLine, holder_of
+from buffer.operations.values import BeatLine, BeatVerdict, SubmitLine, actor_name, holder_of
 from buffer.record.limits import EpisodeLimits
 from buffer.record.object_store import ObjectStore
 from buffer.store import AsyncStore
@@ -136,7 +136,7 @@ class Service:
         heard = [peer for peer in self._peers if peer.is_unreported]
         for start in range(0, len(heard), REPORTED_AT_ONCE):
             portion = heard[start : start + REPORTED_AT_ONCE]
-            seen = {peer.hello.incarnation: peer.figures() for peer in portion}
+            seen = {actor_name(p.hello.incarnation, p.tag): p.figures() for p in portion}
             for peer in portion:
                 peer.is_unreported = False
             await self._store.run(operations.actor_seen(seen))

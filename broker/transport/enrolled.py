@@ -55,8 +55,9 @@ class EnrolledKeys:
         self._max_keys = max_keys
         self._clock = clock
         self._steady = steady
-        self._seen: dict[Path, tuple[float, float]] = {}
-        """Files, their times, and since when each has had its time, by the steady clock."""
+        self._seen: dict[Path, tuple[float | None, float]] = {}
+        """Files, their times, and since when each has had its time, by the steady clock. One whose
+        time cannot be read, however long, is not silent."""
 
     def register(self, public: bytes, enrolment: str) -> str | None:
         """Allow a key as an actor's; the second time does nothing.
@@ -89,7 +90,8 @@ class EnrolledKeys:
             member = self._allowed.member(key.encode())
             if member is not None and member.enrolled_by is not None:
                 path = path_of(self._folder, member)
-                if abs(now - last_seen(path)) > TOUCH_S:
+                at = last_seen(path)
+                if at is None or abs(now - at) > TOUCH_S:
                     with suppress(OSError):  # it was revoked meanwhile
                         os.utime(path, (now, now))
 
@@ -133,7 +135,8 @@ class EnrolledKeys:
         for path in enrolled_folder(self._folder).glob("*/*.pub"):
             at = last_seen(path)
             known = before.get(path)
-            self._seen[path] = known if known is not None and known[0] == at else (at, now)
+            is_same = known is not None and known[0] == at is not None
+            self._seen[path] = known if known is not None and is_same else (at, now)
         return {path: now - since for path, (_, since) in self._seen.items()}
 
 
@@ -143,9 +146,9 @@ def path_of(folder: Path, member: Member) -> Path:
     return enrolled_folder(folder, member.enrolled_by) / f"{member.name}.pub"
 
 
-def last_seen(path: Path) -> float:
-    """Return when the actor of a registered key was last heard, time of day; 0 if it is gone."""
+def last_seen(path: Path) -> float | None:
+    """Return when the actor of a registered key was last heard, time of day; None = unknown."""
     try:
         return path.stat().st_mtime
     except OSError:
-        return 0.0
+        return None

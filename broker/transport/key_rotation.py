@@ -1,6 +1,7 @@
 """Key rotation while a run goes on: the new key is known before the old one is gone.
 
-An actor's key: the old one stays allowed under another name until it is revoked.
+An actor's key: the old one stays allowed under another name until it is revoked, and with an
+enrolment key all that it registered.
 
     actor.key A, allowed A ──rotate──▶ actor.key B, allowed B and actor.previous A ──revoke──▶ B
 
@@ -17,7 +18,8 @@ from pathlib import Path
 from configs import durable
 from configs.errors import SettingsError
 
-from .keys import ALLOWED, load_pair, load_public, make_pair
+from .allow_list import Role, enrolled_folder
+from .keys import ALLOWED, load_pair, load_public, make_pair, place_public, read_key
 
 NEXT = "broker.next"
 PREVIOUS = "previous"
@@ -49,6 +51,9 @@ def rotate_broker_key(folder: Path) -> None:
 def rotate_client_key(folder: Path, name: str) -> str:
     """Give an actor a new key; the old one stays allowed.
 
+    With an old enrolment key stays what it registered: their tags, and so their leases, are those
+    of that key, and it takes them along when it is revoked.
+
     Returns:
         The name to revoke when every process of the actor has been restarted.
 
@@ -68,11 +73,21 @@ def rotate_client_key(folder: Path, name: str) -> str:
             f"the last rotation must be finished first, got {previous}; "
             f"revoke {name}.{PREVIOUS} when no actor uses it any more"
         )
+    if allowed.parent.name == Role.ENROLMENT:
+        _keep_registered(folder, allowed, previous)
     durable.move(allowed, previous)
     for suffix in ("key", "pub"):
         (folder / f"{name}.{suffix}").unlink(missing_ok=True)
     make_pair(folder, name, allowed=allowed)
     return f"{name}.{PREVIOUS}"
+
+
+def _keep_registered(folder: Path, allowed: Path, previous: Path) -> None:
+    """Let the keys that an enrolment key registered stay with it under its next name."""
+    registered = enrolled_folder(folder, allowed.stem)
+    if registered.exists():
+        place_public(previous, read_key(allowed))  # its next name first: no key is ever nobody's
+        durable.move(registered, enrolled_folder(folder, previous.stem))
 
 
 def broker_public_keys(folder: Path) -> list[bytes]:

@@ -46,8 +46,8 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     v:<round>:x     set     its failed tasks                                fail, reap
     lease:eval      zset    as lease, evaluation tasks                      lease, beat
     publication     hash    where the current weights are                   publish
-    actors          zset    incarnation -> last seen, Redis ms              actor_seen
-    a:<incarnation> hash    its figures                                     actor_seen
+    actors          zset    incarnation, tag -> last seen, Redis ms         actor_seen
+    a:<actor>       hash    its figures                                     actor_seen
     brokers         hash    address -> its figures, JSON                    broker_seen
 
 A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,

@@ -228,7 +228,7 @@ def share(key: str, lineage: int, n: int, *, still_ms: int) -> Operation[list[in
 
 
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:
-    """Record that actors were heard of now, and their figures, by incarnation."""
+    """Record that actors were heard of now, and their figures, by `values.actor_name`."""
     rows: list[tuple[Argument, ...]] = [
         (incarnation, len(fields), *(x for field in fields.items() for x in field))
         for incarnation, fields in seen.items()

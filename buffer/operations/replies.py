@@ -84,7 +84,10 @@ def parse_publication(reply: Reply) -> Publication | None:
 
 def parse_actors(reply: Reply) -> list[ActorSeen]:
     """The answer of actors.lua."""
-    return [ActorSeen(name.decode(), ms / 1000, parse_texts(flat)) for name, ms, flat in reply]
+    return [
+        ActorSeen(name.decode().partition("\n")[0], ms / 1000, parse_texts(flat))
+        for name, ms, flat in reply
+    ]
 
 
 def parse_dead_letter(reply: Reply) -> DeadLetter:

@@ -10,6 +10,12 @@ from typing import NamedTuple
 
 from buffer.record.episode import PolicyVersion
 
+
+def actor_name(incarnation: str, tag: str) -> str:
+    """Name an actor among those seen: under another key the same incarnation is another actor."""
+    return f"{incarnation}\n{tag}"
+
+
 MAX_LINEAGE = 2**20
 NEWEST = MAX_LINEAGE * 2**32
 """No version has a higher number."""

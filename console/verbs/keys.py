@@ -80,7 +80,8 @@ def list_keys(folder: Folder = HERE) -> None:
     for key, member in sorted(read_allowed(place).items(), key=_position):
         seen = ""
         if member.enrolled_by is not None:
-            seen = f"  seen {max(0.0, now - last_seen(path_of(place, member))):.0f} s ago"
+            at = last_seen(path_of(place, member))
+            seen = "  seen ?" if at is None else f"  seen {max(0.0, now - at):.0f} s ago"
         print(f"{member.role:<9} {member.name:<30} {key.decode()}{seen}")
 
 

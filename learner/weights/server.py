@@ -25,6 +25,7 @@ from broker.protocol.weight_messages import (
     Ready,
     Sources,
 )
+from broker.transport.allow_list import TAG
 from broker.weights.object_store import WeightStore
 from broker.weights.port import WeightPort
 from buffer.record.episode import PolicyVersion
@@ -128,8 +129,6 @@ class WeightServer:
         self._digests: tuple[PolicyVersion, bytes] | None = None
         self._is_digesting = False
         self._routes: dict[str, bytes] = {}
-        self._keys: dict[str, str] = {}
-        """The key of each actor: whose first message it was, as at the broker."""
         self._joins: dict[str, Join] = {}
         """The last JOIN of each actor."""
         self._woken = asyncio.Event()
@@ -157,9 +156,9 @@ class WeightServer:
             if self._store_writer is not None:
                 tasks.create_task(self._store_writer.run())
 
-    def _on_message(self, route: bytes, key: str, actor: str, message: object) -> None:
-        if self._keys.setdefault(actor, key) != key:
-            raise RecordError(f"incarnation {actor!r:.80} began with another key")
+    def _on_message(self, route: bytes, key: str, incarnation: str, message: object) -> None:
+        # As at the broker: whoever uses another's name under its own key only speaks for itself.
+        actor = f"{incarnation} ({key[:TAG]})"
         self._routes[actor] = route
         match message:
             case Join():
@@ -279,7 +278,7 @@ class WeightServer:
         live = set(self._epochs.live())
         self._pauses.forget_all_but(live)
         self._tree.forget_all_but(live)
-        for table in (self._keys, self._routes, self._joins):
+        for table in (self._routes, self._joins):
             for actor in table.keys() - live:
                 del table[actor]
 

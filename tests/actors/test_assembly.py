@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 
+from actors import assembly
 from actors.assembly import greeting
+from broker.protocol.messages import Enrol, Receipt
+from configs.errors import RefusedError
 from configs.settings import ActorSettings, RunSettings, Settings
 
 
@@ -15,3 +21,30 @@ def test_a_few_leases_wait_for_a_place_in_the_engine(places, capacity):
     )
 
     assert greeting(settings, "a").capacity == capacity
+
+
+class FullBroker:
+    """Has no place for another key for a while: a real one has none for a minute at least."""
+
+    def __init__(self, refusals: int, code: str = "full") -> None:
+        self.refusals, self.code = refusals, code
+
+    async def order(self, order: Enrol, *, deadline_s: float) -> Receipt:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise RefusedError("actors must be at most 2", code=self.code)
+        return Receipt("its name")
+
+
+def test_an_actor_waits_a_while_for_a_place_of_its_enrolment_key(monkeypatch):
+    monkeypatch.setattr(assembly, "FULL_PAUSE_S", 0.01)
+
+    def enrol(broker: Any) -> str:
+        return asyncio.run(assembly._enrolled(broker, Enrol("k" * 40))).text
+
+    assert enrol(FullBroker(3)) == "its name"
+    with pytest.raises(RefusedError, match="at most"):
+        enrol(FullBroker(1, code="malformed"))
+    monkeypatch.setattr(assembly, "FULL_S", 0.0)
+    with pytest.raises(RefusedError, match="at most 2"):
+        enrol(FullBroker(10**6))

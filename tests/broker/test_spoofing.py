@@ -166,3 +166,24 @@ def test_the_end_of_a_false_namesake_ends_no_lease_of_the_true_one(
             assert held[lease.task_id].attempts == 0
 
     asyncio.run(story())
+
+
+def test_the_figures_of_a_name_are_those_of_its_key(redis_url: str, keys: Path) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            await here.actor("honest")
+            other = here.client("honest", keys=pair_of(keys, "liar"))
+            await other.hello(hello("honest", capacity=7), deadline_s=5)
+            for _ in range(100):
+                if len(seen := await here.store.run(operations.actors())) == 2:
+                    break
+                await asyncio.sleep(0.1)
+
+            assert [actor.incarnation for actor in seen] == ["honest"] * 2
+            capacities = {actor.fields["key"]: actor.fields["capacity"] for actor in seen}
+            of_honest = pair_of(keys, "honest").public.decode()[:12]
+            assert capacities.pop(of_honest) == "64"
+            assert list(capacities.values()) == ["7"]
+
+    asyncio.run(story())

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.weight_messages import Announce, Join, Pull
+from broker.protocol.weight_messages import Announce, Chunk, Join, Pull
 from buffer.record.episode import PolicyVersion
-from configs.errors import RecordError
 from learner.weights.server import WeightServer
 from learner.weights.slots import Slots
 from tests.weights.support.scripted_publisher import contents, manifest
@@ -29,13 +28,14 @@ def test_another_key_cannot_take_an_actors_weights_from_it(
         slots.seal(0, manifest(1))
         server = WeightServer(unused, slots, run="toy", broadcast=None, report=lambda _sent: None)
         monkeypatch.setattr(server._port, "post", lambda route, news: sent.append((route, news)))
+        server._on_message(b"liar", "another", "actor-0", join)  # before its true holder
         server._on_message(b"honest", "its key", "actor-0", join)
-        for lie in (join, Pull(PolicyVersion(1, 1), 0, 4)):
-            with pytest.raises(RecordError, match="began with another key"):
-                server._on_message(b"liar", "another", "actor-0", lie)
         server._versions.advance()
         server._on_message(b"again", "its key", "actor-0", join)  # it has connected again
+        server._on_message(b"liar", "another", "actor-0", Pull(PolicyVersion(1, 1), 0, 4))
+        server._on_message(b"again", "its key", "actor-0", Pull(PolicyVersion(1, 1), 0, 4))
 
     asyncio.run(story())
 
-    assert [(route, type(news)) for route, news in sent] == [(b"again", Announce)]
+    told = [(route, type(news)) for route, news in sent]
+    assert told == [(b"again", Announce), (b"liar", Chunk), (b"again", Chunk)]

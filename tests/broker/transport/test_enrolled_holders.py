@@ -19,12 +19,15 @@ from broker.protocol.messages import (
     LeaseRequest,
     Refusal,
     SubmitRequest,
+    Verdict,
 )
 from broker.server.flow_control import MAX_REQUESTS_PER_PEER, MOST_FAILURES
 from broker.server.service import Service
-from broker.transport.allow_list import Role, add, read_allowed
+from broker.transport.allow_list import Role, add, read_allowed, revoke
+from broker.transport.key_rotation import rotate_client_key
 from broker.transport.keys import KeyPair, load_pair, make_keys, new_pair, place_public
 from buffer import operations
+from configs.errors import RefusedError
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
 
@@ -223,3 +226,31 @@ def test_an_enrolment_key_under_two_roles_vouches_for_nobody(fleet: Path) -> Non
     place_public(fleet / "allowed" / "observer" / "mine.pub", enrolment)
 
     assert read_allowed(fleet).keys() & {pair.public, enrolment} == set()
+
+
+def test_what_a_rotated_enrolment_key_registered_stays_with_it(redis_url: str, fleet: Path) -> None:
+    """Its tags, and so its leases, last; revoking the old key takes it along."""
+
+    async def story() -> None:
+        async with ring(redis_url, fleet) as here:
+            await begin(here.store, groups=2)
+            (actor,) = await replicas(here, 1)
+            (lease,) = (await actor.lease(LeaseRequest(1, FIRST))).leases
+            before = {m.tag for m in read_allowed(fleet).values() if m.enrolled_by}
+
+            assert rotate_client_key(fleet, "fleet") == "fleet.previous"
+            await asyncio.sleep(0.7)
+            (added,) = await replicas(here, 1)
+
+            (verdict,) = (await actor.submit(submission(lease))).verdicts
+            assert verdict.verdict is Verdict.OK
+            tags = {m.tag for m in read_allowed(fleet).values() if m.enrolled_by}
+            assert before < tags
+            assert {tag.partition("~")[0] for tag in tags - before} == {tag_of(fleet, "fleet")}
+            revoke(fleet, "fleet.previous")
+            await asyncio.sleep(1.0)
+            with pytest.raises(RefusedError, match="taken off the allow-list"):
+                await actor.lease(LeaseRequest(1, FIRST), deadline_s=5)
+            await added.lease(LeaseRequest(1, FIRST), deadline_s=5)
+
+    asyncio.run(story())

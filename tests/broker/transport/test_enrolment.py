@@ -196,6 +196,21 @@ def test_a_silent_key_makes_room_and_an_unused_one_is_removed(folder: Path) -> N
     assert names(folder) == {third}
 
 
+def test_a_key_whose_file_cannot_be_looked_at_is_not_removed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share that does not answer for long says nothing about the actor."""
+    keys, clock = table(folder)
+    name = keys.register(new_pair().public, "enrolment")
+    monkeypatch.setattr(enrolled, "last_seen", lambda _path: None)
+
+    for _ in range(4):
+        assert keys.forget_unused() == []
+        clock.now += enrolled.UNUSED_S / 2
+
+    assert names(folder) == {name}
+
+
 def test_a_jump_of_the_time_of_day_removes_no_key_and_makes_no_room(folder: Path) -> None:
     """A broker that starts after the jump must hear of the actors before it can judge them."""
     keys, clock = table(folder)
