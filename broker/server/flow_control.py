@@ -38,7 +38,8 @@ HELLOS = 20  # of one key at once, and again in ten seconds, beside two for each
 FORGET_S = 300.0  # half of a key's failures and successes, each time
 MOST_FAILURES = 20  # of a key before it is judged at all, and results of others to judge it by
 FAILING_SHARE = 0.5  # of what a key's leases came to
-TIMES_OTHERS = 3.0  # by which that exceeds the share of the other keys
+TIMES_OTHERS = 3.0  # by which that exceeds the share of the median other
+LEAST_OTHERS = 2  # with enough results, to be certain
 
 
 def peer_share_bytes(settings: BrokerSettings) -> int:
@@ -212,6 +213,15 @@ class TokenBuckets:
         return True
 
 
+def _median_high(shares: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return the failures and results in the middle by their share, or the higher of two."""
+    return sorted(shares, key=lambda share: share[0] / share[1])[len(shares) // 2]
+
+
+def _sum(shares: list[tuple[int, int]]) -> tuple[int, int]:
+    return sum(bad for bad, _ in shares), sum(of for _, of in shares)
+
+
 class Excess(NamedTuple):
     """Failures of a key that are too many."""
 
@@ -222,6 +232,9 @@ class Excess(NamedTuple):
 
 class FailureBudgets:
     """Failures and successes of each key, lately.
+
+    Nobody confirms a success: one that makes up many must not make all others look bad. So a key is
+    compared with the median of the others, and its suspension is certain beside two of them.
 
     Args:
         clock: Seconds.
@@ -256,19 +269,30 @@ class FailureBudgets:
         judged = own if name in own else sorted(own, key=self._bad.__getitem__)[:-1]
         bad = sum(self._bad[key] for key in judged)
         of = bad + sum(self._good[key] for key in judged)
-        others_bad = self._bad.total() - sum(self._bad[key] for key in own)
-        others = others_bad + self._good.total() - sum(self._good[key] for key in own)
         if bad < MOST_FAILURES or bad < FAILING_SHARE * of:
             return None
-        if others and bad * others < TIMES_OTHERS * others_bad * of:
+        others = self._others(name, own)
+        known = [other for other in others if other[1] >= MOST_FAILURES]
+        others_bad, others_of = _median_high(known) if known else _sum(others)
+        if bad * others_of < TIMES_OTHERS * others_bad * of:
             return None
-        text = f"{bad} of its last {of} leases failed, of those of other keys {others_bad} of"
-        return Excess(f"{text} {others}", is_certain=others >= MOST_FAILURES)
+        text = f"{bad} of its last {of} leases failed, of the median other's {others_bad} of"
+        return Excess(f"{text} {others_of}", is_certain=len(known) >= LEAST_OTHERS)
 
     def forget(self, name: str) -> None:
         """Begin anew with a key, or with all of a holder."""
         for key in self._keys_of(name):
             del self._bad[key], self._good[key]
+
+    def _others(self, name: str, own: set[str]) -> list[tuple[int, int]]:
+        """Count failures and results of each other holder, and of the other keys of a key's own."""
+        found: Counter[str] = Counter()
+        bad: Counter[str] = Counter()
+        for key in (self._bad | self._good).keys() - own:
+            other = key if holder_of(key) == holder_of(name) else holder_of(key)
+            found[other] += self._bad[key] + self._good[key]
+            bad[other] += self._bad[key]
+        return [(bad[other], of) for other, of in found.items()]
 
     def _keys_of(self, name: str) -> set[str]:
         return {key for key in self._bad | self._good if name in (key, holder_of(key))}

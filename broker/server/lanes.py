@@ -1,12 +1,13 @@
 """Lanes of requests: heartbeats never wait behind work, and work that would wait too long is shed.
 
-    arrives -> (waits, first come first served) -> runs -> done
+    arrives -> (waits, a queue for each holder, which have their turns) -> runs -> done
                   └── waited for `most_wait_s`, or would: refused as `busy`, to be sent again later
 
 A broker that falls behind must say so while its actors are still heard: a queue of the length of a
 heartbeat timeout would turn a live fleet SUSPECT, and leasing its work again would lengthen the
 queue. Signs of life, registrations and operators have a lane of their own, so they wait neither for
-a place nor behind records. No I/O; the clock is injected.
+a place nor behind records. And nobody waits behind the queue of another: one holder of many keys
+has one turn among the holders that wait. No I/O; the clock is injected.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 from broker.protocol.messages import BeatRequest, Bye, Hello
 from broker.transport.allow_list import Member
+from buffer.operations.values import holder_of
 
 from .flow_control import Slot
 from .permissions import ADMIN_REQUESTS
@@ -53,6 +55,10 @@ class Request:
             lane.finished()
 
 
+_Queue = OrderedDict[tuple[bytes, int], tuple[float, Request]]
+"""By connection and number: when each arrived, the oldest first."""
+
+
 class Lane:
     """Requests of one kind: some run, the others wait."""
 
@@ -77,19 +83,24 @@ class Lane:
         self._most_wait_s = most_wait_s
         self._clock = clock
         self._running = 0
-        self._waiting: OrderedDict[tuple[bytes, int], tuple[float, Request]] = OrderedDict()
+        self._queues: OrderedDict[str, _Queue] = OrderedDict()
+        """Of holders that wait, the one whose turn it is first; none is empty."""
+        self._num_waiting = 0
 
     def offer(self, request: Request) -> None:
         """Start a request, let it wait, or shed it."""
-        place = request.route, request.seq
-        if self._running < MAX_RUNNING and not self._waiting:
+        place, holder = (request.route, request.seq), holder_of(request.member.tag)
+        queue = self._queues.get(holder)
+        if self._running < MAX_RUNNING and not self._queues:
             self._run(request)
-        elif place in self._waiting:
+        elif queue is not None and place in queue:
             request.release()  # a copy of one that waits: that one's answer is its answer
-        elif len(self._waiting) >= MAX_WAITING or self._is_late(self._oldest_at):
+        elif self._num_waiting >= MAX_WAITING or (queue is not None and self._has_late(queue)):
             self._shed(request)
         else:
-            self._waiting[place] = self._clock(), request
+            queue = self._queues.setdefault(holder, OrderedDict())
+            queue[place] = self._clock(), request
+            self._num_waiting += 1
 
     def finished(self) -> None:
         """Let the next one run."""
@@ -98,21 +109,33 @@ class Lane:
 
     def advance(self) -> None:
         """Shed what has waited too long, and start what there is room for."""
-        while self._waiting and (self._running < MAX_RUNNING or self._is_late(self._oldest_at)):
-            _, (arrived_at, request) = self._waiting.popitem(last=False)
-            (self._shed if self._is_late(arrived_at) else self._run)(request)
+        for holder, queue in list(self._queues.items()):
+            while queue and self._has_late(queue):
+                self._shed(self._pop(holder))
+        while self._queues and self._running < MAX_RUNNING:
+            holder = next(iter(self._queues))
+            request = self._pop(holder)
+            if holder in self._queues:
+                self._queues.move_to_end(holder)
+            self._run(request)
 
     def _run(self, request: Request) -> None:
         self._running += 1
         request.lane = self
         self._start(request)
 
-    @property
-    def _oldest_at(self) -> float:
-        """When the first of those that wait arrived."""
-        return next(iter(self._waiting.values()))[0] if self._waiting else self._clock()
+    def _pop(self, holder: str) -> Request:
+        """Take the first request of a holder that waits."""
+        queue = self._queues[holder]
+        _, (_, request) = queue.popitem(last=False)
+        self._num_waiting -= 1
+        if not queue:
+            del self._queues[holder]
+        return request
 
-    def _is_late(self, arrived_at: float) -> bool:
+    def _has_late(self, queue: _Queue) -> bool:
+        """Return whether the first of a queue has waited too long."""
+        arrived_at, _ = next(iter(queue.values()))
         return self._clock() - arrived_at > self._most_wait_s
 
 

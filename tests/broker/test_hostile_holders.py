@@ -24,14 +24,13 @@ from broker.protocol.messages import (
     ReleaseRequest,
     Verdict,
 )
-from broker.server.flow_control import FORGET_S, MOST_FAILURES, FailureBudgets
+from broker.server.flow_control import MOST_FAILURES
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair
 from buffer import operations
 from buffer.operations.keys import run_prefix
 from buffer.record.codec import decode_completion, encode_completion
 from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
-from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.records import submission
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
 
@@ -250,8 +249,10 @@ def test_a_key_that_was_suspended_begins_anew(redis_url: str, keys: Path) -> Non
         async with ring(redis_url, keys) as here:
             await begin(here.store, groups=200)
             honest = await here.actor("honest")
-            for lease in (await honest.lease(LeaseRequest(MOST_FAILURES, FIRST))).leases:
-                await honest.submit(submission(lease))
+            second = await here.actor("second")
+            for actor in (honest, second):
+                for lease in (await actor.lease(LeaseRequest(MOST_FAILURES, FIRST))).leases:
+                    await actor.submit(submission(lease))
             evil = here.client("evil", keys=load_pair(keys, "hostile"))
             await evil.hello(hello("evil"), deadline_s=5)
             await fail_all(evil, 1)
@@ -351,6 +352,48 @@ def test_a_run_whose_tasks_die_pauses_before_it_is_dead(redis_url: str, keys: Pa
     asyncio.run(story())
 
 
+def test_a_pause_that_one_holder_alone_has_caused_ends_when_another_comes(
+    redis_url: str, keys: Path
+) -> None:
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=200)
+            evil = await here.actor("evil")
+            await fail_all(evil, 12)
+            assert (await here.store.run(operations.closed())).paused
+
+            honest = await here.actor("honest")
+            (lease,) = (await honest.lease(LeaseRequest(1, FIRST), deadline_s=5)).leases
+            (verdict,) = (await honest.submit(submission(lease))).verdicts
+
+            assert verdict.verdict is Verdict.OK
+            assert not (await here.store.run(operations.closed())).paused
+
+    asyncio.run(story())
+
+
+def test_a_pause_stays_when_the_next_holder_fails_as_well(redis_url: str, keys: Path) -> None:
+    """So it is when the environment is broken: an operator has to look."""
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=200)
+            first = await here.actor("first")
+            await fail_all(first, 12)
+            second = await here.actor("second")
+            for _ in range(4):
+                await fail_all(second, 1)
+                await fail_all(first, 1)
+            third = await here.actor("third")
+
+            assert not (await third.lease(LeaseRequest(1, FIRST), deadline_s=5)).leases
+
+            assert (await here.store.run(operations.closed())).paused
+            assert (await here.store.run(operations.stats())).dead <= 30
+
+    asyncio.run(story())
+
+
 def test_a_key_that_says_hello_too_often_is_put_off(redis_url: str, keys: Path) -> None:
     async def story() -> None:
         async with ring(redis_url, keys, max_actors_per_key=2) as here:
@@ -393,55 +436,3 @@ def test_a_key_that_holds_all_work_shares_it_with_one_that_has_none(
         asyncio.run(story())
     finally:
         revoke(keys, "hostile")
-
-
-def test_a_holder_is_judged_without_the_key_that_fails_most() -> None:
-    budgets = FailureBudgets(FakeClock())
-    budgets.count("other", good=100)
-    budgets.count("fleet~a", bad=1000)
-    budgets.count("fleet~b", bad=MOST_FAILURES - 1)
-    assert budgets.excess("fleet") is None
-    assert budgets.excess("fleet~a") is not None
-    budgets.count("fleet~c", bad=1)
-    text = "20 of its last 20 leases failed, of those of other keys 0 of 100"
-    assert budgets.excess("fleet") == (text, True)
-    budgets.count("fleet~d", good=21)
-    assert budgets.excess("fleet") is None, "less than half"
-
-    budgets.forget("fleet~a")
-    budgets.count("fleet~e", bad=60)
-    budgets.forget("fleet")
-    budgets.count("fleet~a", bad=MOST_FAILURES)
-    budgets.count("fleet~b", bad=MOST_FAILURES)
-    assert budgets.excess("fleet") == (text, True), "what was before is forgotten"
-
-
-def test_failures_are_judged_beside_those_of_other_keys() -> None:
-    clock = FakeClock()
-    budgets = FailureBudgets(clock)
-    budgets.count("a", bad=19)
-    assert budgets.excess("a") is None, "too few to judge"
-    budgets.count("a", bad=1)
-    text = "20 of its last 20 leases failed, of those of other keys 0 of 0"
-    assert budgets.excess("a") == (text, False), "others have nothing to judge it by"
-    budgets.count("b", good=MOST_FAILURES)
-    assert budgets.excess("a") == (text.replace("0 of 0", "0 of 20"), True)
-    budgets.forget("b")
-
-    budgets.count("b", good=60, bad=40)
-    assert budgets.excess("a") is None, "a share of 1.0 is not three times 0.4"
-    budgets.count("b", good=40)
-    assert budgets.excess("a") is not None
-    budgets.count("a", good=21)
-    assert budgets.excess("a") is None, "less than half"
-
-    clock.now += FORGET_S
-    budgets.count("a")
-    budgets.count("a", bad=9)
-    assert budgets.excess("a") is None, "half is forgotten"
-    budgets.count("b", good=200)
-    assert budgets.excess("a") is None, "19 since then are too few"
-    budgets.count("a", bad=1)
-    assert budgets.excess("a") is not None
-    budgets.forget("a")
-    assert budgets.excess("a") is None

@@ -49,10 +49,10 @@ class Traffic:
             clock=self.clock,
         )
 
-    def offer(self, *numbers: int) -> None:
+    def offer(self, *numbers: int, member: Member = MEMBER) -> None:
         for seq in numbers:
             slot = Slot(lambda seq=seq: self.released.append(seq))  # type: ignore[misc]
-            self.lane.offer(Request(b"route", None, seq, "key", MEMBER, slot))
+            self.lane.offer(Request(b"route", None, seq, "key", member, slot))
 
     def finish(self, count: int) -> None:
         for request in self.started[-count:]:
@@ -95,6 +95,38 @@ def test_what_has_waited_too_long_is_shed_and_so_is_what_comes_behind_it(traffic
     traffic.finish(1)
 
     assert traffic.seqs == [1, 2, 4]
+
+
+def test_holders_that_wait_have_their_turns_however_many_keys_one_has(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "MAX_WAITING", 99)
+    keys = [Member(f"fleet-{n}", Role.ACTOR, f"fleet~{n}", "fleet") for n in range(3)]
+    for n, member in enumerate(keys):
+        traffic.offer(*range(10 * n, 10 * n + 4), member=member)
+    traffic.offer(90, 91)
+
+    for _ in range(4):
+        traffic.started[-1].release()
+
+    assert traffic.seqs == [0, 1, 2, 90, 3, 91]
+
+
+def test_only_whose_own_requests_wait_too_long_are_shed(
+    traffic: Traffic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "MAX_WAITING", 99)
+    other = Member("other", Role.ACTOR, "other")
+    traffic.offer(1, 2, 3, 4)
+    traffic.clock.now += 1.6
+    traffic.offer(5)
+    traffic.offer(6, member=other)
+
+    traffic.lane.advance()
+    traffic.finish(1)
+
+    assert traffic.shed == [5, 3, 4]
+    assert traffic.seqs == [1, 2, 6]
 
 
 def test_a_lane_holds_a_bounded_number_and_no_copies(traffic: Traffic) -> None:

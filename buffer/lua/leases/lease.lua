@@ -12,7 +12,16 @@ local meta = call('HMGET', META, 'state', 'lineage', 'version', 'group_size', 'u
   'max_policy_lag', 'margin', 'fence', 'paused')
 if meta[1] == 'ENDED' then return { 'DONE' } end
 if meta[1] ~= 'RUNNING' then return { 'WAIT' } end
-if meta[9] then return { 'WAIT' } end
+
+-- Whoever is alone cannot know whether its failures are its own. The pause that they lead to ends when another holder
+-- asks for work: from then on a death counts only where both have failed.
+local function end_pause_of_another(holder)
+  if call('ZCARD', HOLDERS) ~= 1 or holder == '' or call('ZSCORE', HOLDERS, holder) then return false end
+  call('HDEL', META, 'paused')
+  call('UNLINK', DEATHS)
+  return true
+end
+if meta[9] and not end_pause_of_another(holder_of(ARGV[6])) then return { 'WAIT' } end
 local lineage, version, size = tonumber(meta[2]), tonumber(meta[3]), tonumber(meta[4])
 local actor_lineage, actor_step = tonumber(ARGV[4]), tonumber(ARGV[5])
 if actor_lineage > lineage then return { 'WAIT' } end -- the store was rewound: wait for the learner

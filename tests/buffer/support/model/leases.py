@@ -30,9 +30,9 @@ def lease(
     """
     if model.state != "RUNNING":
         return LeaseAnswer("DONE" if model.state == "ENDED" else "WAIT", [])
-    if (
-        model.paused is not None or version[0] > model.lineage
-    ):  # the store was rewound: wait for the learner
+    if model.paused is not None and not _end_pause(model, holder_of(key)):
+        return LeaseAnswer("WAIT", [])
+    if version[0] > model.lineage:  # the store was rewound: wait for the learner
         return LeaseAnswer("WAIT", [])
     fence, resumed = _granted_before(model, (key, incarnation), seq, abandoned)
     begun = list[int]()
@@ -81,6 +81,14 @@ def _pick_ready(model: Model, n: int, version: tuple[int, int]) -> list[int]:
     if policy_lag(model, version) <= model.limits.max_policy_lag:
         picked += model.among_ready(None)[: n - len(picked)]
     return picked
+
+
+def _end_pause(model: Model, asker: str) -> bool:
+    """A pause that is due to one holder alone ends when another comes."""
+    if len(model.holders) != 1 or asker in {"", *model.holders}:
+        return False
+    model.paused, model.deaths = None, {}
+    return True
 
 
 def _start_units(model: Model, room: int, version: tuple[int, int], *, is_first: bool) -> list[int]:
