@@ -66,7 +66,7 @@ def test_more_bytes_than_an_episode_can_have_end_the_lease(run: RunInStore) -> N
 
 def _charges(run: RunInStore, task: LeasedTask) -> tuple[object, ...]:
     key = f"{run.prefix}:t:{task.task_id}"
-    return tuple(run.redis.hmget(key, "att", "fails", "failed_by"))
+    return tuple(run.redis.hmget(key, "att", "fails", "lost_by"))
 
 
 def _filled_and_given_back(run: RunInStore, size: int) -> LeasedTask:

@@ -184,6 +184,54 @@ def test_a_task_that_fails_with_two_keys_dies_at_its_limit(run: RunInStore) -> N
     assert run.stats().dead == 1
 
 
+@pytest.mark.parametrize("keys", ["abc", "aabb", "aabc", "aaaaaaaab"])
+def test_of_three_keys_two_failures_are_others_or_it_may_be_one_keys_fault(
+    run: RunInStore, keys: str
+) -> None:
+    run.create(2)
+    lease(run, "b", 4)
+    lease(run, "c", 1)
+    run.submit(lease(run, "c", 3), "c")
+    run.store.run(operations.suspend("c", "its task is free again"))
+    run.store.run(operations.resume())
+
+    for key in keys:
+        assert run.stats().dead == 0, key
+        fail(run, key, lease(run, key, 1))
+
+    assert run.stats().dead == 1
+    assert run.redis.zcard(f"{run.prefix}:deaths") == (keys != "aaaaaaaab")
+
+
+def test_failures_and_lost_leases_are_judged_apart(run: RunInStore) -> None:
+    run.create(2)
+    lease(run, "b", 4)
+
+    for key in ("liar", "b", "liar", "b", "liar", "liar"):
+        if key == "b":
+            run.expire(lease(run, key, 1))
+        else:
+            fail(run, key, lease(run, key, 1))
+        assert run.stats().dead == 0
+
+
+@pytest.mark.parametrize("kind", ["data", "infrastructure"])
+def test_one_liar_beside_two_others_cannot_pause_the_run_with_their_help(
+    run: RunInStore, kind: str
+) -> None:
+    """Each task fails with an honest actor once, by bad luck or by what the liar had stored."""
+    run.create(12)
+    for key in ("b", "c"):
+        run.submit(lease(run, key, 4), key)
+    for _ in range(12):
+        for key in ("liar", "liar", "b"):
+            fail(run, key, lease(run, key, 1), kind)
+        run.submit(lease(run, "b", 1), "b")
+
+    assert run.store.run(operations.closed()).paused == ""
+    assert run.stats().dead == 0
+
+
 def test_a_suspended_key_loses_its_leases_and_each_time_is_out_for_longer(run: RunInStore) -> None:
     run.create(2)
     tasks = lease(run, "a", 4)

@@ -65,7 +65,7 @@ local function note_death(id)
     ' of them of: ' .. string.sub(why, 1, 200) .. '; ' .. held .. ' in the hands of ' .. holder)
 end
 
-local function fail_task(id, why)
+local function fail_task(id, why, is_noted)
   call('ZREM', lease_key(id), id)
   call('ZREM', ready_key(id), id)
   if tonumber(id) >= EVAL_BASE then
@@ -76,40 +76,47 @@ local function fail_task(id, why)
   else
     call('HSET', task_key(id), 'st', 'X', 'why', why)
     call('ZADD', DEAD, now_ms(), id)
-    if call('HGET', task_key(id), 'failed_by') == '' then note_death(id) end
+    if is_noted then note_death(id) end
     lose_member(id)
   end
 end
 
--- The one of several with whom alone a task has failed: a key, or all keys of one holder; '' = there is none.
-local function blamed(by, key)
-  if by and by ~= key then key = holder_of(by) == holder_of(key) and holder_of(key) or '' end
-  if key == holder_of(key) and call('ZCARD', HOLDERS) < 2 then return '' end -- the only one
-  return key
+-- Whether the failures of a task may be the fault of the holder that has most of them: none is another's, or of three
+-- holders only one, which may be bad luck beside that one's bad will. `by` has the tag of each failure's key on a line.
+-- Where all keys are one holder's they are compared with each other; nothing is compared with a lone one.
+local function may_be_one_holders(by, key)
+  local holders, failures, worst, counts = call('ZCARD', HOLDERS), 0, 0, {}
+  local others_needed = holders < 2 and (key == holder_of(key) and 0 or 1) or math.min(2, holders - 1)
+  for tag in string.gmatch(by, '([^\n]*)\n') do
+    local owner = holders < 2 and tag or holder_of(tag)
+    failures, counts[owner] = failures + 1, (counts[owner] or 0) + 1
+    if owner ~= '' then worst = math.max(worst, counts[owner]) end
+  end
+  return worst > 0 and failures - worst < others_needed
 end
 
 -- After a failure: dead if it was the last of so many, else ready again. Nothing dies while leasing is paused, or a
--- fault of the run would take all that is leased. And where several hold leases, one alone cannot kill a task before
--- it has failed three times as often: a task that only one of them gets has to end, too.
-local function end_attempt(id, failures, most, why)
-  local task = call('HMGET', task_key(id), 'key', 'failed_by')
-  local by = blamed(failures > 1 and task[2], task[1] or '')
-  call('HSET', task_key(id), 'failed_by', by)
-  if failures < most * (by ~= '' and 3 or 1) or call('HEXISTS', META, 'paused') == 1 then
+-- fault of the run would take all that is leased. What may be one holder's fault dies after three times as many,
+-- because a task that only one of them gets has to end, too, and says nothing of the run.
+local function end_attempt(id, failures, by, key, most, why)
+  local is_theirs = may_be_one_holders(by, key)
+  if failures < most * (is_theirs and 3 or 1) or call('HEXISTS', META, 'paused') == 1 then
     give_back(id)
   else
-    fail_task(id, why)
+    fail_task(id, why, not is_theirs)
   end
 end
 
 -- One more attempt failed through no fault of the task. One that added tokens is the first again.
 local function charge(id, max_attempts, why)
   call('ZREM', lease_key(id), id)
-  local task = call('HMGET', task_key(id), 'att', 'len', 'lastlen')
+  local task = call('HMGET', task_key(id), 'att', 'len', 'lastlen', 'lost_by', 'key')
   local attempts, length = tonumber(task[1] or '0') + 1, tonumber(task[2] or '0')
-  if length > tonumber(task[3] or '0') then attempts = 1 end
-  call('HSET', task_key(id), 'att', attempts, 'lastlen', length)
-  end_attempt(id, attempts, max_attempts, why)
+  local by, key = task[4] or '', task[5] or ''
+  if length > tonumber(task[3] or '0') then attempts, by = 1, '' end
+  by = by .. key .. '\n'
+  call('HSET', task_key(id), 'att', attempts, 'lastlen', length, 'lost_by', by)
+  end_attempt(id, attempts, by, key, max_attempts, why)
 end
 
 -- A lease ends, and its holder cannot revive it either; one that was reaped has been charged before.
@@ -127,7 +134,11 @@ end
 -- The task itself failed: such failures have a budget of their own, which no progress refills.
 local function charge_data(id, max_failures, why)
   call('ZREM', lease_key(id), id)
-  end_attempt(id, call('HINCRBY', task_key(id), 'fails', 1), max_failures, why)
+  local task = call('HMGET', task_key(id), 'fails', 'failed_by', 'key')
+  local failures, key = tonumber(task[1] or '0') + 1, task[3] or ''
+  local by = (task[2] or '') .. key .. '\n'
+  call('HSET', task_key(id), 'fails', failures, 'failed_by', by)
+  end_attempt(id, failures, by, key, max_failures, why)
 end
 
 -- Ends some leases by a field of theirs, without their fences, so that no message on its way revives one.

@@ -59,7 +59,7 @@ FIRST = (
     ),
     Bug("recovered", "now_ms() + grace", "now_ms() - grace"),
     Bug("reconcile", "+ i - 6 - total", "+ i - 6 + total"),
-    Bug("tasks", "failures < most * (by", "failures <= most * (by"),
+    Bug("tasks", "failures < most * (is", "failures <= most * (is"),
     Bug("units", "alive < math.min(", "alive <= math.min("),
     Bug("replay", "used < tonumber(", "used <= tonumber("),
 )

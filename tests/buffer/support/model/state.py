@@ -49,8 +49,10 @@ class Task:
     holder: str | None = None
     key: str | None = None
     """Tag of its holder's key."""
-    failed_by: str | None = None
-    """The only key or holder under which it failed; empty where that says nothing."""
+    failed_by: list[str] = field(default_factory=list)
+    """Tag of the key of each failure as data."""
+    lost_by: list[str] = field(default_factory=list)
+    """Of each attempt since the last progress."""
     deadline_ms: int = 0
     place: int = RESUMED
     """Among the ready."""
@@ -231,21 +233,25 @@ class Model:
         grew = length > (task.length_charged or 0)
         task.attempts = 1 if grew else (task.attempts or 0) + 1
         task.length_charged = length
-        self._end_attempt(i, task.attempts, max_attempts, why)
+        task.lost_by = [*([] if grew else task.lost_by), task.key or ""]
+        self._end_attempt(i, task.attempts, task.lost_by, max_attempts, why)
 
-    def _end_attempt(self, i: int, failures: int, most: int, why: str) -> None:
-        """Nothing dies while leasing is paused; of several keys, one alone kills less easily."""
-        task = self.tasks[i]
-        by, key = task.failed_by if failures > 1 else None, task.key or ""
-        if by is not None and by != key:
-            key = holder_of(key) if holder_of(by) == holder_of(key) else ""
-        if "~" not in key and len(self.holders) < 2:
-            key = ""
-        task.failed_by = key
-        if failures < most * (3 if key else 1) or self.paused is not None:
+    def _end_attempt(self, i: int, failures: int, by: list[str], most: int, why: str) -> None:
+        """Nothing dies while leasing is paused; of several holders, one alone kills less easily."""
+        is_theirs = self._may_be_one_holders(by)
+        if failures < most * (3 if is_theirs else 1) or self.paused is not None:
             self.give_back(i)
         else:
-            self.bury(i, why)
+            self.bury(i, why, is_noted=not is_theirs)
+
+    def _may_be_one_holders(self, by: list[str]) -> bool:
+        """Whether too few are others' than those of whoever has most: of three, two say enough."""
+        num_others = min(2, len(self.holders) - 1)
+        if len(self.holders) < 2:
+            num_others = 1 if "~" in by[-1] else 0
+        owners = by if len(self.holders) < 2 else [holder_of(tag) for tag in by]
+        worst = max((owners.count(owner) for owner in owners if owner), default=0)
+        return worst > 0 and len(by) - worst < num_others
 
     def take_away(self, i: int, max_attempts: int, why: str) -> None:
         """A lease ends, and its holder cannot revive it; one that was reaped has been charged."""
@@ -262,9 +268,10 @@ class Model:
         """The task itself failed, which no progress makes good."""
         task = self.tasks[i]
         task.failures = (task.failures or 0) + 1
-        self._end_attempt(i, task.failures, max_failures, why)
+        task.failed_by = [*task.failed_by, task.key or ""]
+        self._end_attempt(i, task.failures, task.failed_by, max_failures, why)
 
-    def bury(self, i: int, why: str) -> None:
+    def bury(self, i: int, why: str, *, is_noted: bool) -> None:
         """A task is not tried any more: a dead letter, or a failed evaluation."""
         task = self.tasks[i]
         if task.round is not None:
@@ -273,7 +280,7 @@ class Model:
             del self.tasks[i]
             return
         task.state, task.why, task.died_ms = "X", why, self.now_ms
-        if task.failed_by == "":
+        if is_noted:
             self._note_death(i)
         unit = self.unit_of(i)
         alive = [member for member in self.members(unit) if not self.is_dead(member)]
