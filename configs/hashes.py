@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 from configs.tables.run import RunSettings
 
@@ -17,7 +18,8 @@ from .own_code import source_of
 
 LOCAL_KEYS = {"directory", "environment", "model", "reward", "trusted_network"}
 """Keys of `run` that may differ between machines. The contents of the files that they name are
-compared on their own: the model by the manifest of the weights, the others by their hashes."""
+compared on their own: the model by the manifest of the weights, the others by their hashes, as are
+the files of a dataset."""
 
 HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
 
@@ -40,8 +42,41 @@ def settings_hash(run: RunSettings) -> str:
     # Without defaults: a setting that a later version adds leaves the runs of earlier ones alike.
     shared = run.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
     shared["environment"] = run.environment.rpartition("/")[2]
+    if data := data_files(run):
+        names = {key: Path(name).name for key, name in data.items()}
+        shared["environment_settings"] = run.environment_settings | names
     text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def data_files(run: RunSettings) -> dict[str, str]:
+    """Return the files of the environment `dataset`, by the key that names each."""
+    if run.environment != "dataset":
+        return {}
+    given = {key: run.environment_settings.get(key) for key in ("path", "held_out")}
+    return {key: str(name) for key, name in given.items() if name is not None}
+
+
+def data_hash(name: str) -> str:
+    """Hash of a file, of all files in a folder, or of a name that is neither.
+
+    Raises:
+        SettingsError: A file cannot be read.
+    """
+    place = Path(name).expanduser()
+    if not place.exists():
+        return name  # on a hub; or missing, which the environment says better
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if path.is_file():
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+    except OSError as error:
+        raise SettingsError(
+            f"run.environment_settings must name readable files, got {name!r}; {error.strerror}"
+        ) from error
+    return digest.hexdigest()[:HASH_CHARACTERS]
 
 
 def reward_hash(reward: str | None) -> str:
@@ -81,7 +116,8 @@ def _rewards_hash(run: RunSettings) -> str:
 
 
 def _environment_hash(run: RunSettings) -> str:
-    keys = json.dumps(run.environment_settings, sort_keys=True, default=str)
+    contents = {key: data_hash(name) for key, name in data_files(run).items()}
+    keys = json.dumps(run.environment_settings | contents, sort_keys=True, default=str)
     name = run.environment
     if ":" in name:
         code, package = code_hash(name, setting="run.environment"), name.partition(":")[0]

@@ -18,6 +18,7 @@ from .base import Conversation, Environment
 
 OURS = {
     "reasoning_gym": "actors.environments.reasoning_gym:ReasoningGym",
+    "dataset": "actors.environments.dataset.environment:Dataset",
     "calculator": "actors.environments.calculator:Calculator",
 }
 

@@ -31,7 +31,7 @@ class RunSettings(Table):
     steps: Positive = 100
     """Batches to train in all."""
     environment: str = "reasoning_gym"
-    """`reasoning_gym`, `calculator`, or a class of your own: `path/to/file.py:Class` or
+    """`dataset`, `reasoning_gym`, `calculator`, or a class of your own: `path/to/file.py:Class` or
     `module:Class`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     """Keywords for the environment, such as `dataset: spell_backward`."""

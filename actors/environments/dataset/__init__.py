@@ -1,0 +1,1 @@
+"""The environment `dataset`: questions and answers out of a file."""

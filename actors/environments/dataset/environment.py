@@ -1,0 +1,235 @@
+"""Questions out of a file: `environment: dataset`.
+
+    run:
+      environment: dataset
+      environment_settings: {path: questions.jsonl, prompt: question, answer: answer}
+
+Every row is a question of one turn. Training goes through all rows in a shuffled order, then in
+another one: row and order are a pure function of the item's number, so a restart or a rewind
+changes nothing. A tenth of the questions, chosen by their text, is held out; or a second file is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from actors.chat import GivenPrompt, read_prompt, text_of
+from actors.environments.base import Score, Segment, Step
+from actors.environments.final_answer import FORMAT
+from actors.environments.held_out import is_held_out
+from configs.errors import SettingsError
+
+from .rows import Row, Rows, open_rows
+from .scorers import SCORERS, score_of
+
+NEEDS_ITS_OWN_FORM = ("regex", "json_schema")
+CACHED_ORDERS = 2  # of this pass and of the next
+COLUMN = re.compile(r"\{(\w+)\}")
+"""A column in a prompt that is written out."""
+
+
+class DatasetSettings(BaseModel):
+    """`run.environment_settings` of a dataset."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    path: str
+    """`.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet`; a folder that `datasets` has saved, or a
+    name on its hub."""
+    prompt: str = "prompt"
+    """The column of the prompt, a text or a list of messages; or a text with columns in braces,
+    such as `Translate: {english}`."""
+    answer: str | None = None
+    """The column of the reference answer; null where a reward function needs none."""
+    scorer: Literal["exact", "numeric", "choice", "regex", "json_schema"] | None = None
+    """How an answer is compared with the reference; null = `exact` where there is one."""
+    answer_format: str | None = None
+    """Tells the model how to answer, behind the prompt; empty = nothing does, null = Nyala's own
+    sentence where `scorer` is exact, numeric or choice."""
+    held_out: str | None = None
+    """Where held-out rows are, as in `path`; null = a tenth of `path`."""
+    split: str = "train"
+    """Of a folder or a name: which part of it."""
+    seed: int = Field(default=0, ge=0)
+    """Of the order of rows."""
+
+
+class DatasetConversation:
+    """One row: its question, and one answer to it."""
+
+    def __init__(self, row: Row, settings: DatasetSettings) -> None:
+        self._row = row
+        self._settings = settings
+        self._text = ""
+
+    @property
+    def prompt(self) -> GivenPrompt:
+        """The question, with the sentence about the form of the answer behind it."""
+        given = prompt_of(self._row, self._settings)
+        form = _form(self._settings)
+        if not form:
+            return given
+        if isinstance(given, str):
+            return f"{given.rstrip()}\n\n{form}"
+        *before, last = given
+        return [*before, {**last, "content": f"{last['content'].rstrip()}\n\n{form}"}]
+
+    @property
+    def answer(self) -> str | None:
+        """The reference answer, if the rows have one."""
+        column = self._settings.answer
+        return None if column is None else str(self._row[column])
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """All columns of the row."""
+        return dict(self._row)
+
+    @property
+    def demonstration(self) -> tuple[Segment, ...]:
+        """The reference answer as the only turn."""
+        return () if self.answer is None else (Segment(self.answer, trained=True),)
+
+    def step(self, text: str) -> Step:
+        """Take the answer; there is no second turn."""
+        self._text = text
+        return Step()
+
+    def score(self) -> Score:
+        """Compare the final answer with the reference; 0 without one: a reward function judges."""
+        if self._settings.answer is None:
+            return Score(0.0)
+        reference = self._row[self._settings.answer]
+        score = score_of(self._text, reference, SCORERS[_scorer(self._settings)])
+        right = score or 0.0
+        return Score(right, {"exact": right}, {"unparsed": float(score is None)})
+
+
+class Dataset:
+    """Rows of a file, split into training and held-out ones.
+
+    Raises:
+        SettingsError: A file or a column is missing, or a row has no prompt or no answer that the
+            scorer takes; all rows are read once.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = DatasetSettings(**settings)
+        self._rows = open_rows(self._settings.path, split=self._settings.split)
+        self._held_out_rows = self._rows
+        self._training, self._held_out = self._divide()
+        if not self._training:
+            raise SettingsError(
+                f"run.environment_settings.path must have rows to train on, got "
+                f"{len(self._rows)} in {self._settings.path}, all of them held out"
+            )
+        self._order = lru_cache(CACHED_ORDERS)(self._shuffle)
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> DatasetConversation:  # noqa: ARG002 - a row is its number
+        """Make the conversation of an item; members of a group share it, whatever their seeds."""
+        if held_out:
+            return DatasetConversation(self._held_out_row(index), self._settings)
+        turn, place = divmod(index, len(self._training))
+        row = self._rows[self._training[int(self._order(turn)[place])]]
+        return DatasetConversation(row, self._settings)
+
+    def describe(self) -> str:
+        """Settings, and how many rows there are; the hash of a run has the files' contents."""
+        settings = sorted(self._settings.model_dump(exclude={"path", "held_out"}).items())
+        return f"dataset of {len(self._training)} + {len(self._held_out)} rows {settings!r}"
+
+    def _held_out_row(self, index: int) -> Row:
+        if not self._held_out:
+            raise SettingsError(
+                f"run.environment_settings.path must leave some held-out rows, got none of "
+                f"{len(self._rows)}; name a file as held_out, or set run.eval_episodes to 0"
+            )
+        return self._held_out_rows[self._held_out[index % len(self._held_out)]]
+
+    def _divide(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Look at every row, and say on which side it is."""
+        settings = self._settings
+        if settings.held_out is None:
+            sides = array("Q"), array("Q")
+            for number, question in _questions(self._rows, settings, settings.path):
+                sides[is_held_out(question)].append(number)
+            return sides
+        self._held_out_rows = open_rows(settings.held_out, split=settings.split)
+        known = _questions(self._held_out_rows, settings, settings.held_out)
+        held_out = {_digest(question) for _, question in known}
+        training = array("Q")  # what is asked in evaluation is not trained
+        for number, question in _questions(self._rows, settings, settings.path):
+            if _digest(question) not in held_out:
+                training.append(number)
+        return training, range(len(self._held_out_rows))
+
+    def _shuffle(self, turn: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        key = hashlib.blake2b(f"{self._settings.seed} {turn}".encode(), digest_size=8).digest()
+        generator = np.random.Generator(np.random.PCG64(int.from_bytes(key, "little")))
+        return generator.permutation(len(self._training))
+
+
+def prompt_of(row: Row, settings: DatasetSettings) -> GivenPrompt:
+    """Return the prompt of a row: a column, or a text with columns in it."""
+    if COLUMN.search(settings.prompt):
+        return COLUMN.sub(lambda column: str(row[column[1]]), settings.prompt)
+    prompt: GivenPrompt = row[settings.prompt]
+    return prompt
+
+
+def _questions(rows: Rows, settings: DatasetSettings, path: str) -> Iterator[tuple[int, str]]:
+    """Check every row, and yield its number and its question without case.
+
+    Raises:
+        SettingsError: Names the first row that cannot be asked or scored.
+    """
+    wanted = set(COLUMN.findall(settings.prompt)) or {settings.prompt}
+    wanted |= {settings.answer} if settings.answer else set()
+    for number in range(len(rows)):
+        row, where = rows[number], f"row {number + 1} of {path}"
+        missing = wanted - row.keys()
+        if missing:
+            raise SettingsError(
+                f"run.environment_settings must name columns of {path}, got "
+                f"{', '.join(sorted(missing))}; row {number + 1} has {', '.join(row)}"
+            )
+        given = prompt_of(row, settings)
+        if not given or not isinstance(given, str | Sequence):
+            raise SettingsError(f"{where} must have a text or messages to ask, got {given!r:.60}")
+        _check_reference(row, settings, where)
+        yield number, text_of(read_prompt(given)).casefold()
+
+
+def _check_reference(row: Row, settings: DatasetSettings, where: str) -> None:
+    if settings.answer is None:
+        return
+    reference = row[settings.answer]
+    if reference is None or reference == "":
+        raise SettingsError(f"{where} must have an answer in {settings.answer}, got none")
+    try:
+        SCORERS[_scorer(settings)]("", reference)
+    except ValueError as error:
+        raise SettingsError(f"{settings.answer} of {where} {error}") from None
+
+
+def _scorer(settings: DatasetSettings) -> str:
+    return settings.scorer or "exact"
+
+
+def _form(settings: DatasetSettings) -> str:
+    if settings.answer_format is not None:
+        return settings.answer_format
+    needs_ours = settings.answer is not None and _scorer(settings) not in NEEDS_ITS_OWN_FORM
+    return FORMAT if needs_ours else ""
+
+
+def _digest(question: str) -> bytes:
+    return hashlib.blake2b(question.encode(), digest_size=16).digest()

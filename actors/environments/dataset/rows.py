@@ -1,0 +1,185 @@
+"""Rows of a dataset by number: JSON lines, JSON, CSV, parquet, or whatever `datasets` loads.
+
+Rows are mappings of columns. JSON lines stay in their file and are parsed when they are asked for,
+so that every actor of a machine can hold a large one; all others are in memory, parquet by column.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from configs.errors import SettingsError
+
+Row = Mapping[str, Any]
+
+EXTRA = "which is not installed; install Nyala with the extra `data`"
+
+
+class Rows(Protocol):
+    """Rows by number, from 0."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Row: ...
+
+
+def open_rows(path: str, *, split: str = "train") -> Rows:
+    """Open a dataset.
+
+    Args:
+        path: A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a folder that `datasets` has
+            saved, or a name on the Hugging Face hub.
+        split: Of a folder or a name: which part of it.
+
+    Raises:
+        SettingsError: There is no such file, it cannot be read, or the package that reads it is
+            not installed.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir() or (not place.suffix and not place.exists() and path.count("/") == 1):
+        return _of_datasets(path, place, split)
+    reader = _READERS.get(place.suffix.lower())
+    if reader is None:
+        raise SettingsError(
+            f"the path of a dataset must end with one of {', '.join(_READERS)}, or be a folder of "
+            f"`datasets` or a name on its hub, got {path}"
+        )
+    try:
+        return reader(place)
+    except SettingsError:
+        raise
+    except OSError as error:
+        raise SettingsError(
+            f"the path of a dataset must be a readable file, got {path} in {Path.cwd()}: "
+            f"{error.strerror or error}"
+        ) from None
+    except ValueError as error:  # of CSV, JSON, UTF-8 and parquet
+        raise SettingsError(f"a dataset must be readable, got {path}: {error!s:.200}") from None
+
+
+class JsonLines:
+    """Lines of a file, each a JSON object; empty ones are left out."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begins, self._ends, self._lines = array("Q"), array("Q"), array("Q")
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        at = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    self._begins.append(at)
+                    self._ends.append(at + len(line))
+                    self._lines.append(number)
+                at += len(line)
+
+    def __len__(self) -> int:
+        return len(self._begins)
+
+    def __getitem__(self, number: int) -> Row:
+        begin, end = self._begins[number], self._ends[number]
+        text = os.pread(self._file, end - begin, begin)
+        try:
+            row = json.loads(text)
+        except ValueError as error:
+            raise SettingsError(f"{self._where(number)} must be JSON: {error}") from None
+        return _object(row, self._where(number))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def _where(self, number: int) -> str:
+        return f"line {self._lines[number]} of {self._path}"
+
+
+class Table:
+    """Columns of Arrow, a row at a time."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __getitem__(self, number: int) -> Row:
+        (row,) = self._table.slice(number, 1).to_pylist()
+        return _object(row, f"row {number + 1}")
+
+
+def _json(path: Path) -> Sequence[Row]:
+    rows = json.loads(path.read_bytes())
+    if not isinstance(rows, list):
+        raise SettingsError(
+            f"a dataset in JSON must be a list of objects, got {type(rows).__name__} in {path}; "
+            f"one object a line is `.jsonl`"
+        )
+    return [_object(row, f"item {number} of {path}") for number, row in enumerate(rows, 1)]
+
+
+def _csv(path: Path) -> Sequence[Row]:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    csv.field_size_limit(2**24)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = list(csv.DictReader(file, delimiter=delimiter))
+    for number, row in enumerate(rows, 2):
+        if None in row or None in row.values():
+            raise SettingsError(
+                f"row {number} of {path} must have as many fields as the first line names"
+            )
+    return rows
+
+
+def _parquet(path: Path) -> Rows:
+    parquet = _package("pyarrow.parquet", f"{path} must be read by pyarrow")
+    return Table(parquet.read_table(path))
+
+
+def _of_datasets(path: str, place: Path, split: str) -> Rows:
+    datasets = _package("datasets", f"{path} must be loaded by the package datasets")
+    try:
+        if place.is_dir():
+            loaded = datasets.load_from_disk(str(place))
+        else:
+            loaded = datasets.load_dataset(path)
+        parts = loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}
+    except Exception as error:  # noqa: BLE001 - whatever that package raises, there are no rows
+        raise SettingsError(
+            f"the path of a dataset must be a file, a folder of `datasets` or a name on its hub, "
+            f"got {path}: {error!s:.200}"
+        ) from None
+    if split not in parts:
+        raise SettingsError(
+            f"the split of a dataset must be one of {', '.join(parts)}, got {split!r} of {path}"
+        )
+    rows: Rows = parts[split]
+    return rows
+
+
+def _package(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise SettingsError(f"{what}, {EXTRA}") from None
+
+
+def _object(row: Any, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise SettingsError(f"{where} must be an object of columns, got {row!r:.60}")
+    return row
+
+
+_READERS: dict[str, Callable[[Path], Rows]] = {
+    ".jsonl": JsonLines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+}

@@ -1,0 +1,101 @@
+"""Scorers of final answers, by the name in `environment_settings.scorer`.
+
+Each compares one candidate (`final_answer.py`) with the reference: 1 = right, 0 = wrong, None = it
+cannot be read as such an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from actors.environments.final_answer import candidates
+
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?")
+LETTER = re.compile(r"\W*([A-Za-z])(?:\W*|[).:\]]+\s.*)", re.DOTALL)
+FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
+CLOSE = 1e-6  # relative: 0.333333 is a third
+
+Scorer = Callable[[str, Any], float | None]
+
+
+def score_of(text: str, reference: Any, scorer: Scorer) -> float | None:
+    """Score a completion by the best of what may be its final answer."""
+    scores = [scorer(candidate, reference) for candidate in candidates(text)]
+    return max((score for score in scores if score is not None), default=None)
+
+
+def exact(candidate: str, reference: Any) -> float | None:
+    """The same text, whatever its case and spaces; a full stop at the end does not count."""
+    return float(_plain(candidate) == _plain(str(reference))) if candidate.strip() else None
+
+
+def numeric(candidate: str, reference: Any) -> float | None:
+    """The same number, to a millionth: the last one on each side, such as `18` in `#### $18`."""
+    number, wanted = _number(candidate), _number(str(reference))
+    if wanted is None:
+        raise ValueError(f"must have a number, got {reference!r:.60}")
+    if number is None:
+        return None
+    return float(math.isclose(number, wanted, rel_tol=CLOSE, abs_tol=1e-12))
+
+
+def choice(candidate: str, reference: Any) -> float | None:
+    """The same letter: `b`, `(B)` and `B. Paris` are alike."""
+    wanted = LETTER.fullmatch(str(reference).strip())
+    if wanted is None:
+        raise ValueError(f"must be a letter, got {reference!r:.60}")
+    letter = LETTER.fullmatch(candidate.strip())
+    return None if letter is None else float(letter[1].casefold() == wanted[1].casefold())
+
+
+def regex(candidate: str, reference: Any) -> float | None:
+    """The whole answer matches the reference, a regular expression."""
+    try:
+        pattern = re.compile(str(reference))
+    except re.error as error:
+        raise ValueError(f"must be a regular expression, got {reference!r:.60}: {error}") from None
+    return float(pattern.fullmatch(candidate.strip()) is not None) if candidate.strip() else None
+
+
+def json_schema(candidate: str, reference: Any) -> float | None:
+    """JSON, bare or in a fenced block, that satisfies the reference, a JSON schema."""
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 - of the extra `data`
+    from jsonschema.exceptions import SchemaError  # noqa: PLC0415 - of the extra `data`
+
+    try:
+        schema = json.loads(reference) if isinstance(reference, str) else reference
+        Draft202012Validator.check_schema(schema)
+    except (ValueError, SchemaError) as error:
+        raise ValueError(f"must be a JSON schema, got {reference!r:.60}: {error!s:.80}") from None
+    fenced = FENCE.findall(candidate)
+    try:
+        value = json.loads(fenced[-1] if fenced else candidate)
+    except (ValueError, RecursionError):
+        return None
+    return float(Draft202012Validator(schema).is_valid(value))
+
+
+SCORERS: dict[str, Scorer] = {
+    "exact": exact,
+    "numeric": numeric,
+    "choice": choice,
+    "regex": regex,
+    "json_schema": json_schema,
+}
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split()).removesuffix(".")
+
+
+def _number(text: str) -> float | None:
+    found = NUMBER.findall(text)
+    if not found:
+        return None
+    over, _, under = found[-1].replace(",", "").partition("/")
+    divisor = float(under) if under else 1.0
+    return float(over) / divisor if divisor else None

@@ -1,0 +1,177 @@
+"""The environment `dataset`: its rows, their order, their two sides, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.environments.dataset.environment import Dataset
+from actors.environments.registry import check_environment
+from configs.errors import SettingsError
+from configs.hashes import run_hashes
+from configs.settings import RunSettings
+
+
+def write(path: Path, rows: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sums(n: int) -> list[dict[str, Any]]:
+    return [{"question": f"{i}+1=", "answer": f"#### {i + 1}", "level": i % 3} for i in range(n)]
+
+
+def make(folder: Path, n: int = 50, **settings: Any) -> Dataset:
+    path = write(folder / "sums.jsonl", sums(n))
+    given = {"path": str(path), "prompt": "question", "answer": "answer", "scorer": "numeric"}
+    return Dataset(**given | settings)
+
+
+def prompts(dataset: Dataset, indices: range, *, held_out: bool = False) -> list[Any]:
+    return [dataset.begin(i, 9, held_out=held_out).prompt for i in indices]
+
+
+def test_a_row_is_asked_scored_and_given_to_rewards(tmp_path: Path) -> None:
+    conversation = make(tmp_path).begin(0, 1, held_out=False)
+    number = int(str(conversation.prompt).partition("+")[0])
+
+    assert conversation.prompt == (
+        f"{number}+1=\n\nPut your final answer between <answer> and </answer>."
+    )
+    assert conversation.columns == sums(50)[number]
+    conversation.step(f"<think>1, 2</think>It makes <answer>{number + 1}.0</answer>.")
+    assert conversation.score().parts == {"exact": 1.0}
+    conversation.step("I do not know")
+    assert conversation.score().metrics == {"unparsed": 1.0}
+    assert conversation.score().reward == 0.0
+
+
+def test_every_row_comes_once_in_each_pass_and_in_another_order(tmp_path: Path) -> None:
+    dataset = make(tmp_path)
+    n = len(set(prompts(dataset, range(200))))
+
+    passes = [prompts(dataset, range(i * n, i * n + n)) for i in range(3)]
+
+    assert all(len(set(each)) == n for each in passes)
+    assert len({tuple(each) for each in passes}) == 3
+
+
+def test_an_item_is_the_same_in_another_process_and_whatever_was_asked_before(
+    tmp_path: Path,
+) -> None:
+    first, second = make(tmp_path), make(tmp_path)
+    assert prompts(first, range(400)) == prompts(first, range(400))
+
+    assert prompts(second, range(300, 400)) == prompts(first, range(300, 400))
+    assert prompts(make(tmp_path, seed=1), range(20)) != prompts(first, range(20))
+
+
+def test_training_and_held_out_rows_are_all_rows_and_share_none(tmp_path: Path) -> None:
+    dataset = make(tmp_path, 200)
+    training = set(prompts(dataset, range(1000)))
+    held_out = set(prompts(dataset, range(1000), held_out=True))
+
+    assert not training & held_out
+    assert len(training) + len(held_out) == 200
+    assert 5 <= len(held_out) <= 40
+
+
+def test_a_question_of_the_held_out_file_is_not_trained(tmp_path: Path) -> None:
+    held_out = write(tmp_path / "held_out.jsonl", sums(10))
+    dataset = make(tmp_path, held_out=str(held_out))
+
+    assert len(set(prompts(dataset, range(1000), held_out=True))) == 10
+    assert len(set(prompts(dataset, range(1000)))) == 40
+
+
+def test_prompts_are_written_out_or_messages(tmp_path: Path) -> None:
+    written = make(tmp_path, prompt="Level {level}: {question}", answer_format="")
+    assert str(written.begin(0, 1, held_out=False).prompt).startswith("Level ")
+
+    system = {"role": "system", "content": "Be brief."}
+    rows = [{"chat": [system, {"role": "user", "content": f"{i}?"}]} for i in range(30)]
+    path = write(tmp_path / "chats.jsonl", rows)
+    chat = Dataset(path=str(path), prompt="chat", answer_format="Answer in one word.")
+
+    prompt = chat.begin(0, 1, held_out=False).prompt
+    assert not isinstance(prompt, str)
+    assert prompt[0] == system
+    assert prompt[1]["content"].endswith("?\n\nAnswer in one word.")
+
+
+def test_rows_without_answers_are_judged_by_a_reward_function_alone(tmp_path: Path) -> None:
+    conversation = make(tmp_path, answer=None).begin(0, 1, held_out=False)
+
+    assert (conversation.answer, conversation.score().parts) == (None, {})
+    assert "<answer>" not in str(conversation.prompt)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "answer"),
+    [
+        (
+            [{"question": "1", "answer": "2"}],
+            {"prompt": "prompt"},
+            "got prompt; row 1 has question",
+        ),
+        ([{"question": "1", "answer": "2"}], {"answer": "label"}, "name columns of .* got label"),
+        ([{"question": "", "answer": "2"}], {}, "row 1 of .* must have a text or messages to ask"),
+        ([{"question": "1", "answer": None}], {}, "must have an answer in answer, got none"),
+        ([{"question": "1", "answer": "two"}], {}, "answer of row 1 .* must have a number, got"),
+        (["1"], {}, "line 1 of .* must be an object of columns"),
+        ([], {}, "must have rows to train on, got 0"),
+    ],
+)
+def test_a_row_that_cannot_be_asked_or_scored_is_named(
+    tmp_path: Path, rows: list[Any], settings: dict[str, Any], answer: str
+) -> None:
+    path = write(tmp_path / "bad.jsonl", rows)
+    given = {"path": str(path), "prompt": "question", "answer": "answer", "scorer": "numeric"}
+
+    with pytest.raises(SettingsError, match=answer):
+        Dataset(**given | settings)
+
+
+def test_settings_that_are_wrong_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "sums.jsonl", sums(30))
+
+    def run(**settings: Any) -> RunSettings:
+        given = {"path": str(path), "prompt": "question"} | settings
+        return RunSettings(model="init", environment="dataset", environment_settings=given)
+
+    assert str(check_environment(run()).prompt).endswith("+1=")
+    with pytest.raises(SettingsError, match=r"environment_settings.scorer must be valid"):
+        check_environment(run(scorer="nearly"))
+    with pytest.raises(SettingsError, match=r"environment_settings.colour must be valid"):
+        check_environment(run(colour="red"))
+    with pytest.raises(SettingsError, match=r"must be a readable file, got /nowhere"):
+        check_environment(run(path="/nowhere/rows.jsonl"))
+    with pytest.raises(SettingsError, match=r"must end with one of .jsonl, .json, .csv"):
+        check_environment(run(path=__file__))
+
+
+def test_without_held_out_rows_an_evaluation_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    dataset = make(tmp_path, 2)
+
+    with pytest.raises(SettingsError, match=r"name a file as held_out, or set run.eval_episodes"):
+        dataset.begin(0, 1, held_out=True)
+
+
+def test_an_actor_with_another_file_is_told_apart_and_one_with_a_copy_is_not(
+    tmp_path: Path,
+) -> None:
+    def hashes(folder: str, n: int) -> dict[str, str]:
+        (tmp_path / folder).mkdir()
+        path = write(tmp_path / folder / "sums.jsonl", sums(n))
+        given = {"path": str(path), "prompt": "question"}
+        run = RunSettings(model="init", environment="dataset", environment_settings=given)
+        return run_hashes(run)
+
+    here, copy, other = hashes("here", 5), hashes("copy", 5), hashes("other", 6)
+
+    assert here["settings"] == copy["settings"] == other["settings"]
+    assert here["environment"] == copy["environment"] != other["environment"]

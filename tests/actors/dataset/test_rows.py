@@ -1,0 +1,106 @@
+"""Files that rows are read from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.environments.dataset.rows import open_rows
+from configs.errors import SettingsError
+
+ROWS = [{"question": "Wie viel?", "answer": "2"}, {"question": "a, b\n", "answer": "x"}]
+
+
+def test_json_lines_are_parsed_when_they_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(row, ensure_ascii=False) for row in ROWS]
+    path.write_text(f"{lines[0]}\n\n{lines[1]}")
+    rows = open_rows(str(path))
+
+    assert len(rows) == 2
+    assert [rows[1], rows[0], rows[1]] == [ROWS[1], ROWS[0], ROWS[1]]
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1"}\n\n{"question": \n')
+    rows = open_rows(str(path))
+
+    with pytest.raises(SettingsError, match=r"line 3 of .*rows.jsonl must be JSON: Expecting"):
+        rows[1]
+
+
+def test_a_list_in_json_and_tables_of_text(tmp_path: Path) -> None:
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
+    (tmp_path / "rows.csv").write_text('\ufeffquestion,answer\nWie viel?,2\n"a, b\n",x\n')
+    (tmp_path / "rows.tsv").write_text('question\tanswer\nWie viel?\t2\n"a, b\n"\tx\n')
+
+    for name in ("rows.json", "rows.csv", "rows.tsv"):
+        rows = open_rows(str(tmp_path / name))
+        assert [dict(rows[i]) for i in range(len(rows))] == ROWS, name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer"),
+    [
+        ("rows.json", '{"a": 1}', "must be a list of objects, got dict"),
+        ("rows.json", "[1]", "item 1 of .* must be an object of columns, got 1"),
+        ("rows.json", "[", "a dataset must be readable, got .*: Expecting value"),
+        ("rows.csv", "a,b\n1\n", "row 2 of .* must have as many fields as the first line"),
+        ("rows.csv", "a,b\n1,2,3\n", "row 2 of .* must have as many fields as the first line"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(
+    tmp_path: Path, name: str, text: str, answer: str
+) -> None:
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(SettingsError, match=answer):
+        open_rows(str(tmp_path / name))
+
+
+def test_what_reads_a_format_and_is_not_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
+
+    with pytest.raises(SettingsError, match=r"pyarrow, which is not installed.* extra `data`"):
+        open_rows(str(tmp_path / "rows.parquet"))
+    with pytest.raises(SettingsError, match=r"datasets, which is not installed.* extra `data`"):
+        open_rows("owner/name")
+
+
+def test_parquet_is_read_a_row_at_a_time(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="in the extra `data`")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    rows = open_rows(str(tmp_path / "rows.parquet"))
+
+    assert [rows[1], rows[0]] == [ROWS[1], ROWS[0]]
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    with pytest.raises(SettingsError, match="a dataset must be readable, got"):
+        open_rows(str(tmp_path / "bad.parquet"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of what it imports
+def test_a_folder_that_datasets_saved_is_read_by_its_split(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="in the extra `data`")
+    pyarrow = pytest.importorskip("pyarrow")
+
+    def saved(rows: list[dict[str, str]]) -> Any:  # with a fingerprint: to make one, it pickles
+        table = datasets.table.InMemoryTable(pyarrow.Table.from_pylist(rows))
+        return datasets.Dataset(table, fingerprint="made")
+
+    datasets.DatasetDict({"train": saved(ROWS), "test": saved(ROWS[1:])}).save_to_disk(tmp_path)
+
+    assert open_rows(str(tmp_path))[0] == ROWS[0]
+    assert open_rows(str(tmp_path), split="test")[0] == ROWS[1]
+    with pytest.raises(SettingsError, match="must be one of train, test, got 'dev'"):
+        open_rows(str(tmp_path), split="dev")
