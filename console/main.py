@@ -31,6 +31,7 @@ VERBS = {
     "weights": ("console.verbs.weights", "Look at the weights that a run has published."),
     "losses": ("console.verbs.reference", "List the mathematics that settings can choose."),
     "schema": ("console.verbs.reference", "Print the JSON schema of the settings."),
+    "data": ("console.verbs.data", "Look at a dataset before a run is trained on it."),
     "init-model": ("console.verbs.init_model", "Make the model that a run begins with."),
     "chaos": ("console.chaos.command", "Hurt a live run on purpose and record what happened."),
 }

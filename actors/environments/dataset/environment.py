@@ -141,6 +141,25 @@ class Dataset:
         row = self._rows[self._training[int(self._order(turn)[place])]]
         return DatasetConversation(row, self._settings)
 
+    def all_rows(self) -> Iterator[tuple[DatasetConversation, bool]]:
+        """Yield every row in the order of its file, and whether it is held out."""
+        for number in self._training:
+            yield DatasetConversation(self._rows[number], self._settings), False
+        for number in self._held_out:
+            yield DatasetConversation(self._held_out_rows[number], self._settings), True
+
+    @property
+    def describes_answers(self) -> bool:
+        """The column of answers says what they must be like, and is none itself."""
+        return _scorer(self._settings) in NEEDS_ITS_OWN_FORM
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Rows to train on, rows held out, and rows that a held-out file asks too: left out."""
+        training, held_out = len(self._training), len(self._held_out)
+        left_out = len(self._rows) - training - (0 if self._settings.held_out else held_out)
+        return training, held_out, left_out
+
     def describe(self) -> str:
         """Settings, and how many rows there are; the hash of a run has the files' contents."""
         settings = sorted(self._settings.model_dump(exclude={"path", "held_out"}).items())

@@ -1,0 +1,116 @@
+"""`nyala data`: a look at a dataset before a run is trained on it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from actors.chat import Prompt, read_prompt, text_of
+from actors.engine.tokenizer import ModelTokenizer
+from actors.environments.dataset.environment import Dataset
+from actors.environments.dataset.examination import Finding, examine
+from actors.environments.registry import make_environment
+from actors.rewards.functions import RewardSample
+from actors.rewards.pool import RewardPool
+from configs.errors import RewardError, SettingsError
+from configs.loader import load
+from configs.settings import RunSettings, Settings
+from console.arguments import AsJson, Config, ConfigOption, Overrides, one_of
+
+from .tables import Facts, print_facts
+
+SAMPLES = 8  # that reward functions judge
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Look at a dataset before a run is trained on it.\n\n"
+    "Example: `nyala data check mine.yaml`",
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `check` a word of its own, although it is the only one."""
+
+
+@app.command()
+def check(
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows to look at.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Count rows, tokens and repeated questions; score right answers and empty ones.
+
+    Starts no engine and trains nothing. Every row is read once, so a bad one is named.
+
+    Example: `nyala data check mine.yaml`
+    """
+    settings = load(one_of(config, config_option), overrides or ())
+    if settings.run.environment != "dataset":
+        raise SettingsError(
+            f"run.environment must be dataset, got {settings.run.environment}; only rows of a file "
+            f"can be counted"
+        )
+    dataset = make_environment(settings.run)
+    assert isinstance(dataset, Dataset)
+    findings = list(examine(dataset, settings.run, tokens=_counter(settings.run), rows=rows))
+    if settings.run.reward_functions:
+        findings += asyncio.run(_rewards(dataset, settings))
+    title = f"{settings.run.environment_settings['path']}, as {settings.run.name} would train on it"
+    print_facts(Facts(title, [finding._asdict() for finding in findings]), as_json=as_json)
+
+
+def _counter(run: RunSettings) -> Callable[[Prompt], int]:
+    if run.model == "init":  # one character is one token
+        return lambda prompt: len(text_of(prompt))
+    tokenizer = ModelTokenizer(
+        run.model, system_prompt=run.system_prompt, template_kwargs=run.chat_template_kwargs
+    )
+    return lambda prompt: len(tokenizer.encode_prompt(prompt))
+
+
+async def _rewards(dataset: Dataset, settings: Settings) -> list[Finding]:
+    """Let reward functions judge right answers, where there are any, and empty ones."""
+    items = [dataset.begin(index, 0, held_out=False) for index in range(SAMPLES)]
+    pool = RewardPool(settings.run, settings.actors)
+    found = []
+    try:
+        await pool.try_out(items[0])
+        for what in ("right", "empty"):
+            samples = [
+                RewardSample(
+                    prompt=read_prompt(item.prompt),
+                    prompt_ids=(),
+                    completion=(item.answer or "") if what == "right" else "",
+                    completion_ids=(),
+                    answer=item.answer,
+                    index=index,
+                    purpose="train",
+                    environment_reward=0.0,
+                    columns=item.columns,
+                )
+                for index, item in enumerate(items)
+            ]
+            found.append(_judged(what, await pool.score(samples)))
+    finally:
+        await pool.close()
+    return found
+
+
+def _judged(what: str, results: list[dict[str, float] | RewardError]) -> Finding:
+    given = [result for result in results if not isinstance(result, RewardError)]
+    failed = [result for result in results if isinstance(result, RewardError)]
+    means = {
+        name: sum(parts.get(name, 0.0) for parts in given) / len(given)
+        for name in sorted({name for parts in given for name in parts})
+    }
+    found = ", ".join(f"{name} {mean:.3f}" for name, mean in means.items()) or "none"
+    advice = f"{len(failed)} of {len(results)} failed: {failed[0]}" if failed else ""
+    return Finding(f"reward of {len(results)} {what} answers", found, advice)

@@ -1,0 +1,86 @@
+"""`nyala data check`: what it finds in rows that have something wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from console.main import app
+
+SETTINGS = """
+run:
+  model: init
+  environment: dataset
+  environment_settings: {path: PATH, prompt: question, answer: answer, scorer: numeric}
+  max_prompt_tokens: 70
+  max_completion_tokens: 8
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    rows = [{"question": f"{i}+1=", "answer": str(i + 1)} for i in range(40)]
+    rows[3] = rows[2]
+    rows[7] = {"question": "1" * 50, "answer": "#### 8, or more"}
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tmp_path / "mine.yaml"
+    config.write_text(SETTINGS.replace("PATH", str(path)))
+    return config
+
+
+def check(config: Path, *arguments: str) -> dict[str, dict[str, str]]:
+    done = CliRunner().invoke(app, ["data", "check", str(config), "--json", *arguments])
+    assert done.exit_code == 0, done.output
+    return {finding["what"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_rows_lengths_and_repeated_questions_are_counted(config: Path) -> None:
+    found = check(config)
+
+    training, held_out = (
+        int(found[f"rows {side}"]["found"]) for side in ("to train on", "held out")
+    )
+    assert training + held_out == 40
+    assert found["rows held out"]["advice"] == "an evaluation of 128 asks some twice"
+    assert found["columns"]["found"] == "question, answer"
+    assert found["questions asked twice"]["found"] == "1"
+    prompt, answer = found["prompt, tokens"], found["answer, tokens"]
+    assert prompt["found"].startswith("59 to 105, median 60")
+    assert prompt["advice"].startswith("1 of 40 are too long: raise run.max_prompt_tokens")
+    assert answer["advice"].startswith("1 of 40 are too long: raise run.max_completion_tokens")
+    assert found["answers, said back to the scorer"]["found"] == "40 of 40 right"
+
+
+def test_a_scorer_that_does_not_take_its_own_answers_is_shown(config: Path) -> None:
+    text = config.read_text().replace("scorer: numeric", "scorer: choice")
+    path = config.with_name("choices.jsonl")
+    path.write_text('{"question": "?", "answer": "B"}\n{"question": "!", "answer": "C, or B"}\n')
+    config.write_text(text.replace("sums.jsonl", "choices.jsonl"))
+    done = CliRunner().invoke(app, ["data", "check", str(config)])
+
+    assert done.exit_code == 2
+    assert "answer of row 2 of" in done.output
+    assert "must be a letter, got 'C, or B'" in done.output
+
+
+def test_reward_functions_judge_right_answers_and_empty_ones(config: Path) -> None:
+    rewards = config.with_name("rewards.py")
+    rewards.write_text("def right(completion, answer):\n    return float(completion == answer)\n")
+
+    found = check(config, "--set", f"run.reward={rewards}:right")
+
+    assert found["reward of 8 right answers"]["found"] == "right 1.000"
+    assert found["reward of 8 empty answers"]["found"] == "right 0.000"
+
+
+def test_a_run_without_a_dataset_is_refused(config: Path) -> None:
+    arguments: list[Any] = ["data", "check", str(config), "--set", "run.environment=calculator"]
+    done = CliRunner().invoke(app, arguments)
+
+    assert done.exit_code == 2
+    assert "run.environment must be dataset, got calculator" in done.output
