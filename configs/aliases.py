@@ -96,6 +96,7 @@ ALIASES: dict[str, str] = {
         "filter_zero_advantages filter_groups.enable dynamic_sampling use_dynamic_sampling "
         "dynamic_filtering remove_zero_variance"
     ),
+    "algorithm.filter_metric": "filter_groups.metric dynamic_sampling_metric",
     "algorithm.max_gen_batches": "max_num_gen_batches dynamic_sampling_max_gen_batches",
     "rewards.weights": "reward_weights reward_coefficients",
     "rewards.overlong_buffer_tokens": "overlong_buffer.len overlong_buffer_len",

@@ -43,6 +43,9 @@ class AlgorithmSettings(Table):
     filter_zero_variance: bool = False
     """Dynamic sampling (DAPO): a group whose rewards are all equal makes way for another before
     its batch is sealed."""
+    filter_metric: str | None = None
+    """What `filter_zero_variance` compares: a part of the reward or a metric of the environment, by
+    name, such as `exact`; null = the reward that is trained, with all that shapes it."""
     max_gen_batches: Positive = 10
     """Batches' worth of groups that are made to fill one batch; after that, groups of equal rewards
     are trained too, with a warning."""

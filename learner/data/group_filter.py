@@ -38,6 +38,7 @@ class GroupFilter:
     ) -> None:
         self._max_policy_lag = None if buffer.on_stale == "train" else run.max_policy_lag
         self._is_filtering = algorithm.filter_zero_variance
+        self._metric = algorithm.filter_metric
         self._max_filtered = (algorithm.max_gen_batches - 1) * run.groups_per_batch
         self._ledger = ledger
         self._limits = EpisodeLimits.of(run, vocabulary=vocabulary)
@@ -54,13 +55,29 @@ class GroupFilter:
             return IMPOSSIBLE
         if self._is_stale(step, episodes):
             return STALE
-        if not self._is_filtering or len({episode.reward for episode in episodes}) > 1:
+        if not self._is_filtering or len({self._outcome(episode) for episode in episodes}) > 1:
             return None
         if self.num_filtered < self._max_filtered:
             self.num_filtered += 1
             return ZERO_VARIANCE
         log.warning("a group of equal rewards is trained", step=step, filtered=self.num_filtered)
         return None
+
+    def _outcome(self, episode: Episode) -> float:
+        """Return what the members of a group are compared by."""
+        if self._metric is None:
+            return episode.reward
+        known = episode.environment_metrics | episode.reward_parts
+        if self._metric not in known:
+            log.error(
+                "algorithm.filter_metric must be a part of the reward or a metric; the reward "
+                "itself is compared",
+                got=self._metric,
+                known=sorted(known),
+                task_id=episode.task_id,
+            )
+            return episode.reward
+        return known[self._metric]
 
     def _is_impossible(self, step: int, episodes: Sequence[Episode]) -> bool:
         """Find episodes that no policy of this run can have sampled; training them would crash.

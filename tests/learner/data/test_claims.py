@@ -411,6 +411,30 @@ def test_equal_rewards_are_judged_after_shaping(bench: Bench, tmp_path: Path) ->
     assert claims.dropped.units == {"zero_variance": 2}
 
 
+def test_a_metric_by_its_name_may_be_compared_instead(bench: Bench, tmp_path: Path) -> None:
+    _filter(bench, tmp_path, filter_metric="exact")
+    bench.fill(2, reward=lambda task_id: 0.5 + 0.1 * (task_id % 2))  # none is right
+    bench.fill(2, first=2, reward=lambda task_id: 0.5 + 0.5 * (task_id % 2))
+    claims = bench.claims()
+
+    assert claims.poll(1) is None
+    batch = claims.poll(1)
+
+    assert batch is not None
+    assert _groups(batch.episodes) == [2, 3]
+    assert claims.dropped.units == {"zero_variance": 2}
+
+
+def test_a_metric_that_there_is_not_is_an_error_and_the_reward_is_compared(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _filter(bench, tmp_path, filter_metric="acc")
+    bench.fill(2)
+
+    assert bench.claims().poll(1) is not None
+    assert "algorithm.filter_metric must be a part of the reward" in capsys.readouterr().out
+
+
 def test_after_so_many_groups_those_of_equal_rewards_are_trained(
     bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
