@@ -17,9 +17,10 @@ import structlog
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
-from actors.environments.base import Environment
+from actors.environments.base import Conversation
+from actors.environments.calls import EnvironmentSource
 from actors.environments.deadline import call_within
-from actors.environments.registry import make_environment
+from actors.environments.registry import try_environment
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import ENVIRONMENT_TIMEOUT_S, RewardPool
@@ -103,7 +104,9 @@ def greeting(settings: Settings, incarnation: str) -> Hello:
         host=socket.gethostname(),
         pid=os.getpid(),
         hashes=run_hashes(settings.run),
-        capacity=_leases_at_once(settings.actors.max_concurrent_episodes),
+        capacity=_leases_at_once(
+            settings.actors.max_concurrent_episodes, settings.actors.max_episodes_in_flight
+        ),
     )
 
 
@@ -116,19 +119,20 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
         DeadlineError: The environment does not make an item in time.
     """
     run = settings.run
-    environment, tokenizer = await asyncio.to_thread(_load, run)
+    source, sample, tokenizer = await asyncio.to_thread(_load, run)
+    limit_s = settings.actors.environment_timeout_s
+    maker = EpisodeMaker(tokenizer, run, incarnation, limit_s=limit_s)
     if not run.reward_functions:
         log.info("reward", function=f"the score of {run.environment}")
-        return EpisodeTools(EpisodeMaker(environment, tokenizer, run, incarnation), None)
+        return EpisodeTools(maker, source, None)
     rewards = RewardPool(run, settings.actors)
-    sample = environment.begin(0, run.seed, held_out=False)
     try:
         description = await rewards.try_out(sample)
     except BaseException:
         await rewards.close()
         raise
     log.info("reward", function=description)
-    return EpisodeTools(EpisodeMaker(environment, tokenizer, run, incarnation), rewards)
+    return EpisodeTools(maker, source, rewards)
 
 
 def make_engine(settings: Settings) -> tuple[Engine, str]:
@@ -219,9 +223,9 @@ def _keys_folder(settings: Settings) -> Path:
     return settings.broker.keys or settings.run.folder / "keys"
 
 
-def _leases_at_once(max_concurrent_episodes: int) -> int:
+def _leases_at_once(slots: int, in_flight: int | None) -> int:
     # A few wait for a place in the engine: one that becomes free is taken in the very next step.
-    return min(MAX_LINES, max_concurrent_episodes + max_concurrent_episodes // 16)
+    return min(MAX_LINES, in_flight or slots + slots // 16)
 
 
 def _engine_seed() -> int:
@@ -229,21 +233,16 @@ def _engine_seed() -> int:
     return secrets.randbits(31)
 
 
-def _load(run: RunSettings) -> tuple[Environment, ModelTokenizer]:
-    def make() -> Environment:
-        environment = make_environment(run)
-        environment.begin(0, run.seed, held_out=False)
-        if run.eval_episodes:
-            environment.begin(0, run.seed, held_out=True)
-        return environment
-
-    environment = call_within(ENVIRONMENT_TIMEOUT_S, make, what="run.environment")
+def _load(run: RunSettings) -> tuple[EnvironmentSource, Conversation, ModelTokenizer]:
+    sample, source = call_within(
+        ENVIRONMENT_TIMEOUT_S, lambda: try_environment(run), what="run.environment"
+    )
     tokenizer = ModelTokenizer(
         run.model_path,
         system_prompt=run.system_prompt,
         template_kwargs=run.chat_template_kwargs,
     )
-    return environment, tokenizer
+    return source, sample, tokenizer
 
 
 async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from inspect import iscoroutinefunction
 from pathlib import Path
 
 from actors.chat import read_prompt, text_of
+from actors.environments.calls import call, drive, finish
 from actors.environments.deadline import call_within
 from actors.environments.registry import make_environment
 from configs.errors import SettingsError
@@ -48,8 +50,11 @@ def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
 
 def _lines(run: RunSettings, count: int, seed: int) -> Iterator[str]:
     environment = make_environment(run)
+    is_async = iscoroutinefunction(environment.begin)
     for index in range(count):
-        conversation = environment.begin(seed * count + index, seed, held_out=False)
+        number = seed * count + index
+        work = call(environment.begin, number, seed, held_out=False, limit_s=TIMEOUT_S)
+        conversation = finish(work) if is_async else drive(work)
         segments = conversation.demonstration
         if not segments:
             raise SettingsError(

@@ -8,7 +8,8 @@ Consumes leases and the engine's tokens; produces records. Its tasks, each with 
 | --- | --- | --- |
 | lease | room, then the broker's long poll | closed leases; work, DONE or a stop |
 | pump | `engine.deltas` | tokens, or the engine's death |
-| judge, score | ended turns, finished episodes | `Scoring`'s queues, within time limits |
+| environment | its threads or event loop | begun episodes, judged turns, within a time limit |
+| score | finished episodes | `Scoring`'s queue, within time limits |
 | next turns | episodes that go on | `Scoring`'s queue |
 | deliver | the outbox | finished episodes, then the broker |
 | beat | the clock, then the broker | never waits for the engine |
@@ -31,7 +32,8 @@ from typing import Any, TypeVar
 import structlog
 
 from actors.engine.engine import Engine
-from actors.episodes.environment_thread import EnvironmentThread
+from actors.environments.calls import EnvironmentSource
+from actors.episodes.environment_workers import EnvironmentWorkers
 from actors.episodes.heartbeat import PUNCTUALITY, Heartbeat
 from actors.episodes.held_leases import HeldLeases
 from actors.episodes.interfaces import Broker, Weights
@@ -76,6 +78,7 @@ class EpisodeTools:
     """Environment, tokenizer and rewards, made while an actor starts up."""
 
     maker: EpisodeMaker
+    environment: EnvironmentSource
     rewards: RewardPool | None
     """None = the environment's own score."""
 
@@ -137,9 +140,9 @@ class ActorLoop:
             snapshot_s=PUNCTUALITY * actors.snapshot_s,
             clock=time.monotonic,
         )
-        thread = EnvironmentThread(timeout_s=run.reward_timeout_s)
-        self._scoring = Scoring(thread, leases=leases, outbox=self._outbox)
-        self._sampling = Sampling(engine, thread, self._scoring, leases=leases, outbox=self._outbox)
+        self._environment = calls = EnvironmentWorkers(actors)
+        self._scoring = Scoring(calls, leases=leases, outbox=self._outbox)
+        self._sampling = Sampling(engine, calls, self._scoring, leases=leases, outbox=self._outbox)
         self._heartbeat = Heartbeat(
             broker,
             engine,
@@ -212,12 +215,13 @@ class ActorLoop:
         self, tools: EpisodeTools, tasks: asyncio.TaskGroup
     ) -> list[asyncio.Task[None]]:
         self.phase = Phase.SERVING
+        self._environment.open(tools.environment)
         num_scorers = 1 if tools.rewards is None else tools.rewards.num_workers
         work = [
             self._sampling.pump(),
             self._sampling.begin_turns(),
             self._sampling.deliver(),
-            self._scoring.judge_turns(),
+            self._environment.serve(),
             *(self._scoring.score_episodes(tools.maker, tools.rewards) for _ in range(num_scorers)),
         ]
         return [tasks.create_task(each) for each in work]
@@ -243,7 +247,7 @@ class ActorLoop:
                 log.info("the run has ended")
                 return
             if reply.leases:
-                await self._sampling.begin(maker)
+                self._sampling.begin(maker)
             else:
                 await asyncio.sleep(reply.retry_after_s)
 

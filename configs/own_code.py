@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -76,11 +77,14 @@ def explain(error: BaseException) -> str:
     Example:
         ZeroDivisionError: division by zero, at rewards.py:7: `return 1 / n`
     """
-    text = f"{type(error).__name__}: {error}"
-    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
-    if not own:
-        return text
-    return f"{text}, at {own[-1].filename}:{own[-1].lineno}: `{own[-1].line}`"
+    place = own_place(traceback.extract_tb(error.__traceback__))
+    return f"{type(error).__name__}: {error}{', at ' if place else ''}{place}"
+
+
+def own_place(stack: Iterable[traceback.FrameSummary]) -> str:
+    """Name the innermost line of a stack that is the user's, or nothing."""
+    own = [frame for frame in stack if _is_own(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}: `{own[-1].line}`" if own else ""
 
 
 def _is_own(file: str) -> bool:

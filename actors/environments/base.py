@@ -80,6 +80,10 @@ def columns_of(conversation: Conversation) -> dict[str, Any]:
 class Environment(Protocol):
     """Source of conversations.
 
+    `begin`, `step` and `score` may be `async`: they are then awaited in one event loop,
+    for all episodes side by side. Others are called in threads: a class with `is_thread_safe =
+    True` is made once, any other once for each thread, which keeps the episodes that it began.
+
     One whose answers depend on more than (index, seed, texts), such as a live web page, sets
     `can_replay = False` in its class: an episode of it that loses its actor starts from scratch.
     """

@@ -101,6 +101,8 @@ class CalculatorConversation:
 class Calculator:
     """Questions such as `7+8*3`, split into training and held-out ones."""
 
+    is_thread_safe = True
+
     def __init__(self, **settings: Any) -> None:
         self._settings = CalculatorSettings(**settings)
         self._find = lru_cache(CACHED_QUESTIONS)(self._probe)

@@ -7,12 +7,13 @@ items come from separate seeds and, by `held_out.py`, never share a question.
 
 Some scorers raise on odd answers: that is a score of 0 and counted as `scorer_errors`. Some
 settings make a generator that never returns: items are begun under a deadline
-(`actors/episodes/environment_thread.py`).
+(`actors/episodes/environment_threads.py`).
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -30,6 +31,7 @@ from .held_out import probe
 from .partial_credit import position_share
 
 HELD_OUT_SEED = 1 << 31  # above any seed + item number, and within the 32 bits of numpy's seeds
+_MAKING = threading.Lock()  # for what is drawn from the one `random` of the process
 CACHED_ITEMS = 4096  # more than the groups in flight: members of a group share one item
 
 
@@ -128,6 +130,8 @@ class ReasoningGymConversation:
 class ReasoningGym:
     """A dataset by name, split into training and held-out items."""
 
+    is_thread_safe = True
+
     def __init__(self, **settings: Any) -> None:
         self._settings = ReasoningGymSettings(**settings)
         self._extra = dict(self._settings.model_extra or {})
@@ -198,12 +202,13 @@ class ReasoningGym:
 
 def _make_item(dataset: _Dataset, number: int) -> Item:
     """Make an item that depends on its number alone: list_functions also draws from `random`."""
-    state = random.getstate()
-    random.seed(number)
-    try:
-        return dataset[number]
-    finally:
-        random.setstate(state)
+    with _MAKING:
+        state = random.getstate()
+        random.seed(number)
+        try:
+            return dataset[number]
+        finally:
+            random.setstate(state)
 
 
 def _similar(name: str, known: list[str]) -> str:

@@ -6,6 +6,8 @@ A name of ours, or `path/to/file.py:Class` or `module:Class` of yours: the class
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 from pydantic import ValidationError
@@ -15,6 +17,9 @@ from configs.own_code import explain, load_own
 from configs.settings import RunSettings
 
 from .base import Conversation, Environment
+from .calls import EnvironmentSource, call, finish
+
+CALL_S = 60.0  # of one call while the environment is tried
 
 OURS = {
     "reasoning_gym": "actors.environments.reasoning_gym:ReasoningGym",
@@ -62,18 +67,30 @@ def check_environment(run: RunSettings) -> Conversation:
     Raises:
         SettingsError: The environment cannot serve this run.
     """
+    return try_environment(run)[0]
+
+
+def try_environment(run: RunSettings) -> tuple[Conversation, EnvironmentSource]:
+    """Check the environment, and return a training item with where more of it come from.
+
+    Raises:
+        SettingsError: The environment cannot serve this run.
+    """
     environment = make_environment(run)
     try:
-        sample = environment.begin(0, run.seed, held_out=False)
+        sample = finish(_begin(environment, run, held_out=False))
         if run.eval_episodes:
-            environment.begin(0, run.seed, held_out=True)
+            finish(_begin(environment, run, held_out=True))
     except NyalaError:
         raise
     except Exception as error:
         raise SettingsError(
             f"run.environment must begin an item, got {run.environment!r}; {explain(error)}"
         ) from error
-    return sample
+    source = EnvironmentSource.of(environment, sample, lambda: make_environment(run))
+    if not source.is_async:  # what was opened in one event loop is of no use in another
+        source = replace(source, make=_first(environment, source.make))
+    return sample, source
 
 
 def example_parts(run: RunSettings) -> set[str]:
@@ -84,12 +101,34 @@ def example_parts(run: RunSettings) -> set[str]:
     environment = make_environment(run)
     names: set[str] = set()
     for way in range(3):
-        conversation = environment.begin(0, run.seed, held_out=False)
-        demonstration = [turn.text for turn in conversation.demonstration if turn.trained]
-        turns = (demonstration, [conversation.answer or ""], [""])[way]
-        if any(conversation.step(turn).done for turn in turns):
-            names |= conversation.score().parts.keys()
+        names |= finish(_parts(environment, run, way))
     return names
+
+
+async def _parts(environment: Environment, run: RunSettings, way: int) -> set[str]:
+    conversation = await _begin(environment, run, held_out=False)
+    demonstration = [turn.text for turn in conversation.demonstration if turn.trained]
+    for turn in (demonstration, [conversation.answer or ""], [""])[way]:
+        if (await call(conversation.step, turn, limit_s=CALL_S)).done:
+            return set((await call(conversation.score, limit_s=CALL_S)).parts)
+    return set()
+
+
+async def _begin(environment: Environment, run: RunSettings, *, held_out: bool) -> Conversation:
+    return await call(environment.begin, 0, run.seed, held_out=held_out, limit_s=CALL_S)
+
+
+def _first(environment: Environment, make: Callable[[], Environment]) -> Callable[[], Environment]:
+    """Return what was made before more is made."""
+    made = [environment]
+
+    def next_one() -> Environment:
+        try:
+            return made.pop()
+        except IndexError:
+            return make()
+
+    return next_one
 
 
 def _load_class(name: str) -> type[Environment]:

@@ -56,6 +56,8 @@ class HeldLease:
     """None until the environment has begun the episode."""
     request_id: str | None = None
     """Set while the engine has the episode."""
+    place: object | None = None
+    """Where its environment is called (`environment_workers.py`)."""
 
     @property
     def has_ended(self) -> bool:

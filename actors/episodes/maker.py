@@ -1,6 +1,6 @@
 """From a lease to a rollout, and from a finished rollout to an episode.
 
-Runs in the environment's thread: it calls the environment and the tokenizer, and does no I/O.
+`begin` runs where the environment is called (`environment_workers.py`); there is no I/O here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import structlog
 from actors.chat import read_prompt
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Environment, Score, columns_of
+from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease
 from buffer.record.codec import decode_completion, join_completions
@@ -33,31 +34,42 @@ class EpisodeError(NyalaError):
 
 
 class EpisodeMaker:
-    """Begins episodes of one environment, as one incarnation."""
+    """Begins episodes, as one incarnation."""
 
     def __init__(
-        self, environment: Environment, tokenizer: Tokenizer, run: RunSettings, incarnation: str
+        self, tokenizer: Tokenizer, run: RunSettings, incarnation: str, *, limit_s: float = 30.0
     ) -> None:
-        self._environment = environment
+        """Prepare.
+
+        Args:
+            tokenizer: Of the model.
+            run: Settings of the run.
+            incarnation: Of this actor.
+            limit_s: Of one call of an `async` environment.
+        """
         self._tokenizer = tokenizer
         self._run = run
         self._limits = EpisodeLimits.of(run, vocabulary=None)
-        self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens)
+        self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens, limit_s)
         self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
 
-    def begin(self, lease: Lease) -> Rollout:
+    async def begin(self, lease: Lease, environment: Environment) -> Rollout:
         """Begin the episode of a lease, or continue the tokens of earlier leases.
 
         Raises:
             EpisodeError: The prompt is too long.
         """
         try:
-            if lease.chunks and not getattr(self._environment, "can_replay", True):
+            if lease.chunks and not getattr(environment, "can_replay", True):
                 raise ReplayMismatch("its environment cannot repeat what it answered")
-            return self._begin(lease, _partial(lease, self._limits))
+            partial = _partial(lease, self._limits)
+            rollout = await self._begin(lease, environment)
+            if partial is not None and len(partial.token_ids):
+                await rollout.resume(partial)
+            return rollout
         except (ReplayMismatch, RecordError) as error:
             log.warning("episode restarts", task_id=lease.task_id, reason=str(error))
-        rollout = self._begin(lease, None)
+        rollout = await self._begin(lease, environment)
         rollout.restarted = True
         return rollout
 
@@ -113,10 +125,15 @@ class EpisodeMaker:
             metadata={"answer": answer},
         )
 
-    def _begin(self, lease: Lease, partial: Completion | None) -> Rollout:
+    async def _begin(self, lease: Lease, environment: Environment) -> Rollout:
         spec = lease.spec
-        held_out = spec.purpose == "eval"
-        conversation = self._environment.begin(spec.index, spec.seed, held_out=held_out)
+        conversation = await call(
+            environment.begin,
+            spec.index,
+            spec.seed,
+            held_out=spec.purpose == "eval",
+            limit_s=self._maker.limit_s,
+        )
         prompt_ids = self._encode(read_prompt(conversation.prompt))
         limit = self._run.max_prompt_tokens
         if len(prompt_ids) > limit:
@@ -124,7 +141,7 @@ class EpisodeMaker:
                 f"prompt must be at most run.max_prompt_tokens = {limit}, got {len(prompt_ids)} "
                 f"tokens for item {spec.index}; raise the limit or make the questions shorter"
             )
-        return Rollout(lease, conversation, prompt_ids, self._maker, partial=partial)
+        return Rollout(lease, conversation, prompt_ids, self._maker)
 
     def _text(self, token_ids: tuple[int, ...]) -> str:
         ended = token_ids and token_ids[-1] in self._tokenizer.stop_token_ids

@@ -4,10 +4,11 @@
                                      |
                                      +-----settle: done, or no room--> FINISHED
 
-`judge` runs foreign code (the environment) and therefore in a thread; it only reads. Everything
-else runs on the event loop. Invariant: the transcript is a prefix of the finished completion at any
-time, so a kill at any token, inside a turn, an observation or between them, costs the tokens that
-were not yet in the store and nothing else.
+`judge` and `resume` call foreign code (the environment) and therefore run elsewhere, by
+`environment_workers.py`; `judge` only reads. Everything else runs on the actor's event loop.
+Invariant: the transcript is a prefix of the finished completion at any time, so a kill at any
+token, inside a turn, an observation or between them, costs the tokens that were not yet in the
+store and nothing else.
 
 A lease that brings tokens is continued: finished turns are found by their stop tokens and passed to
 the environment again; its answers must equal the stored tokens. Otherwise the episode starts from
@@ -25,6 +26,7 @@ from actors.chat import Message
 from actors.engine.engine import Delta, Request
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Conversation, Score
+from actors.environments.calls import call
 from broker.protocol.messages import Lease
 from buffer.record.episode import Completion, Int32
 
@@ -65,6 +67,8 @@ class Maker:
     tokenizer: Tokenizer
     incarnation: str
     max_completion_tokens: int
+    limit_s: float = 30.0
+    """Of one call of an `async` environment."""
 
 
 class Rollout:
@@ -76,14 +80,8 @@ class Rollout:
         conversation: Conversation,
         prompt_ids: tuple[int, ...],
         maker: Maker,
-        *,
-        partial: Completion | None = None,
     ) -> None:
-        """Begin, or continue from `partial`.
-
-        Raises:
-            ReplayMismatch: `partial` does not fit the conversation, which is then spoiled.
-        """
+        """Begin without a token."""
         self.lease = lease
         self.conversation = conversation
         self.prompt_ids = prompt_ids
@@ -100,8 +98,6 @@ class Rollout:
         self._turn_start = 0
         self._turn_end = 0
         self._cut = False
-        if partial is not None and len(partial.token_ids):
-            self._resume(partial)
 
     @property
     def length(self) -> int:
@@ -137,21 +133,21 @@ class Rollout:
         if delta.finish_reason is not None:
             self._end_turn(self.length)
 
-    def judge(self) -> Judgement:
+    async def judge(self) -> Judgement:
         """Pass the turn to the environment; score if it was the last. Changes nothing here."""
         tokenizer = self._maker.tokenizer
         stop = self._turn_end if self._cut else self._turn_end - 1
         turn = tokenizer.decode(self._transcript.tokens(self._turn_start, stop))
-        step = self.conversation.step(turn)
+        step = await call(self.conversation.step, turn, limit_s=self._maker.limit_s)
         own = (Message("assistant", turn),)
         if self._cut:
-            return Judgement(own, (), "length", self.conversation.score())
+            return Judgement(own, (), "length", await self._score())
         if step.done:
             reason = "environment" if step.observation else "stop"
-            return Judgement(own, (), reason, self.conversation.score())
+            return Judgement(own, (), reason, await self._score())
         observation_ids = tokenizer.encode_observation(step.observation)
         if self._turn_end + len(observation_ids) >= self._maker.max_completion_tokens:
-            return Judgement(own, (), "length", self.conversation.score())
+            return Judgement(own, (), "length", await self._score())
         return Judgement((*own, Message("user", step.observation)), observation_ids)
 
     def settle(self, judgement: Judgement) -> None:
@@ -177,14 +173,22 @@ class Rollout:
         self._turn_end = end
         self.state = State.JUDGING
 
-    def _resume(self, partial: Completion) -> None:
-        """Walk through the turns of `partial` as the lease that made it did."""
+    async def _score(self) -> Score:
+        score: Score = await call(self.conversation.score, limit_s=self._maker.limit_s)
+        return score
+
+    async def resume(self, partial: Completion) -> None:
+        """Walk through the turns of `partial` as the lease that made it did.
+
+        Raises:
+            ReplayMismatch: `partial` does not fit the conversation, which is then spoiled.
+        """
         self._transcript = Transcript.of(partial)
         self.resumed_at = self.length
         while (end := self._next_turn_end()) is not None:
             self._expect(self._turn_start, end, sampled=True)
             self._end_turn(end)
-            judgement = self.judge()
+            judgement = await self.judge()
             stored = self._transcript.tokens(end, end + len(judgement.observation_ids))
             if judgement.observation_ids[: len(stored)] != stored:
                 raise ReplayMismatch("the environment answers a finished turn in other words")

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import structlog
 
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
+from configs.own_code import explain
 
-from .environment_thread import EnvironmentThread
+from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases, Stage
 from .maker import EpisodeMaker
 from .outbox import Outbox
-from .rollout import State
+from .rollout import Rollout, State
 from .scoring import Scoring, next_batch
 
 log = structlog.get_logger()
@@ -37,7 +39,7 @@ class Sampling:
     def __init__(
         self,
         engine: Engine,
-        environment: EnvironmentThread,
+        environment: EnvironmentWorkers,
         scoring: Scoring,
         *,
         leases: HeldLeases,
@@ -65,25 +67,13 @@ class Sampling:
                 self.lose(older)
             self._leases.hold(lease)
 
-    async def begin(self, maker: EpisodeMaker) -> None:
+    def begin(self, maker: EpisodeMaker) -> None:
         """Begin or continue the episodes of all new leases."""
         granted = [held for held in self._leases if held.stage is Stage.GRANTED]
         for held in granted:
             self._leases.begin(held, started_at=time.time())
-        results = await self._environment.map(maker.begin, [held.lease for held in granted])
-        ready: list[HeldLease] = []
-        for held, result in zip(granted, results, strict=True):
-            if held.has_ended:
-                continue
-            if isinstance(result, Exception):
-                self._scoring.fail(held, "data", f"{type(result).__name__}: {result}")
-                continue
-            held.rollout = result
-            if result.state is State.SAMPLING:
-                ready.append(held)
-            else:
-                self._scoring.put(held)
-        self._submit(ready)
+            work = partial(maker.begin, held.lease)
+            self._environment.put(held, work, partial(self._begun, held))
 
     async def pump(self) -> None:
         """Append the engine's tokens to their episodes, until cancelled."""
@@ -157,6 +147,18 @@ class Sampling:
             finished=float(self._scoring.num_finished),
             lost=float(self._num_lost),
         )
+
+    def _begun(self, held: HeldLease, result: Rollout | BaseException) -> None:
+        if held.has_ended:
+            return
+        if isinstance(result, BaseException):
+            self._scoring.fail(held, "data", explain(result))
+            return
+        held.rollout = result
+        if result.state is State.SAMPLING:
+            self._submit([held])
+        else:
+            self._scoring.put(held)
 
     def _submit(self, ready: Sequence[HeldLease]) -> None:
         """Give episodes to the engine; once stopped they wait for their release instead."""

@@ -1,6 +1,6 @@
 """Scoring of ended turns and of complete episodes, up to the record in the outbox.
 
-Consumes episodes whose turn has ended; waits for the environment (in its thread) and for the user's
+Consumes episodes whose turn has ended; waits for the environment (its workers) and for the user's
 reward functions (in their processes); hands episodes that need another turn back to `Sampling`
 through `next_turns`. Never on the engine's path: tokens of other episodes keep coming meanwhile.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import structlog
 
@@ -19,12 +20,13 @@ from actors.rewards.pool import RewardPool
 from broker.protocol.messages import MAX_REASON, Failure, FailureKind, Submission
 from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
+from configs.own_code import explain
 
-from .environment_thread import EnvironmentThread
+from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases
 from .maker import EpisodeMaker
 from .outbox import Outbox
-from .rollout import Rollout, State
+from .rollout import Judgement, State
 
 MAX_BATCH = 64  # samples in one call of a reward function
 
@@ -35,12 +37,11 @@ class Scoring:
     """Judges turns and scores episodes."""
 
     def __init__(
-        self, environment: EnvironmentThread, *, leases: HeldLeases, outbox: Outbox
+        self, environment: EnvironmentWorkers, *, leases: HeldLeases, outbox: Outbox
     ) -> None:
         self._environment = environment
         self._leases = leases
         self._outbox = outbox
-        self._turned: asyncio.Queue[HeldLease] = asyncio.Queue()
         self._finished: asyncio.Queue[HeldLease] = asyncio.Queue()
         self.next_turns: asyncio.Queue[HeldLease] = asyncio.Queue()
         """Episodes that go on with another turn."""
@@ -48,8 +49,11 @@ class Scoring:
 
     def put(self, held: HeldLease) -> None:
         """Take an episode whose turn has ended, or that was finished when its lease came."""
-        is_finished = held.begun().state is State.FINISHED
-        (self._finished if is_finished else self._turned).put_nowait(held)
+        rollout = held.begun()
+        if rollout.state is State.FINISHED:
+            self._finished.put_nowait(held)
+        else:
+            self._environment.put(held, lambda _: rollout.judge(), partial(self._judged, held))
 
     def fail(self, held: HeldLease, kind: FailureKind, reason: str) -> None:
         """Report that an episode cannot be made."""
@@ -57,25 +61,6 @@ class Scoring:
         log.warning("episode failed", task_id=lease.task_id, kind=kind, reason=reason)
         self._leases.close(held)
         self._outbox.put(Failure(lease.task_id, lease.fence, kind, reason[:MAX_REASON]))
-
-    async def judge_turns(self) -> None:
-        """Pass ended turns to the environment, until cancelled."""
-        while True:
-            batch = await next_batch(self._turned)
-            judgements = await self._environment.map(
-                Rollout.judge, [held.begun() for held in batch]
-            )
-            for held, judgement in zip(batch, judgements, strict=True):
-                if held.has_ended:
-                    continue
-                if isinstance(judgement, Exception):
-                    reason = f"environment: {type(judgement).__name__}: {judgement}"
-                    self.fail(held, "data", reason)
-                    continue
-                rollout = held.begun()
-                rollout.settle(judgement)
-                goes_on = rollout.state is State.SAMPLING
-                (self.next_turns if goes_on else self._finished).put_nowait(held)
 
     async def score_episodes(self, maker: EpisodeMaker, rewards: RewardPool | None) -> None:
         """Give finished episodes their reward and put their records out, until cancelled.
@@ -94,6 +79,17 @@ class Scoring:
             else:
                 for held in batch:
                     self._submit(maker, held, _score(held))
+
+    def _judged(self, held: HeldLease, judgement: Judgement | BaseException) -> None:
+        if held.has_ended:
+            return
+        if isinstance(judgement, BaseException):
+            self.fail(held, "data", f"environment: {explain(judgement)}")
+            return
+        rollout = held.begun()
+        rollout.settle(judgement)
+        goes_on = rollout.state is State.SAMPLING
+        (self.next_turns if goes_on else self._finished).put_nowait(held)
 
     async def _apply_functions(
         self, maker: EpisodeMaker, rewards: RewardPool, batch: Sequence[HeldLease]

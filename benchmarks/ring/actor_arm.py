@@ -56,6 +56,7 @@ class Window:
     """Of the engine's or the actor's process."""
     load: float
     """Of the machine afterwards."""
+    tokens_per_episode: float = 0.0
 
     @property
     def tokens_per_s(self) -> float:
@@ -93,14 +94,14 @@ def compare(
     with ExitStack() as stack:
         settings = workload.settings()
         say("starting broker, actor, sink and the bare engine")
-        actor, sink = stack.enter_context(_ring(settings))
+        actor, sink = stack.enter_context(ring(settings))
         bare = stack.enter_context(_bare_engine(RunFolder(settings.run.folder)))
         _until_ready(bare)
-        _until_episodes(sink)
+        until_episodes(sink)
         for number in range(passes):
             with _stopped(actor) as pause:
                 bare_windows.append(_measure_bare(bare, window_s))
-            actor_windows.append(_measure_actor(actor, sink, pause, window_s))
+            actor_windows.append(measure_actor(actor, sink, pause, window_s))
             rates = [round(w[-1].tokens_per_s) for w in (bare_windows, actor_windows)]
             say(f"pass {number + 1}: bare engine {rates[0]} tokens/s, actor {rates[1]}")
     return {
@@ -138,7 +139,7 @@ def _measure_bare(bare: subprocess.Popen[str], window_s: float) -> Window:
     return Window(**json.loads(bare.stdout.readline()), load=os.getloadavg()[0])
 
 
-def _measure_actor(actor: Process, sink: Sink, pause: Sequence[float], window_s: float) -> Window:
+def measure_actor(actor: Process, sink: Sink, pause: Sequence[float], window_s: float) -> Window:
     assert actor.pid is not None
     process = ProcessTree(actor.pid)
     start = time.time() + WARM_UP_S
@@ -153,7 +154,14 @@ def _measure_actor(actor: Process, sink: Sink, pause: Sequence[float], window_s:
         if min(episode.started_at for episode in batch) > stop:
             break
     tokens = tokens_within(episodes, start, stop, pause=pause)
-    return Window(tokens=tokens, wall_s=window_s, cpu_s=cpu_s, load=os.getloadavg()[0])
+    lengths = [len(episode.completion.token_ids) for episode in episodes]
+    return Window(
+        tokens=tokens,
+        wall_s=window_s,
+        cpu_s=cpu_s,
+        load=os.getloadavg()[0],
+        tokens_per_episode=statistics.mean(lengths),
+    )
 
 
 def _summary(windows: list[Window]) -> dict[str, object]:
@@ -171,7 +179,7 @@ def _summary(windows: list[Window]) -> dict[str, object]:
 
 
 @contextmanager
-def _ring(settings: Settings) -> Iterator[tuple[Process, Sink]]:
+def ring(settings: Settings) -> Iterator[tuple[Process, Sink]]:
     """Start Redis, broker, one actor and the sink as `nyala up` would with a learner."""
     folder = RunFolder(settings.run.folder)
     server = prepare(settings, folder, redis_url=None)
@@ -227,7 +235,7 @@ def _until_ready(bare: subprocess.Popen[str]) -> None:
     raise RuntimeError(f"the bare engine ended with {bare.wait()} before it was ready")
 
 
-def _until_episodes(sink: Sink) -> None:
+def until_episodes(sink: Sink) -> None:
     for _ in sink.batches(until=time.time() + START_S):
         return
     raise RuntimeError(f"no episode came within {START_S:g} s")

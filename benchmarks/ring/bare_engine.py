@@ -20,6 +20,7 @@ from actors.assembly import make_engine, prepare
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.vllm_engine import VllmStepper, _sampling
+from actors.environments.calls import drive
 from broker.protocol.messages import Lease
 from configs.loader import load
 from configs.settings import Settings
@@ -66,10 +67,11 @@ class BareEngine:
 
 def requests_of(settings: Settings) -> Iterator[Request]:
     """Yield what an actor asks its engine for, in the order of the curriculum."""
-    maker = asyncio.run(prepare(settings, "bare-engine")).maker
+    tools = asyncio.run(prepare(settings, "bare-engine"))
+    maker, environment = tools.maker, tools.environment.make()
     for task_id in range(NUM_REQUESTS):
         lease = Lease(task_id, 1, training_task(settings.run, task_id), 0, ())
-        yield maker.begin(lease).request()
+        yield drive(maker.begin(lease, environment)).request()
 
 
 def main() -> None:

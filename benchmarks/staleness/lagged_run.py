@@ -19,6 +19,7 @@ from torch import Tensor
 from actors.assembly import prepare
 from actors.engine.engine import Delta
 from actors.engine.torch_engine import TorchOptions, TorchStepper
+from actors.environments.calls import drive
 from actors.episodes.rollout import Rollout
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.episode import Episode, PolicyVersion, VersionSpan
@@ -40,7 +41,8 @@ class LaggedActor:
     def __init__(self, settings: Settings) -> None:
         run = settings.run
         self._run = run
-        self._maker = asyncio.run(prepare(settings, "staleness")).maker
+        tools = asyncio.run(prepare(settings, "staleness"))
+        self._maker, self._environment = tools.maker, tools.environment.make()
         self._stepper = TorchStepper(
             TorchOptions(
                 model=run.model_path,
@@ -75,7 +77,9 @@ class LaggedActor:
     ) -> list[Episode]:
         rollouts: dict[int, Rollout] = {}
         for task_id, spec in tasks:
-            rollouts[task_id] = self._maker.begin(Lease(task_id, 1, spec, 0, ()))
+            rollouts[task_id] = drive(
+                self._maker.begin(Lease(task_id, 1, spec, 0, ()), self._environment)
+            )
             request = rollouts[task_id].request()
             self._stepper.admit(task_id, request, request.max_tokens)
         return [self._finish(rollouts[task_id], turn) for task_id, turn in self._turns(version)]
@@ -95,7 +99,7 @@ class LaggedActor:
 
     def _finish(self, rollout: Rollout, turn: Delta) -> Episode:
         rollout.take(turn)
-        rollout.settle(rollout.judge())
+        rollout.settle(drive(rollout.judge()))
         assert rollout.score is not None  # the environments of one turn end with it
         return self._maker.episode(rollout, rollout.score, started_at=0.0, finished_at=0.0)
 

@@ -23,6 +23,14 @@ class ActorSettings(Table):
     own) on a GPU."""
     max_concurrent_episodes: Positive = 256
     """Episodes one actor generates at a time."""
+    max_episodes_in_flight: Positive | None = None
+    """Episodes one actor works on at a time, those that wait for their environment included; null =
+    hardly more than it generates. Raise it where steps of the environment take long."""
+    environment_workers: Positive = 16
+    """Threads in which one actor calls environments without `async` methods; a class that is not
+    thread-safe is made once for each."""
+    environment_timeout_s: Seconds = 30.0
+    """A step of the environment that takes longer costs its episode an attempt."""
     max_model_len: Positive | None = None
     """Longest sequence of the engine, tokens; null = prompt + completion limits of `run`."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.85

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from actors.environments.calls import drive
 from actors.episodes.held_leases import MAX_CHUNK_BYTES, HeldLease, HeldLeases, portions
 from actors.episodes.rollout import Maker, Rollout, State
 from actors.episodes.swap_gate import SwapGate
@@ -167,7 +168,7 @@ def test_a_restarted_episode_adds_nothing_to_the_chunks_of_the_first_try():
 def test_tokens_of_a_finished_episode_travel_only_if_it_is_given_back():
     _, leases, rollout = held()
     grow(rollout, 64)
-    rollout.settle(rollout.judge())
+    rollout.settle(drive(rollout.judge()))
     assert rollout.state is State.FINISHED
 
     assert leases.due() == []

@@ -20,6 +20,7 @@ from actors.chat import Prompt, text_of
 from actors.engine.engine import Delta, Engine
 from actors.engine.torch_engine import TorchOptions, torch_engine
 from actors.environments.base import Score, Segment, Step
+from actors.environments.calls import drive
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.rollout import Rollout
 from broker.protocol.messages import Lease, TaskSpec
@@ -89,7 +90,7 @@ class Sampler:
     def __init__(self, engine: Engine) -> None:
         run = RunSettings(model="-", max_completion_tokens=LIMIT)
         self._engine = engine
-        self._maker = EpisodeMaker(OneTurn(), Numbers(), run, "actor")
+        self._maker = EpisodeMaker(Numbers(), run, "actor")
         self._fence = 0
 
     async def arm(self, *, hazard: float, resumes: bool, seed: int) -> Arm:
@@ -129,7 +130,7 @@ class Sampler:
         requests = []
         for lease in leases:
             self._fence += 1
-            rollout = self._maker.begin(structs.replace(lease, fence=self._fence))
+            rollout = drive(self._maker.begin(structs.replace(lease, fence=self._fence), OneTurn()))
             assert not rollout.restarted
             request = rollout.request()
             lives = int(dice.geometric(hazard)) if hazard else LIMIT
@@ -231,11 +232,12 @@ class Live(OneTurn):
 
 def test_an_episode_that_cannot_be_replayed_restarts_and_says_so() -> None:
     run = RunSettings(model="-", max_completion_tokens=LIMIT)
-    begun = EpisodeMaker(Live(), Numbers(), run, "actor").begin(Lease(1, 1, SPEC, 0))
+    maker = EpisodeMaker(Numbers(), run, "actor")
+    begun = drive(maker.begin(Lease(1, 1, SPEC, 0), Live()))
     begun.take(Delta("1.1.0", (9, 8), (-1.0, -1.0), (VersionSpan(PolicyVersion(1, 0), 0),), None))
 
-    again = EpisodeMaker(Live(), Numbers(), run, "next").begin(_next_lease(begun))
-    continued = EpisodeMaker(OneTurn(), Numbers(), run, "next").begin(_next_lease(begun))
+    again = drive(maker.begin(_next_lease(begun), Live()))
+    continued = drive(maker.begin(_next_lease(begun), OneTurn()))
 
     assert (again.restarted, again.length) == (True, 0)
     assert (continued.restarted, continued.length) == (False, 2)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from actors.chat import read_prompt
 from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
+from actors.environments.calls import drive
 from actors.episodes.rollout import Maker, ReplayMismatch, Rollout, State
 from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, encode_completion, join_completions
@@ -41,9 +42,10 @@ def make_rollout(
     )
     tokenizer = CharacterTokenizer()
     maker = Maker(tokenizer, incarnation, limit)
-    return Rollout(
-        lease, talk, tokenizer.encode_prompt(read_prompt(talk.prompt)), maker, partial=partial
-    )
+    rollout = Rollout(lease, talk, tokenizer.encode_prompt(read_prompt(talk.prompt)), maker)
+    if partial is not None and len(partial.token_ids):
+        drive(rollout.resume(partial))
+    return rollout
 
 
 def play(
@@ -57,7 +59,7 @@ def play(
     """Run to the end, or until `stop_at` tokens are there."""
     while rollout.state is not State.FINISHED and rollout.length < stop_at:
         if rollout.state is State.JUDGING:
-            rollout.settle(rollout.judge())
+            rollout.settle(drive(rollout.judge()))
             continue
         room = min(step, stop_at - rollout.length)
         rollout.take(sample(policy, rollout.request(), version, room))
@@ -114,7 +116,7 @@ def test_observation_is_masked_and_has_no_log_prob():
 def test_request_of_the_second_turn_holds_all_that_came_before():
     rollout = make_rollout(calculator_talk(), limit=20)
     rollout.take(sample(scripted(MULTIPLY), rollout.request(), OLD))
-    rollout.settle(rollout.judge())
+    rollout.settle(drive(rollout.judge()))
 
     request = rollout.request()
 

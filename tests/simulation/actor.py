@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from actors.engine.engine import Delta, Request, StagedWeights
-from actors.episodes.environment_thread import EnvironmentThread
+from actors.environments.base import Environment
+from actors.environments.calls import EnvironmentSource, drive
+from actors.episodes.environment_job import Job
+from actors.episodes.environment_workers import EnvironmentWorkers
+from actors.episodes.held_leases import HeldLease
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
 from actors.loop import ActorLoop, EpisodeTools
@@ -141,12 +145,28 @@ class MovingWeights:
                 self._swapped.set()
 
 
-class InlineEnvironment(EnvironmentThread):
-    """The environment's work without its thread, which would run in real time."""
+class InlineEnvironment(EnvironmentWorkers):
+    """The environment's work without its threads, which would run in real time."""
 
-    async def map(self, function: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        await asyncio.sleep(0.005)
-        return [_outcome(function, item) for item in items]
+    def open(self, source: EnvironmentSource) -> None:
+        self._environment = source.make()
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+    def put(
+        self,
+        held: HeldLease,
+        work: Callable[[Environment], Coroutine[Any, Any, Any]],
+        done: Callable[[Any], None],
+    ) -> None:
+        self._jobs.put_nowait(Job(work, done))
+
+    async def serve(self) -> None:
+        while True:
+            job = await self._jobs.get()
+            await asyncio.sleep(0.005)
+            jobs = [job, *(self._jobs.get_nowait() for _ in range(self._jobs.qsize()))]
+            for job in jobs:
+                job.done(_outcome(job.work(self._environment)))
 
 
 class WatchedClient(BrokerClient):
@@ -234,12 +254,12 @@ class Actor:
             await self.client.close()
 
     async def _prepare(self) -> EpisodeTools:
-        maker = EpisodeMaker(Talks(), CharacterTokenizer(), self._settings.run, self._name)
-        return EpisodeTools(maker, None)
+        maker = EpisodeMaker(CharacterTokenizer(), self._settings.run, self._name)
+        return EpisodeTools(maker, EnvironmentSource(Talks), None)
 
 
-def _outcome(function: Callable[[Any], Any], item: Any) -> Any:
+def _outcome(work: Coroutine[Any, Any, Any]) -> Any:
     try:
-        return function(item)
+        return drive(work)
     except Exception as error:  # noqa: BLE001 - as the real one: the caller judges
         return error

@@ -121,6 +121,8 @@ class Dataset:
             scorer takes; all rows are read once.
     """
 
+    is_thread_safe = True
+
     def __init__(self, **settings: Any) -> None:
         self._settings = DatasetSettings(**settings)
         self._rows = open_rows(self._settings.path, split=self._settings.split)

@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.environments.arithmetic import evaluate
 from actors.environments.calculator import Calculator
+from actors.environments.calls import EnvironmentSource
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
 from actors.loop import ActorLoop, EpisodeTools
@@ -68,6 +69,7 @@ class Actor:
         reward: str | None = None,
         wrap: Callable[[Any], Any] = lambda client: client,
         kind: type[ActorLoop] = ActorLoop,
+        environment: EnvironmentSource | None = None,
         give_up_s: float = 20.0,
         **actors: Any,
     ) -> None:
@@ -101,12 +103,15 @@ class Actor:
             give_up_s=give_up_s,
         )
         self.name = name
+        self.environment = environment or EnvironmentSource(Calculator, is_shared=True)
         self.life = asyncio.create_task(self.loop.run())
 
     async def _prepare(self) -> EpisodeTools:
-        maker = EpisodeMaker(Calculator(), CharacterTokenizer(), self.settings.run, self.name)
         run, actors = self.settings.run, self.settings.actors
-        return EpisodeTools(maker, RewardPool(run, actors) if run.reward else None)
+        limit_s = actors.environment_timeout_s
+        maker = EpisodeMaker(CharacterTokenizer(), run, self.name, limit_s=limit_s)
+        rewards = RewardPool(run, actors) if run.reward else None
+        return EpisodeTools(maker, self.environment, rewards)
 
     async def end(self, timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):

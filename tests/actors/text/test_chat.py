@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from actors.chat import Message, read_prompt
 from actors.engine.tokenizer import ModelTokenizer
+from actors.environments.calls import drive
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.rollout import State
 from actors.rewards.process import RewardProcess
@@ -145,16 +146,16 @@ def test_rewards_get_messages_where_their_project_has_them_and_text_elsewhere(tm
     folder = save_tokenizer(tmp_path, template=CHATML)
     tokenizer = ModelTokenizer(folder)
     run = RunSettings(model=folder, max_completion_tokens=64)
-    maker = EpisodeMaker(Guess(""), tokenizer, run, "actor")
+    maker = EpisodeMaker(tokenizer, run, "actor")
     spec = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)
     (tmp_path / "rewards.py").write_text(REWARD)
 
-    rollout = maker.begin(Lease(1, 1, spec, 0))
+    rollout = drive(maker.begin(Lease(1, 1, spec, 0), Guess("")))
     for answer in ("14", "15"):
         tokens = iter([*tokenizer._encode(answer), *tokenizer.stop_token_ids])
         policy = partial(_next, tokens)
         rollout.take(sample(policy, rollout.request(), PolicyVersion(1, 1)))
-        rollout.settle(rollout.judge())
+        rollout.settle(drive(rollout.judge()))
     assert rollout.state is State.FINISHED
     assert rollout.turns == [
         Message("assistant", "14"),
