@@ -28,8 +28,8 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from benchmarks.delivery.records import Records
-from benchmarks.delivery.sources import NEWEST, greeting
+from benchmarks.delivery.records import NEWEST, Records
+from benchmarks.delivery.sources import greeting
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Beat,
@@ -46,7 +46,7 @@ from broker.protocol.messages import (
 from broker.transport.keys import load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
 from buffer.record.codec import encode_completion
-from buffer.record.episode import Completion, FenceRun, PolicyVersion, VersionSpan
+from buffer.record.episode import Completion, FenceRun, VersionSpan
 from configs.loader import load
 from configs.settings import Settings
 
@@ -156,7 +156,7 @@ def _chunk() -> bytes:
             token_ids=tokens,
             behaviour_logprobs=np.full(CHUNK_TOKENS, -1.0, np.float32),
             loss_mask=np.ones(CHUNK_TOKENS, np.uint8),
-            versions=(VersionSpan(PolicyVersion(1, 0), 0),),
+            versions=(VersionSpan(NEWEST, 0),),
             fences=(FenceRun(1, "actor", 0),),
         )
     )

@@ -30,8 +30,8 @@ import uvloop
 import zmq
 import zmq.asyncio
 
-from benchmarks.delivery.records import Records
-from benchmarks.delivery.sources import NEWEST, greeting
+from benchmarks.delivery.records import NEWEST, Records
+from benchmarks.delivery.sources import greeting
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     BeatRequest,

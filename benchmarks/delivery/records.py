@@ -20,6 +20,7 @@ BATCH = 64  # records at a time in every arm: what an actor's outbox sends under
 GROUP_SIZE = 8
 FIRST_TASK = GROUP_SIZE * 2**17
 """Ids from here on, and their groups, have four bytes in msgpack, so that all records are alike."""
+NEWEST = PolicyVersion(1, 2**31)  # nobody trains here: the actor is never behind the learner
 
 _PROMPT_TOKENS = 128
 _SOME_TOKENS = 1000  # enough for every length in the record to have its final number of digits
@@ -68,7 +69,7 @@ def _episode(num_tokens: int, *, text: str) -> Episode:
         token_ids=random.integers(0, 150_000, num_tokens, dtype=np.int32),
         behaviour_logprobs=-random.exponential(1.0, num_tokens).astype(np.float32),
         loss_mask=np.ones(num_tokens, np.uint8),
-        versions=(VersionSpan(PolicyVersion(1, 0), 0),),
+        versions=(VersionSpan(NEWEST, 0),),
         fences=(FenceRun(1, "actor", 0),),
     )
     episode = Episode(

@@ -23,11 +23,10 @@ import redis
 import uvloop
 import zmq
 
-from benchmarks.delivery.records import BATCH, Records
+from benchmarks.delivery.records import BATCH, NEWEST, Records
 from broker.client.client import BrokerClient
 from broker.protocol.messages import Hello, Lease, LeaseRequest, Submission, SubmitRequest, Verdict
 from broker.transport.keys import load_pair, load_public, make_client
-from buffer.record.episode import PolicyVersion
 from configs.hashes import run_hashes
 from configs.loader import load
 from configs.settings import Settings
@@ -36,7 +35,6 @@ QUEUE = "records"
 MOST_WAITING = 16 * BATCH
 PAUSE_S = 0.002
 WORKERS = 4  # batches under way at once: a fleet keeps the broker busy, one actor would wait for it
-NEWEST = PolicyVersion(1, 2**31)  # nobody trains here: the actor is never behind the learner
 
 
 def push(endpoint: str) -> None:
