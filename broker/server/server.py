@@ -207,7 +207,11 @@ class Broker:
 async def _every(
     period_s: float, chore: Callable[[], Awaitable[None]], stop: asyncio.Event
 ) -> None:
-    """Repeat a chore with jitter; an unreachable store is reported once and tried again."""
+    """Repeat a chore with jitter; what cannot be reached is reported once and tried again.
+
+    The store, or files while connections have taken all that this process may open: the broker goes
+    on with what it read last.
+    """
     is_failing = False
     # Not by cancellation alone: `asyncio.wait_for` of Python 3.11, which the Redis client uses,
     # swallows one that comes together with its result.
@@ -215,8 +219,8 @@ async def _every(
         try:
             await chore()
             is_failing = False
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             if not is_failing:
-                log.warning("the store does not answer", reason=str(error))
+                log.warning("a chore is tried again", reason=str(error))
             is_failing = True
         await asyncio.sleep(period_s * random.uniform(0.8, 1.2))
