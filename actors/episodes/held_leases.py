@@ -6,7 +6,9 @@
 
 Heartbeats keep a lease alive in each of the first three stages, and bring the store the tokens that
 it lacks. The store's own length, which comes with every verdict, is the only one that counts: after
-a gap or a rewind the tokens from there on are sent again.
+a gap or a rewind the tokens from there on are sent again. An episode that was begun again, because
+its stored tokens could not be continued, is sent whole each time: it replaces them, and cannot be
+mixed with them, whatever the store has lost.
 
 Invariant: a lease is in the table exactly until it has ended. No I/O; the clock is injected.
 """
@@ -71,9 +73,20 @@ class HeldLease:
 
     def has_news(self) -> bool:
         """Whether there are tokens that the store lacks."""
-        # A restarted episode does not continue the stored chunks: they must not be mixed.
-        rollout = self.rollout
-        return rollout is not None and not rollout.restarted and rollout.length > self.num_stored
+        return self.rollout is not None and self.rollout.length > self.num_stored
+
+    def start(self, rollout: Rollout) -> None:
+        """Take the episode that the environment has begun."""
+        self.rollout = rollout
+        if rollout.restarted:
+            self.num_stored = 0
+
+    def note_stored(self, beat: Beat, length: int) -> None:
+        """Take over the store's length; of a restarted episode it has what this beat brought."""
+        if self.rollout is None or not self.rollout.restarted:
+            self.num_stored = length
+        elif beat.num_tokens:
+            self.num_stored = min(beat.num_tokens, length)
 
 
 class HeldLeases:
@@ -180,7 +193,8 @@ class HeldLeases:
             if verdict.verdict in (Verdict.STALE, Verdict.GONE):
                 lost.append(held)
             elif verdict.verdict in (Verdict.OK, Verdict.GAP):
-                held.num_stored, held.confirmed_at = verdict.length, now
+                held.note_stored(beat, verdict.length)
+                held.confirmed_at = now
         return lost
 
     def _enter(self, held: HeldLease, stage: Stage) -> None:
@@ -206,11 +220,12 @@ def portions(beats: Sequence[Beat]) -> Iterator[tuple[Beat, ...]]:
 
 
 def _chunk(held: HeldLease) -> Beat:
-    completion = held.begun().completion(held.num_stored)
+    offset = 0 if held.begun().restarted else held.num_stored
+    completion = held.begun().completion(offset)
     return Beat(
         task_id=held.lease.task_id,
         fence=held.lease.fence,
-        offset=held.num_stored,
+        offset=offset,
         num_tokens=len(completion.token_ids),
         chunk=encode_completion(completion),
     )

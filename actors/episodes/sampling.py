@@ -154,7 +154,7 @@ class Sampling:
         if isinstance(result, BaseException):
             self._scoring.fail(held, "data", explain(result))
             return
-        held.rollout = result
+        held.start(result)
         if result.state is State.SAMPLING:
             self._submit([held])
         else:

@@ -276,8 +276,8 @@ class Service:
             return refusal
         peer.version, peer.stats = message.version, message.stats
         lines = [
-            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk, peer.tag, oldest)
-            for b, oldest in zip(message.beats, versions.oldest, strict=True)
+            BeatLine(b.task_id, b.fence, b.offset, b.num_tokens, b.chunk, peer.tag, oldest, *fences)
+            for b, oldest, fences in zip(message.beats, *versions[1:], strict=True)
         ]
         answers = await self._beats.run(lines)
         taken = sum(answer.verdict == "TAKEN" for answer in answers)

@@ -5,6 +5,7 @@ Runs before the store is touched, so a message that fails here has changed nothi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from broker.protocol.messages import MAX_LINES, BeatRequest, Hello, LeaseRequest, SubmitRequest
@@ -17,12 +18,14 @@ from configs.errors import RecordError
 
 
 class Versions(NamedTuple):
-    """The versions that sampled the tokens of a request."""
+    """The versions that sampled the tokens of a request, and the fences that they have."""
 
     newest: PolicyVersion | None
     """Of all tokens; None without any."""
     oldest: list[int]
     """Number of the oldest, for each part in order."""
+    fences: Sequence[tuple[int, int]] = ()
+    """Of each beat, the first and the last under which its tokens were made."""
 
 
 def check_hello(hello: Hello, *, incarnation: str) -> None:
@@ -57,11 +60,12 @@ def check_beats(request: BeatRequest, *, max_bytes: int, limits: EpisodeLimits) 
         limits.check_completion(beat.offset + beat.num_tokens)
         _check_fence(beat.task_id, summary, beat.fence)
     found = iter(summaries)
-    oldest = [
-        version_number(next(found).oldest) if beat.chunk or beat.num_tokens else 0
-        for beat in request.beats
+    parts = [next(found) if b.chunk or b.num_tokens else None for b in request.beats]
+    oldest = [0 if part is None else version_number(part.oldest) for part in parts]
+    fences = [
+        (0, 0) if part is None else (max(0, part.first_fence), max(0, part.fence)) for part in parts
     ]
-    return Versions(_newest(summaries), oldest)
+    return Versions(_newest(summaries), oldest, fences)
 
 
 def check_submissions(request: SubmitRequest, *, max_bytes: int, limits: EpisodeLimits) -> Versions:

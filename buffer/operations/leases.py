@@ -87,8 +87,8 @@ def beat(
         for start in range(0, len(lines), SLICE):
             part = lines[start : start + SLICE]
             numbers = [
-                f"{task} {fence} {at} {n} {oldest} {key}"
-                for task, fence, at, n, _, key, oldest in part
+                f"{task} {fence} {at} {n} {oldest} {first} {last} {key}"
+                for task, fence, at, n, _, key, oldest, first, last in part
             ]
             chunks = [line.chunk for line in part if line.num_tokens]
             replies.append((yield Call("beat", (*head, "\n".join(numbers), *chunks))))

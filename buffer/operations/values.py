@@ -72,6 +72,9 @@ class BeatLine(NamedTuple):
     """Tag of the sender's key."""
     oldest: int = NEWEST
     """Number of the oldest version in the chunk."""
+    first_fence: int = 0
+    """Under which the chunk's first token was made."""
+    last_fence: int = 0
 
 
 class SubmitLine(NamedTuple):

@@ -94,6 +94,8 @@ class Summary(NamedTuple):
     """Lineage and step of the newest version of its tokens."""
     oldest: tuple[int, int]
     """Of the oldest; (-1, -1) without tokens."""
+    first_fence: int
+    """Of its tokens; -1 without any."""
     fence: int
     """The last one that it has tokens of."""
 
@@ -199,15 +201,16 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
 
 def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
     """Sum up a completion; its parts have been checked."""
-    length, fence = 0, -1
-    versions: list[tuple[int, int]] = []
+    length, fences, versions = 0, list[int](), list[tuple[int, int]]()
     for fields in parts:
         length += len(fields.mask)
         versions += [(lineage, step) for lineage, step, _ in fields.versions]
-        if fields.fences:
-            fence = fields.fences[-1][0]  # they never decrease
+        if fields.fences:  # they never decrease
+            fences += [fields.fences[0][0], fields.fences[-1][0]]
     none = (-1, -1)
-    return Summary(task_id, length, max(versions, default=none), min(versions, default=none), fence)
+    newest, oldest = max(versions, default=none), min(versions, default=none)
+    first, last = (fences[0], fences[-1]) if fences else none
+    return Summary(task_id, length, newest, oldest, first, last)
 
 
 def _read_episode(record: bytes, max_bytes: int) -> EpisodeFields:

@@ -155,14 +155,22 @@ def test_a_verdict_on_an_older_fence_does_not_touch_the_newer_lease():
     assert rollout.lease.fence == 6
 
 
-def test_a_restarted_episode_adds_nothing_to_the_chunks_of_the_first_try():
+def test_a_restarted_episode_is_sent_whole_and_never_behind_stored_tokens():
     clock, leases, rollout = held()
     rollout.restarted = True
-    grow(rollout, 3)
-    clock.now = 2.0
+    (mine,) = leases
+    mine.num_stored = 40  # of those that could not be continued
+    mine.start(rollout)
 
-    assert leases.due() == [Beat(1, 5)]
-    assert leases.due(final=True) == []
+    for length, stored in ((3, 3), (7, 40), (9, 0)):
+        grow(rollout, length - rollout.length)
+        clock.now += 2.0
+        (beat,) = leases.due()
+        assert (beat.offset, beat.num_tokens) == (0, length)
+        verdict = Verdict.OK if stored else Verdict.GAP
+        leases.settle([beat], [TaskVerdict(1, verdict, stored)])
+
+    assert [beat.num_tokens for beat in leases.due(final=True)] == [9], "a gap: once more"
 
 
 def test_tokens_of_a_finished_episode_travel_only_if_it_is_given_back():

@@ -290,6 +290,56 @@ def test_what_a_request_was_granted_that_was_given_up_goes_back_uncharged(run: R
     assert run.submit(held) == ["OK"] * 4
 
 
+def _store(
+    run: RunInStore, task: LeasedTask, offset: int, tokens: int, *fences: int
+) -> tuple[str, int]:
+    """Send tokens that were made under the first to the last of some fences."""
+    chunk = f"{fences[0]}-{fences[-1]}:{tokens} ".encode()
+    line = BeatLine(task.task_id, task.fence, offset, tokens, chunk)
+    line = line._replace(first_fence=fences[0], last_fence=fences[-1])
+    return run.store.run(operations.beat(ttl_ms=TTL_MS, lines=[line]))[0]
+
+
+def _next(run: RunInStore, task: LeasedTask) -> LeasedTask:
+    run.store.run(operations.release([(task.task_id, task.fence)]))
+    (again,) = run.lease(1)
+    return again
+
+
+def test_an_episode_that_begins_again_replaces_what_could_not_be_continued(run: RunInStore) -> None:
+    run.create(1)
+    (first, *_) = run.lease()
+    assert _store(run, first, 0, 9, first.fence) == ("OK", 9)
+    again = _next(run, first)
+    assert again.length == 9
+
+    assert _store(run, again, 0, 2, again.fence) == ("OK", 2)
+    assert _store(run, again, 0, 5, again.fence) == ("OK", 5)
+    assert _store(run, again, 0, 3, again.fence) == ("OK", 5), "a late copy"
+
+    last = _next(run, again)
+    assert (last.length, last.chunks) == (5, (b"%d-%d:5 " % (again.fence, again.fence),))
+    assert _store(run, last, 0, 2, again.fence, last.fence) == ("OK", 5), "of what it continues"
+
+
+def test_tokens_of_earlier_leases_than_those_stored_end_the_lease_and_are_charged(
+    run: RunInStore,
+) -> None:
+    """Nobody could go on with them: fences never decrease in a completion."""
+    run.create(1)
+    (first, *_) = run.lease()
+    assert _store(run, first, 0, 3, first.fence) == ("OK", 3)
+    liar = _next(run, first)
+    assert _store(run, liar, 3, 2, first.fence, liar.fence) == ("OK", 5), "as after a lost write"
+
+    assert _store(run, liar, 5, 1, first.fence) == ("TAKEN", 5)
+
+    assert run.redis.hget(f"{run.prefix}:t:{liar.task_id}", "att") == b"1"
+    (honest,) = run.lease(1)
+    assert (honest.task_id, honest.length) == (liar.task_id, 5)
+    assert _store(run, honest, 5, 1, honest.fence) == ("OK", 6)
+
+
 def test_leases_expire_in_redis_time(run: RunInStore) -> None:
     run.create(1)
     call = operations.lease("a", ttl_ms=-1, n=4, version=(run.lineage, 0))

@@ -19,7 +19,7 @@ from tests.buffer.support import invariants
 from tests.simulation.memory_redis import MemoryRedis, Reply
 from tests.simulation.store import View
 
-CHANGES = {"beat": 6, "submit": 4, "release": 2, "fail": 4}
+CHANGES = {"beat": 8, "submit": 4, "release": 2, "fail": 4}
 """Scripts that act under a fence, and how many values each of their lines has."""
 NUMBERS = {"beat": 6, "submit": 0}
 """Of those whose lines are one argument: which."""

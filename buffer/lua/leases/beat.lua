@@ -1,10 +1,13 @@
 --- @include keys, tasks
 -- ARGV: ttl ms, max chunks, progress timeout ms (0 = none), max attempts, most bytes of a task's chunks, longest
--- lease ms (0 = no limit), lines of 'id fence offset tokens oldest-version key', then the chunks of those with tokens.
+-- lease ms (0 = no limit), lines of 'id fence offset tokens oldest-version first-fence last-fence key', then the
+-- chunks of those with tokens.
 -- -> verdict, length, ...
 -- Renews leases; `tokens` > 0 also appends a chunk, which counts only where the stored length ends, or replaces
--- all of them where it starts at 0 and is longer. TAKEN: the lease is over and its task was charged, because it
--- brought more bytes than one episode can have, stood still, or lasted too long; what it stored stays. TAKEN without a
+-- all of them where it starts at 0 and is longer, or is of an episode that was begun again: its first token was made
+-- under this lease, and none of those stored. TAKEN: the lease is over and its task was charged, because it brought
+-- more bytes than one episode can have, or tokens of earlier leases than those stored, which nobody could go on with,
+-- stood still, or lasted too long; what it stored stays. TAKEN without a
 -- charge: its tokens are older than the lease allows, and nothing of them is stored. STALE, and
 -- charged to nobody: all bytes are too many, those that its holder added are not. The task begins anew. Nothing stood
 -- still or lasted too long while no broker reaped: the server was stopped or cut off, or its clock jumped.
@@ -15,9 +18,10 @@ local meta = call('HMGET', META, 'grace_until', 'reaped_at', 'ttl')
 local grace_until, gap = tonumber(meta[1] or '0'), now - tonumber(meta[2] or now)
 local is_watched = gap >= 0 and gap <= tonumber(meta[3] or '0') / 2
 
-local function store(id, chunk, length, bytes, replaces)
+local function store(id, chunk, length, bytes, last_fence, replaces)
   local chunks = chunks_key(id)
-  call('HSET', task_key(id), 'len', whole(length), 'progress', whole(now), 'bytes', whole(bytes))
+  call('HSET', task_key(id), 'len', whole(length), 'progress', whole(now), 'bytes', whole(bytes),
+    'lastfence', last_fence)
   if replaces then call('UNLINK', chunks) end
   if call('RPUSH', chunks, chunk) >= max_chunks then
     local joined = table.concat(call('LRANGE', chunks, 0, -1))
@@ -41,18 +45,20 @@ local function came_too_large(id, bytes)
   return bytes - tonumber(call('HGET', task_key(id), 'given') or '0') <= max_bytes / 2
 end
 
-local next_chunk = 8
-for id, fence, offset, tokens, oldest, key in string.gmatch(ARGV[7], '(%d+) (%d+) (%d+) (%d+) (%d+) ([^\n]*)') do
+local next_chunk, line = 8, '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([^\n]*)'
+for id, fence, offset, tokens, oldest, first_fence, last_fence, key in string.gmatch(ARGV[7], line) do
   local chunk
   offset, tokens = tonumber(offset), tonumber(tokens)
   if tokens > 0 then chunk, next_chunk = ARGV[next_chunk], next_chunk + 1 end
-  local verdict, state, length, progress, bytes, least = judge(id, fence, key)
+  local verdict, state, length, progress, bytes, least, stored_fence = judge(id, fence, key)
   if verdict == 'OK' then
-    local replaces = offset == 0 and tokens > length and length > 0
+    local begins_again = tokens > 0 and first_fence == fence and stored_fence < tonumber(fence)
+    local replaces = offset == 0 and length > 0 and (tokens > length or begins_again)
     local grows = tokens > 0 and (offset == length or replaces)
     local why = is_overdue(fence, progress, grows)
     if grows then
       bytes = #chunk + (replaces and 0 or bytes)
+      if length > 0 and not replaces and tonumber(first_fence) < stored_fence then why = 'tokens out of order' end
       if bytes > max_bytes and (offset == 0 or #chunk > max_bytes) then why = 'too many bytes' end
     end
     if why == 'too many bytes' and offset == 0 and came_too_large(id, bytes) then
@@ -73,7 +79,7 @@ for id, fence, offset, tokens, oldest, key in string.gmatch(ARGV[7], '(%d+) (%d+
       call('ZADD', lease_key(id), whole(deadline), id)
       if grows and bytes <= max_bytes then
         length = offset + tokens
-        store(id, chunk, length, bytes, replaces)
+        store(id, chunk, length, bytes, last_fence, replaces)
       elseif grows then
         verdict, length = 'GAP', 0 -- all its tokens in one chunk are smaller than in many
       elseif tokens > 0 and offset + tokens > length then

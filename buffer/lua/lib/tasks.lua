@@ -4,16 +4,17 @@
 -- Invariant: an operation on a task counts only under the fence and from the key that it was last leased under. A
 -- fence alone is no secret: the tasks of one lease share it, and chunks carry it to whoever resumes one of them.
 
--- Returns the verdict for the holder of a fence and, where it is OK, state, length, when it last grew, bytes, and the
--- number of the oldest version that its tokens may have.
+-- Returns the verdict for the holder of a fence and, where it is OK, state, length, when it last grew, bytes, the number
+-- of the oldest version that its tokens may have, and the last fence that it has tokens of.
 -- A lease that expired, even a reaped one, may be revived until another actor gets it.
 local function judge(id, fence, key)
-  local task = call('HMGET', task_key(id), 'st', 'fence', 'key', 'len', 'progress', 'bytes', 'oldest')
+  local task = call('HMGET', task_key(id), 'st', 'fence', 'key', 'len', 'progress', 'bytes', 'oldest', 'lastfence')
   if not task[1] then return is_new(id) and 'STALE' or 'GONE' end
   if task[2] ~= fence or (task[3] or key) ~= key then return 'STALE' end
   if task[1] == 'D' then return 'DUP' end
   if task[1] == 'X' then return 'STALE' end
-  return 'OK', task[1], tonumber(task[4] or '0'), task[5], tonumber(task[6] or '0'), tonumber(task[7] or '0')
+  return 'OK', task[1], tonumber(task[4] or '0'), task[5], tonumber(task[6] or '0'), tonumber(task[7] or '0'),
+    tonumber(task[8] or '0')
 end
 
 -- Where a ready task waits: evaluation tasks wait in their round.
@@ -128,7 +129,7 @@ end
 -- An unfinished completion goes; its task begins anew.
 local function cut(id)
   call('UNLINK', chunks_key(id))
-  call('HDEL', task_key(id), 'len', 'lastlen', 'bytes')
+  call('HDEL', task_key(id), 'len', 'lastlen', 'bytes', 'lastfence')
 end
 
 -- The task itself failed: such failures have a budget of their own, which no progress refills.

@@ -53,6 +53,10 @@ def beat(h: Modelled) -> None:
         chunk = f"<{grant.task} {grant.fence} {offset}+{tokens}>".encode()
         chunk = chunk if tokens else b""
         line = BeatLine(grant.task, grant.fence, offset, tokens, chunk, grant.key)
+        earlier = h.rng.choice([0, grant.fence - 1, (task.last_fence or 0) if task else 0])
+        first = h.rng.choice([grant.fence, grant.fence, grant.fence, max(0, earlier)])
+        last = h.rng.choice([grant.fence, grant.fence, first])
+        line = line._replace(first_fence=first, last_fence=last)
         lines.append(line._replace(oldest=_oldest(h)))
     timeout_ms, attempts = h.rng.choice([TIMEOUT_MS, TIMEOUT_MS, 0]), h.rng.randint(2, 3)
     limits = {"ttl_ms": TTL_MS, "progress_timeout_ms": timeout_ms, "max_attempts": attempts}

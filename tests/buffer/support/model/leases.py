@@ -151,12 +151,14 @@ def beat(
             answers.append(BeatVerdict(verdict, 0))
             continue
         length = task.length or 0
-        replaces = line.offset == 0 and line.num_tokens > length > 0
+        replaces = _replaces(task, line)
         grows = line.num_tokens > 0 and (line.offset == length or replaces)
         num_bytes = len(line.chunk) + (0 if replaces else task.num_bytes or 0)
         stood_still = not grows and _is_over(model, task.progress_ms or 0, progress_timeout_ms)
         lasted = _is_over(model, line.fence / 1000, longest_ms)
         why = "no progress" if stood_still else "too slow" if lasted else None
+        is_late = line.first_fence < (task.last_fence or 0)
+        why = "tokens out of order" if grows and length and not replaces and is_late else why
         is_whole = line.offset == 0 or len(line.chunk) > max_bytes
         why = "too many bytes" if grows and num_bytes > max_bytes and is_whole else why
         if why == "too many bytes" and _came_too_large(task, line, max_bytes):
@@ -181,6 +183,13 @@ def beat(
     return answers
 
 
+def _replaces(task: Task, line: BeatLine) -> bool:
+    """All tokens at once, or those of an episode that its holder has begun again."""
+    is_anew = line.first_fence == line.fence > (task.last_fence or 0) and line.num_tokens > 0
+    length = task.length or 0
+    return line.offset == 0 < length and (line.num_tokens > length or is_anew)
+
+
 def _came_too_large(task: Task, line: BeatLine, max_bytes: int) -> bool:
     """Half of the limit is the longest completion: no holder of a possible one adds more."""
     added = len(line.chunk) - (task.num_bytes_given or 0)
@@ -203,7 +212,7 @@ def _is_over(model: Model, since_ms: float, limit_ms: int) -> bool:
 
 def _append(model: Model, task: Task, line: BeatLine, num_bytes: int, *, replaces: bool) -> int:
     task.length, task.progress_ms = line.offset + line.num_tokens, model.now_ms
-    task.num_bytes = num_bytes
+    task.num_bytes, task.last_fence = num_bytes, line.last_fence
     task.chunks = [line.chunk] if replaces else [*task.chunks, line.chunk]
     if len(task.chunks) >= model.limits.max_chunks:
         task.chunks = [b"".join(task.chunks)]

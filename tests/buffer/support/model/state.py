@@ -60,6 +60,8 @@ class Task:
     chunks: list[bytes] = field(default_factory=list)
     num_bytes: int | None = None
     """Of its chunks."""
+    last_fence: int | None = None
+    """That it has tokens of."""
     num_bytes_given: int | None = None
     """Of its chunks when it was leased last; None if that began its unit."""
     oldest: tuple[int, int] | None = None
@@ -263,6 +265,7 @@ class Model:
         """An unfinished completion goes; its task begins anew."""
         task = self.tasks[i]
         task.chunks, task.num_bytes, task.length, task.length_charged = [], None, None, None
+        task.last_fence = None
 
     def charge_data(self, i: int, max_failures: int, why: str) -> None:
         """The task itself failed, which no progress makes good."""
