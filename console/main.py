@@ -21,6 +21,10 @@ from .typed import as_typed
 SETTINGS_ERROR = 2  # as for a role's process: a person has to change something
 
 VERBS = {
+    "new": (
+        "console.verbs.new",
+        "Write a new folder: settings, a reward, an environment, data, a test.",
+    ),
     "up": ("console.verbs.up", "Start a whole run on this machine."),
     "status": ("console.verbs.status", "Show how far a run is."),
     "actor": ("console.verbs.roles", "Join a run with one more actor."),

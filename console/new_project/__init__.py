@@ -1,0 +1,1 @@
+"""Files of a new project, which `nyala new` copies; they work as they are."""

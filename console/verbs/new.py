@@ -1,0 +1,60 @@
+"""`nyala new`: a folder with everything that a run of one's own begins with."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from configs.errors import SettingsError
+from console.display.display import print_line
+
+TEMPLATES = Path(__file__).parents[1] / "new_project"
+FILES = {
+    "settings.yaml": "PROJECT.yaml",
+    "rewards.py": "rewards.py",
+    "env.py": "env.py",
+    "project_test.txt": "test_PROJECT.py",
+}
+LARGEST = 20  # number in the sums of data.jsonl
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the project, a new folder.")],
+) -> None:
+    """Write a new folder: settings, a reward, an environment, data, a test.
+
+    They work as they are: in that folder `nyala up NAME.yaml` trains a small model on two cores.
+    Then change one after the other into your own.
+
+    Example: `nyala new mine`
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", name):
+        raise SettingsError(
+            f"the name of a project must be small letters, digits, - and _, got {name!r}"
+        )
+    folder = Path(name)
+    if folder.exists():
+        raise SettingsError(f"{folder.absolute()} must be a new folder, and it is there already")
+    folder.mkdir()
+    for template, target in FILES.items():
+        text = (TEMPLATES / template).read_text(encoding="utf-8").replace("PROJECT", name)
+        (folder / target.replace("PROJECT", name)).write_text(text, encoding="utf-8")
+    (folder / "data.jsonl").write_text(sums(), encoding="utf-8")
+    say = Console()
+    print_line(say, f"{folder}/  {name}.yaml, rewards.py, env.py, data.jsonl, test_{name}.py")
+    print_line(say, f"next:  cd {folder}  then  nyala up {name}.yaml --dry-run")
+
+
+def sums() -> str:
+    """Write the rows of `data.jsonl`."""
+    pairs = ((a, b) for a in range(LARGEST) for b in range(LARGEST))
+    rows = ({"question": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs)
+    return "".join(json.dumps(row) + "\n" for row in rows)
