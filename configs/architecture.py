@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, TypeVar
 
+from configs.tables.run import RunSettings
+
 from .errors import SettingsError
 
 CAP = "final_logit_softcapping"
@@ -132,3 +134,18 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
 
 def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
+
+
+def present_model(run: RunSettings) -> str:
+    """Return the path of the run's model, once it is sure that one of `init` lies there.
+
+    Raises:
+        SettingsError: It was made on another machine, or not at all.
+    """
+    if run.model == "init" and not (run.folder / "init").is_dir():
+        raise SettingsError(
+            f"run.model must have been made where it is init, got no folder {run.model_path} on "
+            f"this machine; copy it from where `nyala up` or `nyala init-model` made it, or run "
+            f"`nyala init-model` here with the same settings"
+        )
+    return run.model_path

@@ -12,6 +12,7 @@ import torch
 
 from broker.protocol.messages import Publication
 from buffer.store import Store
+from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import RunSettings, Settings
@@ -154,7 +155,7 @@ def _follow(
 
 def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -> Policy:
     """Load a policy, by default the initial one, and shard it."""
-    path = settings.run.model_path if model is None else model
+    path = present_model(settings.run) if model is None else model
     policy = Policy(load_causal_lm(path), temperature=settings.run.temperature)
     # As the sampler ran it: dropout would make ratios random. Gradients flow all the same.
     policy.eval()

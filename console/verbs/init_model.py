@@ -25,6 +25,9 @@ def init_model(
     Example: `nyala init-model configs/demo.yaml --set learner.warm_start_steps=30`
     """
     settings = resolve(settings_of(one_of(config, config_option), overrides or []))
+    if settings.run.model != "init":
+        print(f"run.model is {settings.run.model}: nothing is to be made")
+        return
     target = settings.run.folder / "init"
     if not make_if_needed(settings, target, Console()):
         print(f"{target} is already what these settings make")

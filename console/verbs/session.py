@@ -67,10 +67,7 @@ class Session:
         server = prepare(self._settings, self._folder, redis_url=self._redis_url)
         try:
             with _sigterm_as_interrupt():
-                if self._settings.run.model == "init":
-                    make_if_needed(
-                        self._settings, self._folder.init, self._console, plain=self._plain
-                    )
+                self._make_model()
                 outcome = self._supervise(server)
         except KeyboardInterrupt:
             outcome = None
@@ -87,6 +84,18 @@ class Session:
         self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
         self._say(f"  {self._resume_command}")
         return STOPPED if outcome is None else FAILED
+
+    def _make_model(self) -> None:
+        if self._settings.run.model != "init":
+            return
+        try:
+            make_if_needed(self._settings, self._folder.init, self._console, plain=self._plain)
+        except KeyboardInterrupt:
+            self._say(
+                "the supervised start was not over: the model is made anew by the next start; "
+                "`nyala init-model` makes it ahead of the run"
+            )
+            raise
 
     def _supervise(self, server: RedisServer | None) -> Outcome:
         """Start all processes and watch them; all have ended when this returns or raises."""

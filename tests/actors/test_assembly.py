@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from actors import assembly
-from actors.assembly import greeting
+from actors.assembly import greeting, prepare
 from broker.protocol.messages import Enrol, Receipt
-from configs.errors import RefusedError
+from configs.errors import RefusedError, SettingsError
 from configs.settings import ActorSettings, RunSettings, Settings
 
 
@@ -48,3 +48,16 @@ def test_an_actor_waits_a_while_for_a_place_of_its_enrolment_key(monkeypatch):
     monkeypatch.setattr(assembly, "FULL_S", 0.0)
     with pytest.raises(RefusedError, match="at most 2"):
         enrol(FullBroker(10**6))
+
+
+def test_more_leases_than_places_where_episodes_wait_for_their_environment():
+    actors = ActorSettings(max_concurrent_episodes=64, max_episodes_in_flight=256)
+
+    assert greeting(Settings(run=RunSettings(model="init"), actors=actors), "a").capacity == 256
+
+
+def test_an_actor_without_the_folder_of_an_init_model_names_it(tmp_path):
+    run = RunSettings(model="init", name="far", directory=tmp_path, environment="calculator")
+
+    with pytest.raises(SettingsError, match=rf"got no folder {tmp_path}/far/init on this machine"):
+        asyncio.run(prepare(Settings(run=run), "a"))

@@ -1,14 +1,18 @@
 """The initial model: commands of the two rooms, one after the other."""
 
+import io
 import sys
 
 import pytest
+from rich.console import Console
 
 from configs.errors import NyalaError, SettingsError
 from configs.settings import RunSettings, Settings
 from console.run import init_model
 from console.run.init_model import is_made, make_model, reuse, stamp
 from console.run.run_folder import RunFolder
+from console.verbs import session
+from console.verbs.init_model import init_model as init_model_verb
 
 EXPORT = "import sys; open(sys.argv[1], 'w').write('pair')"
 TRAIN = """
@@ -109,3 +113,28 @@ def test_a_fresh_run_takes_the_model_of_the_archived_one_if_it_fits(settings, ro
     )
     assert reuse(settings, tmp_path / "old", RunFolder(tmp_path / "r"))
     assert is_made(settings, tmp_path / "r" / "init")
+
+
+def test_nothing_is_made_for_a_model_that_is_there(tmp_path, capsys):
+    config = tmp_path / "mine.yaml"
+    config.write_text("run: {model: Qwen/Qwen3-0.6B, environment: 'nowhere.py:Env'}")
+
+    init_model_verb(config)
+
+    assert "run.model is Qwen/Qwen3-0.6B: nothing is to be made" in capsys.readouterr().out
+
+
+def test_an_interrupted_start_tells_that_it_begins_anew(settings, monkeypatch, tmp_path):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "make_if_needed", interrupted)
+    written = io.StringIO()
+    console = Console(file=written, width=500)
+    folder = RunFolder(tmp_path / "r")
+    started = session.Session(settings, folder, console, redis_url="-", resume_command="up")
+
+    with pytest.raises(KeyboardInterrupt):
+        started._make_model()
+
+    assert "the model is made anew by the next start" in written.getvalue()
