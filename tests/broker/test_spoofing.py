@@ -175,10 +175,12 @@ def test_the_figures_of_a_name_are_those_of_its_key(redis_url: str, keys: Path) 
             await here.actor("honest")
             other = here.client("honest", keys=pair_of(keys, "liar"))
             await other.hello(hello("honest", capacity=7), deadline_s=5)
+            seen = await here.store.run(operations.actors())
             for _ in range(100):
-                if len(seen := await here.store.run(operations.actors())) == 2:
+                if len(seen) == 2:
                     break
                 await asyncio.sleep(0.1)
+                seen = await here.store.run(operations.actors())
 
             assert [actor.incarnation for actor in seen] == ["honest"] * 2
             capacities = {actor.fields["key"]: actor.fields["capacity"] for actor in seen}
