@@ -19,6 +19,8 @@ from typing import NamedTuple, Protocol
 from broker.protocol.manifest import WeightManifest
 from buffer.record.episode import PolicyVersion, VersionSpan
 
+from .stop_strings import StopStrings
+
 INITIAL_VERSION = PolicyVersion(0, 0)
 """Default version of the weights in the model directory that an engine starts from."""
 
@@ -34,6 +36,10 @@ class Request:
     """0 = greedy. No truncating sampler and no penalty: their log-probs could not be recomputed."""
     stop_token_ids: tuple[int, ...]
     """Generation ends after one of these; it is part of the output."""
+    stop_strings: StopStrings | None = None
+    """So it does after the token that completes one of these."""
+    turn: tuple[int, ...] = ()
+    """The last of `token_ids`: what there is of the turn, where a string may have begun."""
 
     def check(self, *, vocabulary: int, room: int) -> None:
         """Refuse what would end more than this request.

@@ -26,6 +26,7 @@ from configs.errors import DeadlineError, EngineError, SettingsError
 from configs.worker import Worker
 
 from .engine import INITIAL_VERSION, Delta, Request, Sampled, StagedWeights, Stepper
+from .stop_strings import TurnWatch
 from .token_versions import DeltaInbox, RequestTable
 
 T = TypeVar("T")
@@ -253,11 +254,14 @@ class ThreadedEngine:
                 loop.call_soon_threadsafe(self._deliver, due)
 
     def _record(self, made: Iterable[Sampled]) -> None:
+        ended: list[int] = []
         for sampled in made:
             if sampled.key in self._probes:
                 self._probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
-            else:
-                self._table.record(*sampled, self._version)
+            elif self._table.record(*sampled, self._version):
+                ended.append(sampled.key)
+        if ended:
+            self._stepper.cancel(ended)
 
     def _execute_commands(self) -> None:
         if not self._stepper.has_work:
@@ -270,7 +274,9 @@ class ThreadedEngine:
             command()
 
     def _admit(self, key: int, request: Request) -> None:
-        self._table.begin(key, request.request_id)
+        stops = request.stop_strings
+        watch = None if stops is None else TurnWatch(stops, request.turn)
+        self._table.begin(key, request.request_id, watch)
         room = self._max_model_len - len(request.token_ids)
         try:
             request.check(vocabulary=self._stepper.vocabulary, room=room)

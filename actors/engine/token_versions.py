@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from buffer.record.episode import PolicyVersion, VersionSpan
 
 from .engine import Delta
+from .stop_strings import TurnWatch
 
 
 @dataclass(slots=True)
 class _Pending:
     request_id: str
+    watch: TurnWatch | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[VersionSpan] = field(default_factory=list)
@@ -54,9 +56,9 @@ class RequestTable:
     def __contains__(self, key: int) -> bool:
         return key in self._pending
 
-    def begin(self, key: int, request_id: str) -> None:
-        """Begin to collect the tokens of a request."""
-        self._pending[key] = _Pending(request_id)
+    def begin(self, key: int, request_id: str, watch: TurnWatch | None = None) -> None:
+        """Begin to collect the tokens of a request, up to where its turn ends by a string."""
+        self._pending[key] = _Pending(request_id, watch)
 
     def forget(self, key: int) -> None:
         """Drop a request without a delta."""
@@ -74,11 +76,19 @@ class RequestTable:
         logprobs: list[float],
         finish_reason: str | None,
         version: PolicyVersion,
-    ) -> None:
-        """Add tokens sampled from `version`; unknown keys (aborted meanwhile) are ignored."""
+    ) -> bool:
+        """Add tokens sampled from `version`; unknown keys (aborted meanwhile) are ignored.
+
+        Returns:
+            Whether a string ended the turn while its stepper still goes on.
+        """
         pending = self._pending.get(key)
         if pending is None:
-            return
+            return False
+        end = pending.watch.end(token_ids) if pending.watch is not None and token_ids else None
+        goes_on = end is not None and finish_reason is None
+        if end is not None:
+            token_ids, logprobs, finish_reason = token_ids[:end], logprobs[:end], "stop"
         versions = pending.versions
         if token_ids and (not versions or versions[-1].version != version):
             versions.append(VersionSpan(version, len(pending.token_ids)))
@@ -87,6 +97,7 @@ class RequestTable:
         if finish_reason is not None:
             self._finished.append((key, pending.flush(finish_reason)))
             del self._pending[key]
+        return goes_on
 
     def take(self, now: float) -> list[tuple[int, Delta]]:
         """Return the deltas that are due at `now` (monotonic seconds)."""

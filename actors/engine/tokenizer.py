@@ -35,8 +35,13 @@ class Tokenizer(Protocol):
         """Tokens of the prompt, up to where the policy begins its turn."""
         ...
 
-    def encode_observation(self, text: str) -> tuple[int, ...]:
-        """Tokens between a turn's end token and the policy's next turn."""
+    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
+        """Tokens between a turn's end and the policy's next turn.
+
+        Args:
+            text: The observation.
+            is_open: The turn did not end with its end token; that comes first.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -114,7 +119,7 @@ class ModelTokenizer:
             )
         return self._begin + self._encode(prompt)
 
-    def encode_observation(self, text: str) -> tuple[int, ...]:
+    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
         """Tokens of an observation, as the template's next user turn where there is one."""
         # Encoded behind the end of a turn, never as a text of its own: some tokenizers put a space
         # before whatever begins a text.
@@ -126,7 +131,7 @@ class ModelTokenizer:
         if not self._end_of_turn(after.partition(text)[0]):
             return self._encode(after)
         num_ends = self._num_stops(self._encode(before)) + 1
-        return self._after_stops(self._encode(before + after), num_ends)
+        return self._after_stops(self._encode(before + after), num_ends, with_last=is_open)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of one turn; special tokens stay visible, so that none can hide in an answer."""
@@ -165,11 +170,13 @@ class ModelTokenizer:
     def _num_stops(self, token_ids: Sequence[int]) -> int:
         return sum(token in self._stop_token_ids for token in token_ids)
 
-    def _after_stops(self, token_ids: tuple[int, ...], count: int) -> tuple[int, ...]:
-        """Return what follows the first `count` tokens that end a turn."""
+    def _after_stops(
+        self, token_ids: tuple[int, ...], count: int, *, with_last: bool = False
+    ) -> tuple[int, ...]:
+        """Return what follows the first `count` tokens that end a turn, or begins with the last."""
         ends = [at for at, token in enumerate(token_ids) if token in self._stop_token_ids]
         assert len(ends) >= count, "a token that ends a turn is one token wherever it stands"
-        return token_ids[ends[count - 1] + 1 :]
+        return token_ids[ends[count - 1] + (not with_last) :]
 
     def _end_of_turn(self, text: str) -> int:
         """Find where the first token in a text that ends a turn is over; 0 = there is none."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 import structlog
 
 from actors.chat import read_prompt
+from actors.engine.stop_strings import StopStrings
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Environment, Score, columns_of
 from actors.environments.calls import call
@@ -50,7 +51,8 @@ class EpisodeMaker:
         self._tokenizer = tokenizer
         self._run = run
         self._limits = EpisodeLimits.of(run, vocabulary=None)
-        self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens, limit_s)
+        stops = StopStrings(run.stop, tokenizer.decode) if run.stop else None
+        self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens, limit_s, stops)
         self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
 
     async def begin(self, lease: Lease, environment: Environment) -> Rollout:
@@ -81,7 +83,7 @@ class EpisodeMaker:
         return RewardSample(
             prompt=read_prompt(rollout.conversation.prompt),
             prompt_ids=rollout.prompt_ids,
-            completion=self._text(token_ids),
+            completion=rollout.text(),
             completion_ids=token_ids,
             answer=rollout.conversation.answer,
             index=spec.index,
@@ -142,10 +144,6 @@ class EpisodeMaker:
                 f"tokens for item {spec.index}; raise the limit or make the questions shorter"
             )
         return Rollout(lease, conversation, prompt_ids, self._maker)
-
-    def _text(self, token_ids: tuple[int, ...]) -> str:
-        ended = token_ids and token_ids[-1] in self._tokenizer.stop_token_ids
-        return self._tokenizer.decode(token_ids[:-1] if ended else token_ids)
 
 
 def _partial(lease: Lease, limits: EpisodeLimits) -> Completion | None:

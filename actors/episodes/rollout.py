@@ -24,6 +24,7 @@ import numpy as np
 
 from actors.chat import Message
 from actors.engine.engine import Delta, Request
+from actors.engine.stop_strings import StopStrings
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Conversation, Score
 from actors.environments.calls import call
@@ -69,6 +70,8 @@ class Maker:
     max_completion_tokens: int
     limit_s: float = 30.0
     """Of one call of an `async` environment."""
+    stops: StopStrings | None = None
+    """Strings that end a turn."""
 
 
 class Rollout:
@@ -98,11 +101,20 @@ class Rollout:
         self._turn_start = 0
         self._turn_end = 0
         self._cut = False
+        self._is_open = False
+        """A string ended the turn, not its end token."""
 
     @property
     def length(self) -> int:
         """Completion tokens so far."""
         return len(self._transcript)
+
+    def text(self) -> str:
+        """All turns and observations as text, without what ended the last turn."""
+        decode = self._maker.tokenizer.decode
+        if self._is_open:
+            return decode(self._transcript.tokens(0, self._turn_start)) + self.turns[-1].content
+        return decode(self._transcript.tokens(0, self.length - (not self._cut)))
 
     def completion(self, start: int = 0) -> Completion:
         """The completion from token `start` on."""
@@ -122,6 +134,8 @@ class Rollout:
             max_tokens=self._maker.max_completion_tokens - self.length,
             temperature=spec.temperature,
             stop_token_ids=self._maker.tokenizer.stop_token_ids,
+            stop_strings=self._maker.stops,
+            turn=self._transcript.tokens(self._turn_start) if self._maker.stops else (),
         )
 
     def take(self, delta: Delta) -> None:
@@ -136,8 +150,10 @@ class Rollout:
     async def judge(self) -> Judgement:
         """Pass the turn to the environment; score if it was the last. Changes nothing here."""
         tokenizer = self._maker.tokenizer
-        stop = self._turn_end if self._cut else self._turn_end - 1
+        stop = self._turn_end if self._cut or self._is_open else self._turn_end - 1
         turn = tokenizer.decode(self._transcript.tokens(self._turn_start, stop))
+        if self._is_open and self._maker.stops is not None:
+            turn = self._maker.stops.cut(turn)
         step = await call(self.conversation.step, turn, limit_s=self._maker.limit_s)
         own = (Message("assistant", turn),)
         if self._cut:
@@ -145,7 +161,7 @@ class Rollout:
         if step.done:
             reason = "environment" if step.observation else "stop"
             return Judgement(own, (), reason, await self._score())
-        observation_ids = tokenizer.encode_observation(step.observation)
+        observation_ids = tokenizer.encode_observation(step.observation, is_open=self._is_open)
         if self._turn_end + len(observation_ids) >= self._maker.max_completion_tokens:
             return Judgement(own, (), "length", await self._score())
         return Judgement((*own, Message("user", step.observation)), observation_ids)
@@ -168,8 +184,11 @@ class Rollout:
         self.state = State.SAMPLING
 
     def _end_turn(self, end: int) -> None:
-        last = self._transcript.tokens(end - 1, end) if end > self._turn_start else ()
-        self._cut = not last or last[0] not in self._maker.tokenizer.stop_token_ids
+        turn, stops = self._transcript.tokens(self._turn_start, end), self._maker.stops
+        has_end_token = bool(turn) and turn[-1] in self._maker.tokenizer.stop_token_ids
+        has_string = stops is not None and stops.end(turn, max(0, len(turn) - 1)) is not None
+        self._cut = not has_end_token and not has_string
+        self._is_open = has_string and not has_end_token
         self._turn_end = end
         self.state = State.JUDGING
 
@@ -204,8 +223,11 @@ class Rollout:
         """End of the turn at hand in the stored tokens; None if it has none yet."""
         turn = self._transcript.tokens(self._turn_start)
         ends = [turn.index(stop) for stop in self._maker.tokenizer.stop_token_ids if stop in turn]
+        ends = [end + 1 for end in ends]
+        by_string = self._maker.stops.end(turn) if self._maker.stops is not None else None
+        ends += [] if by_string is None else [by_string]
         if ends:
-            return self._turn_start + min(ends) + 1
+            return self._turn_start + min(ends)
         return self.length if self.length >= self._maker.max_completion_tokens else None
 
     def _expect(self, start: int, stop: int, *, sampled: bool) -> None:

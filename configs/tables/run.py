@@ -51,6 +51,11 @@ class RunSettings(Table):
     """Longest prompt, tokens."""
     max_completion_tokens: Positive = 1024
     """Longest completion, all turns and environment tokens together, tokens."""
+    stop: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)
+    ] = ()
+    """Strings that end a turn, as its end token does. The tokens of one are trained; the text for
+    environment and reward ends before it."""
     temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
     """Sampling temperature of training episodes; the learner applies the same."""
     eval_every: Annotated[int, Field(ge=0)] = 25

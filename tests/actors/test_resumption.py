@@ -47,7 +47,7 @@ class Numbers:
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         return self.encode_observation(text_of(prompt))
 
-    def encode_observation(self, text: str) -> tuple[int, ...]:
+    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
         return tuple(int(word) for word in text.split())
 
     def decode(self, token_ids: Sequence[int]) -> str:

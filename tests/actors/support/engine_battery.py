@@ -11,12 +11,14 @@ import statistics
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from actors.engine.engine import Delta, StagedWeights
+from actors.engine.stop_strings import StopStrings
 from buffer.record.episode import VersionSpan
 from configs.errors import SettingsError, WeightsError
 from tests.actors.support.engine_probe import Bench
@@ -151,6 +153,27 @@ async def ends(bench: Bench) -> None:
         assert all(token % 2 for token in transcript.token_ids[:-1])
     assert (short.finish_reason, len(short.token_ids)) == ("length", 1)
     assert (full.finish_reason, len(full.token_ids)) == ("length", 6)
+
+
+async def ends_by_a_string(bench: Bench) -> None:
+    """With the token that completes it, be it begun in an earlier part of the turn."""
+    stops = StopStrings(["abc", "dd"], lambda ids: "".join("abcdefgh"[i % 8] for i in ids))
+    begun = (*bench.prompt(20), 8, 9)
+    requests = [bench.request(max_tokens=100) for _ in range(8)]
+    requests += [bench.request(max_tokens=100, token_ids=begun) for _ in range(8)]
+    transcripts = bench.submit(
+        *[replace(r, stop_strings=stops, turn=begun[-2:]) for r in requests[8:]],
+        *[replace(r, stop_strings=stops) for r in requests[:8]],
+    )
+    await bench.finish(transcripts)
+    await bench.finish(bench.submit(bench.request(max_tokens=5)))  # the engine goes on
+
+    for transcript in transcripts:
+        turn = [*transcript.request.turn, *transcript.token_ids]
+        ended = stops.end(turn, len(transcript.request.turn))
+        assert ended == (len(turn) if transcript.finish_reason == "stop" else None)
+        assert bench.log_ratio(transcript).abs().max() < TOLERANCE
+    assert sum(transcript.finish_reason == "stop" for transcript in transcripts) >= 8
 
 
 async def end_of_text_is_no_stop(bench: Bench) -> None:
@@ -301,6 +324,7 @@ BATTERY = (
     overflow_starts_fresh,
     resumes,
     ends,
+    ends_by_a_string,
     end_of_text_is_no_stop,
     greedy,
     aborts,

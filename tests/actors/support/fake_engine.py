@@ -30,7 +30,7 @@ class CharacterTokenizer:
     def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
         return self.encode_observation(text_of(prompt))
 
-    def encode_observation(self, text: str) -> tuple[int, ...]:
+    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
         return tuple(ALPHABET.index(character) for character in text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -72,7 +72,10 @@ def sample(
         token = policy(context)
         context += (token,)
         logprobs.append(logprob_of(context))
-        if token in request.stop_token_ids:
+        by_string = request.stop_strings is not None and request.stop_strings.end(
+            request.turn + context[len(request.token_ids) :]
+        )
+        if token in request.stop_token_ids or by_string:
             reason = "stop"
         elif len(logprobs) == request.max_tokens:
             reason = "length"

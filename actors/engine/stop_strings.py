@@ -1,0 +1,67 @@
+"""Strings that end a turn: the token that completes one is the turn's last.
+
+The same for every engine, and again when an episode is continued: a turn ends after the first token
+with which its text has one of the strings. Only the last tokens of a turn are decoded each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+SPARE_TOKENS = 8  # of no text of their own, or parts of a character
+
+
+class StopStrings:
+    """The strings of a run.
+
+    Example:
+        >>> stops = StopStrings(["ab"], "".join)
+        >>> stops.end("xabz"), stops.cut("xab")
+        (3, 'x')
+    """
+
+    def __init__(self, strings: Sequence[str], decode: Callable[[Sequence[int]], str]) -> None:
+        """Keep them.
+
+        Args:
+            strings: At least one.
+            decode: Text of tokens.
+        """
+        self._strings = tuple(strings)
+        self._decode = decode
+        # No token that counts has less than a byte.
+        self.window = max(len(text.encode()) for text in strings) + SPARE_TOKENS
+
+    def end(self, token_ids: Sequence[int], start: int = 0) -> int | None:
+        """Return how many tokens it takes to have one of the strings, if more than `start` do."""
+        if not self._has_one(token_ids[max(0, start + 1 - self.window) :]):
+            return None
+        ends = range(start + 1, len(token_ids) + 1)
+        return next(
+            (n for n in ends if self._has_one(token_ids[max(0, n - self.window) : n])), None
+        )
+
+    def cut(self, text: str) -> str:
+        """Return the text before the first of the strings."""
+        found = [text.index(each) for each in self._strings if each in text]
+        return text[: min(found, default=len(text))]
+
+    def _has_one(self, token_ids: Sequence[int]) -> bool:
+        text = self._decode(token_ids)
+        return any(each in text for each in self._strings)
+
+
+class TurnWatch:
+    """A turn in the making, looked at as its tokens come."""
+
+    def __init__(self, stops: StopStrings, turn: Sequence[int]) -> None:
+        self._stops = stops
+        self._tail = list(turn[-stops.window :])
+
+    def end(self, token_ids: Sequence[int]) -> int | None:
+        """Take new tokens; return how many of them belong to the turn if it is over."""
+        known = len(self._tail)
+        token_ids = [*self._tail, *token_ids]
+        end = self._stops.end(token_ids, known)
+        self._tail = token_ids[-self._stops.window :]
+        return None if end is None else end - known
