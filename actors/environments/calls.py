@@ -57,8 +57,9 @@ async def call(
     value = function(*args, **kwargs)
     if not isawaitable(value):
         return value
+    limit = asyncio.timeout(limit_s)
     try:
-        async with asyncio.timeout(limit_s) as limit:
+        async with limit:
             return await value
     except TimeoutError as error:
         if not limit.expired():
