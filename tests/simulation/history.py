@@ -54,6 +54,10 @@ class History:
         """Who was granted (task, fence), ever."""
         self.heard: set[tuple[int, int]] = set()
         """(task, fence) that its actor was told of."""
+        self.lost: set[tuple[int, int]] = set()
+        """What a broker granted as it was killed, before it could answer."""
+        self.names: dict[str, str] = {}
+        """Tag of a key -> its actor."""
         self.unwell: set[str] = set()
         """Actors that were killed, stopped, cut off or sent away, ever."""
         self.spoiled: set[int] = set()
@@ -82,12 +86,18 @@ class History:
 
     def watch(self, script: str, arguments: tuple[Any, ...], reply: Reply) -> None:
         """See what the store was asked and what it answered."""
+        if script == "lease":
+            self.names[str(arguments[5])] = str(arguments[0])
         if script == "lease" and reply[0] == b"OK":
             self._granted(str(arguments[0]), int(reply[1]), [int(row[0]) for row in reply[2:]])
         elif script in CHANGES:
             self._acted(script, arguments, reply)
         elif script == "commit":
             self.committed_step = max(self.committed_step, int(arguments[1]))
+        elif script == "suspend":
+            name = self.names.get(str(arguments[0]), "?")
+            self.count["suspensions"] += 1
+            assert name.startswith(LIAR), f"SUSPENDED: {name}: {arguments[1]}"
         elif script == "reap":
             self._reaped([int(task) for task in reply])
 
@@ -106,14 +116,14 @@ class History:
         self.count["leases"] += len(tasks)
 
     def _reaped(self, tasks: list[int]) -> None:
-        """Leases have expired, and were charged: not those that a well actor never heard of."""
+        """Leases have expired, and were charged: none that died with its broker, unheard of."""
         self.count["reaped"] += len(tasks)
         for task in tasks:
-            fence = self.now.fences.get(task, 0)
-            maker = self.makers.get((task, fence), LIAR)
-            assert (task, fence) in self.heard or maker in self.unwell or maker.startswith(LIAR), (
-                f"GRANT: task {task} was charged, and {maker} never heard of its lease"
-            )
+            lease = (task, self.now.fences.get(task, 0))
+            if lease in self.lost - self.heard:
+                maker = self.makers[lease]
+                is_fair = maker in self.unwell or maker.startswith(LIAR)
+                assert is_fair, f"GRANT: task {task} was charged, and {maker} never heard of it"
 
     def _taken_over(self, task: int) -> None:
         since = self.orphans.pop(task, None)
@@ -131,6 +141,10 @@ class History:
                 current = self.now.fences.get(task)
                 assert fence == current, f"I9: {verdict!r} of {script} for an old fence of {task}"
             self.count[f"{script} {verdict.decode()}"] += 1
+            if verdict == b"TAKEN":
+                maker = self.makers[task, fence]
+                is_fair = maker.startswith(LIAR) or maker in self.unwell
+                assert is_fair, f"CHARGED: {script} of {maker} for task {task}"
             if script == "submit" and verdict in (b"OK", b"DUP"):
                 self.now.acked[task] = None
                 self.written[task, fence] = None
@@ -152,6 +166,10 @@ class History:
     def received(self, task: int, fence: int) -> None:
         """An actor was told of a lease."""
         self.heard.add((task, fence))
+
+    def lose_grant(self, fence: int) -> None:
+        """The answer to the lease with this fence dies with its broker."""
+        self.lost |= {lease for lease in self.makers if lease[1] == fence}
 
     def hurt(self, incarnation: str) -> None:
         """A fault struck this actor: it may not hear of what it is granted."""
@@ -239,6 +257,8 @@ class History:
         """Assert what must hold of the store at any moment (I1, I2, I10)."""
         view: Any = View(database)
         snapshot = invariants.check(view, self._prefix, self._size)
+        paused = view.hget(f"{self._prefix}:meta", "paused")
+        assert paused is None, f"PAUSED: {paused}"
         poisonous = self._poisonous(view, snapshot.tasks["dead"])
         for place in ("new", "ready", "lease", "dead"):
             lost = snapshot.tasks[place] & self.now.acked.keys() - poisonous

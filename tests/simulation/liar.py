@@ -83,7 +83,7 @@ class Liar:
             capacity=self._settings.actors.max_concurrent_episodes,
         )
         lies = [self._lease, self._beat, self._beat, self._submit, self._submit]
-        lies += [self._release, self._fail, self._replay]
+        lies += [self._release, self._fail, self._replay, self._spoil]
         try:
             await self._client.hello(hello, deadline_s=PATIENCE_S * 10)
             while True:
@@ -127,6 +127,18 @@ class Liar:
             for t, f in self._targets()
         ]
         await self._ask(self._client.fail, FailRequest(tuple(rows)), rows)
+
+    async def _spoil(self) -> None:
+        """Store tokens whose fences decrease, with which nobody can go on, and give them back."""
+        if not self._leases:
+            return
+        lease = self._rng.choice(self._leases)
+        task, fence = lease.task_id, lease.fence
+        for at, of in ((lease.length, fence), (lease.length + 3, fence - 1)):
+            chunk = encode_completion(self._completion(task, of, 3))
+            beats = (Beat(task, fence, at, 3, chunk),)
+            await self._ask(self._client.beat, BeatRequest(beats, self._version, Figures()), beats)
+        await self._ask(self._client.release, ReleaseRequest(((task, fence),)), [(task, fence)])
 
     async def _replay(self) -> None:
         """The same once more, however old it is."""
@@ -172,7 +184,7 @@ class Liar:
             behaviour_logprobs=np.full(tokens, -self._rng.random(), np.float32),
             loss_mask=np.ones(tokens, np.uint8),
             versions=(VersionSpan(self._version, 0),),
-            fences=(FenceRun(fence, self._rng.choice([self._name, "somebody"]), 0),),
+            fences=(FenceRun(fence, self._rng.choice([self._name, "actor-0.2", "x" * 200]), 0),),
         )
 
     def _chunk(self, task: int, fence: int, tokens: int) -> bytes:

@@ -40,6 +40,7 @@ class Scenario:
     snapshot_s: float = 1.0
     lease_timeout_s: float = 15.0
     """Other timeouts of actors and brokers are in proportion."""
+    progress_timeout_s: float = 120.0
     checkpoint_every: int = 4
     check_every_s: float = 5.0
     rates: Rates = field(default_factory=Rates)
@@ -72,6 +73,7 @@ class Scenario:
             broker=BrokerSettings(
                 lease_timeout_s=self.lease_timeout_s,
                 heartbeat_timeout_s=self.lease_timeout_s * 2 / 5,
+                progress_timeout_s=self.progress_timeout_s,
             ),
             actors=ActorSettings(
                 max_concurrent_episodes=self.capacity,
@@ -104,6 +106,7 @@ def brief(seed: int) -> Scenario:
         broken_off=0.02,
         snapshot_s=0.5,
         lease_timeout_s=5.0,
+        progress_timeout_s=6.0,
         checkpoint_every=1,
         certain_faults=DEATHS,
         calm_batches=2,

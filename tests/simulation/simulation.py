@@ -139,8 +139,9 @@ class Simulation:
     def kill_broker_at_grant(self) -> None:
         """Kill the next broker whose LEASE the store has carried out, before it hears of it."""
 
-        def strike(broker: Process | None) -> None:
-            self.server.on_grant = lambda _broker: None
+        def strike(broker: Process | None, fence: int) -> None:
+            self.server.on_grant = lambda _broker, _fence: None
+            self.history.lose_grant(fence)
             for slot in self.brokers:
                 if slot.process is broker:
                     self.kill_broker(slot)

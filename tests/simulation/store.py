@@ -53,7 +53,7 @@ class Server:
         self.is_away = False
         self.lost_replies = 0.0
         """Share of calls that are carried out and whose reply is lost."""
-        self.on_grant: Callable[[Process | None], None] = lambda _broker: None
+        self.on_grant: Callable[[Process | None, int], None] = lambda _broker, _fence: None
         """Called when a broker's LEASE was carried out, and the broker has not heard of it."""
         self.calls: Counter[str] = Counter()
         self.begin_life()
@@ -159,7 +159,7 @@ class BrokersStore(AsyncStore):
         def answered() -> Reply:
             reply = self._server.answer(script, self._key, call.arguments, call.records)
             if call.script == "lease" and reply[0] == b"OK":
-                self._server.on_grant(broker)
+                self._server.on_grant(broker, int(reply[1]))
             return reply
 
         return await self._server.ask(answered)
