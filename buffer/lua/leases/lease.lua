@@ -114,6 +114,7 @@ if #picked == 0 then return { call('ZCARD', NEW) > 0 and 'WAIT' or 'EMPTY' } end
 
 local now = now_ms()
 local weights = actor_lineage * 2 ^ 32 + actor_step
+local shown = whole(weights)
 if not fence then
   local time = call('TIME')
   -- Never below the clock: a store that lost its last seconds still grants no fence twice.
@@ -128,7 +129,7 @@ local function grant(id)
   local key, spec = task_key(id), first_spec[id]
   if spec then
     call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6], 'spec', spec,
-      'oldest', whole(weights))
+      'oldest', shown)
     return { id, spec, 0, {} }
   end
   local task = call('HMGET', key, 'spec', 'len', 'bytes', 'oldest')
