@@ -12,6 +12,7 @@ ALIASES: dict[str, str] = {
     ),
     "run.system_prompt": "system_message system",
     "run.chat_template_kwargs": "apply_chat_template_kwargs enable_thinking",
+    "run.stop": "stop_strings stop_sequences stop_words",
     "run.dtype": "torch_dtype param_dtype bf16 precision",
     "run.steps": (
         "max_steps total_steps num_rollout max_train_steps training.steps "

@@ -62,6 +62,8 @@ class Game:
 class Guess:
     """Items by their number."""
 
+    is_thread_safe = True
+
     def begin(self, index: int, seed: int, *, held_out: bool) -> Game:  # noqa: ARG002 - an item is its index
         """Make the game of an item; all members of a group play the same one."""
         return Game(random.Random(index + HELD_OUT * held_out).choice(NUMBERS))
