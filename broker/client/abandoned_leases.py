@@ -52,10 +52,11 @@ class AbandonedLeases:
 
     def add(self, seq: int, answer: asyncio.Future[object | None] | None) -> None:
         """Add a call that ends; its answer may be there already, unread."""
-        if answer is None or not answer.done() or answer.cancelled():
-            self._calls.append(seq)
-        elif isinstance(reply := answer.result(), LeaseReply):
+        reply = answer.result() if answer and answer.done() and not answer.cancelled() else None
+        if isinstance(reply, LeaseReply):
             self._start_release(reply)
+        else:  # a refusal says nothing of the copies before
+            self._calls.append(seq)
 
     def on_reply(self, seq: int, message: object) -> None:
         """Release what a reply brings to an abandoned call; other replies are ignored."""

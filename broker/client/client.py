@@ -221,6 +221,8 @@ class BrokerClient:
             while True:
                 reply = await self._try(seq, frame, broker_wait_s + _jitter(pause), asked_at)
                 if isinstance(reply, kind):
+                    if isinstance(reply, LeaseReply) and not reply.leases and pause > FIRST_WAIT_S:
+                        self._abandoned.add(seq, None)  # a lost answer to a copy may have had some
                     return reply
                 if isinstance(reply, Refusal):
                     await self._handle_refusal(reply, kind, pause)

@@ -344,7 +344,7 @@ def test_check_makes_an_item_of_both_sides():
         (
             "chess",
             {},
-            "must be one of calculator, reasoning_gym, or path/to/file.py:Class or .*got 'chess'",
+            "must be one of calculator, dataset, reasoning_gym, or path/.*got 'chess'",
         ),
         ("json:loads", {}, "must be a class with begin and describe"),
         ("json:no_such", {}, "must be a class of json, .*it has .*"),
