@@ -36,6 +36,7 @@ VERBS = {
     "losses": ("console.verbs.reference", "List the mathematics that settings can choose."),
     "schema": ("console.verbs.reference", "Print the JSON schema of the settings."),
     "data": ("console.verbs.data", "Look at a dataset before a run is trained on it."),
+    "env": ("console.verbs.env", "Play a few episodes of an environment."),
     "init-model": ("console.verbs.init_model", "Make the model that a run begins with."),
     "chaos": ("console.chaos.command", "Hurt a live run on purpose and record what happened."),
 }

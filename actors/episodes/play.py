@@ -1,0 +1,147 @@
+"""Episodes played for a person to look at: along a script, by an echo, or by the model itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from actors.chat import Message, read_prompt, text_of
+from actors.engine.engine import Engine
+from actors.engine.tokenizer import Tokenizer
+from actors.environments.base import Conversation, Environment, Score, columns_of
+from actors.environments.calls import call
+from actors.rewards.functions import RewardSample
+from broker.protocol.messages import Lease, TaskSpec
+from configs.errors import EngineError
+
+from .maker import EpisodeMaker
+from .rollout import Rollout, State
+
+MOST_TURNS = 50  # of a script or an echo, which no limit of tokens ends
+
+Speaker = Callable[[Conversation, Sequence[Message]], str]
+"""Says the next turn, given the turns and observations so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """An episode that has ended."""
+
+    sample: RewardSample
+    """What reward functions get; its turns are all that was said after the prompt."""
+    score: Score
+    """The environment's."""
+    ended: str
+    """Why: `stop`, `length`, `environment`, or `turns` for one that never ends."""
+    pieces: tuple[tuple[str, bool], ...] = ()
+    """The completion in stretches of tokens, each with whether it is trained; empty without a
+    model."""
+
+
+def follow_script(conversation: Conversation, said: Sequence[Message]) -> str:
+    """Say the next turn of the demonstration; without one, the answer."""
+    turns = [turn.text for turn in conversation.demonstration if turn.trained]
+    turns = turns or [conversation.answer or ""]
+    own = sum(message.role == "assistant" for message in said)
+    return turns[min(own, len(turns) - 1)]
+
+
+def echo(conversation: Conversation, said: Sequence[Message]) -> str:
+    """Say what was heard last."""
+    return said[-1].content if said else text_of(read_prompt(conversation.prompt))
+
+
+async def play(
+    environment: Environment, spec: TaskSpec, speak: Speaker, *, limit_s: float
+) -> Played:
+    """Play an episode without a model.
+
+    Args:
+        environment: Of the run.
+        spec: Which item.
+        speak: Says the turns.
+        limit_s: Of one call of an `async` environment.
+    """
+    held_out = spec.purpose == "eval"
+    conversation: Conversation = await call(
+        environment.begin, spec.index, spec.seed, held_out=held_out, limit_s=limit_s
+    )
+    said: list[Message] = []
+    ended = "turns"
+    for _ in range(MOST_TURNS):
+        said.append(Message("assistant", speak(conversation, said)))
+        step = await call(conversation.step, said[-1].content, limit_s=limit_s)
+        if step.done:
+            ended = "environment" if step.observation else "stop"
+            break
+        said.append(Message("user", step.observation))
+    score: Score = await call(conversation.score, limit_s=limit_s)
+    sample = RewardSample(
+        prompt=read_prompt(conversation.prompt),
+        prompt_ids=(),
+        completion="".join(message.content for message in said),
+        completion_ids=(),
+        answer=conversation.answer,
+        index=spec.index,
+        purpose=spec.purpose,
+        environment_reward=score.reward,
+        columns=columns_of(conversation),
+        turns=tuple(said),
+    )
+    return Played(sample, score, ended)
+
+
+async def play_model(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    maker: EpisodeMaker,
+    environment: Environment,
+    specs: Sequence[TaskSpec],
+) -> list[Played]:
+    """Let a started engine play these items side by side.
+
+    Raises:
+        EngineError: It refuses a request, or has died.
+    """
+    rollouts = [
+        await maker.begin(Lease(number, 1, spec, 0), environment)
+        for number, spec in enumerate(specs)
+    ]
+    waiting: dict[str, Rollout] = {}
+
+    def ask(rollout: Rollout) -> None:
+        request = rollout.request()
+        waiting[request.request_id] = rollout
+        engine.submit([request])
+
+    for rollout in rollouts:
+        ask(rollout)
+    while waiting:
+        for delta in await engine.deltas():
+            if delta.refusal is not None:
+                raise EngineError(f"the engine must take every prompt, got: {delta.refusal}")
+            rollout = waiting[delta.request_id]
+            rollout.take(delta)
+            if delta.finish_reason is None:
+                continue
+            del waiting[delta.request_id]
+            rollout.settle(await rollout.judge())
+            if rollout.state is State.SAMPLING:
+                ask(rollout)
+        await asyncio.sleep(0)
+    return [_played(rollout, tokenizer, maker) for rollout in rollouts]
+
+
+def _played(rollout: Rollout, tokenizer: Tokenizer, maker: EpisodeMaker) -> Played:
+    assert rollout.score is not None
+    pieces = tuple(_pieces(rollout, tokenizer))
+    return Played(maker.sample(rollout), rollout.score, rollout.finish_reason, pieces)
+
+
+def _pieces(rollout: Rollout, tokenizer: Tokenizer) -> Iterator[tuple[str, bool]]:
+    completion = rollout.completion()
+    tokens = zip(completion.token_ids.tolist(), completion.loss_mask.tolist(), strict=True)
+    for bit, run in groupby(tokens, key=lambda token: token[1]):
+        yield tokenizer.decode([token_id for token_id, _ in run]), bool(bit)

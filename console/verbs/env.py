@@ -1,0 +1,184 @@
+"""`nyala env`: a few episodes of an environment, played for a person to look at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from actors.assembly import make_engine
+from actors.chat import text_of
+from actors.engine.tokenizer import ModelTokenizer
+from actors.environments.base import Environment
+from actors.environments.registry import make_environment
+from actors.episodes.maker import EpisodeMaker
+from actors.episodes.play import Played, echo, follow_script, play, play_model
+from actors.rewards.pool import Parts, RewardPool
+from broker.protocol.messages import TaskSpec
+from configs.errors import RewardError, SettingsError
+from configs.loader import load
+from configs.settings import Settings
+from console.arguments import AsJson, Config, ConfigOption, Overrides, one_of
+from console.display.display import print_line
+from console.run.run_folder import RunFolder
+
+from .tables import Facts, print_facts
+
+LONGEST_S = 1800.0  # all episodes of the model, its loading included
+SEED = 0
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Play a few episodes of an environment.\n\nExample: `nyala env test mine.yaml`",
+)
+
+
+class Policy(StrEnum):
+    """Who plays."""
+
+    SCRIPT = "script"
+    ECHO = "echo"
+    MODEL = "model"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An episode, who played it, and what the reward functions of the run give for it."""
+
+    policy: Policy
+    played: Played
+    rewards: Parts | RewardError
+
+    @property
+    def reward(self) -> float | None:
+        """What would be trained; None = a function failed."""
+        if isinstance(self.rewards, RewardError):
+            return None
+        return sum(self.rewards.values()) if self.rewards else self.played.score.reward
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `test` a word of its own, although it is the only one."""
+
+
+@app.command("test")
+def show(
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+    *,
+    episodes: Annotated[int, typer.Option("-n", min=1, max=1000, help="Of each policy.")] = 3,
+    policy: Annotated[
+        list[Policy] | None, typer.Option(help="Who plays; may be given several times. All three.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play episodes along the demonstration, by an echo and by the model, and print them.
+
+    Shows what was said, the rewards, and of the model's episodes which tokens would be trained.
+    Nothing is kept. A model that `init` stands for must have been made.
+
+    Example: `nyala env test mine.yaml --policy script --policy echo`
+    """
+    settings = load(one_of(config, config_option), overrides or ())
+    policies = policy or list(Policy)
+    shown = asyncio.run(_play_all(settings, policies, episodes))
+    if as_json:
+        print_facts(Facts("", [_as_json(each) for each in shown]), as_json=True)
+        return
+    console = Console()
+    for each in shown:
+        _print(console, each)
+
+
+async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> list[Shown]:
+    run, limit_s = settings.run, settings.actors.environment_timeout_s
+    environment = make_environment(run)
+    specs = [TaskSpec(i, i, SEED, "train", run.temperature) for i in range(n)]
+    played: list[tuple[Policy, Played]] = []
+    for policy, speak in ((Policy.SCRIPT, follow_script), (Policy.ECHO, echo)):
+        if policy in policies:
+            found = [await play(environment, spec, speak, limit_s=limit_s) for spec in specs]
+            played += [(policy, each) for each in found]
+    if Policy.MODEL in policies:
+        async with asyncio.timeout(LONGEST_S):
+            found = await _play_model(settings, environment, specs)
+        played += [(Policy.MODEL, each) for each in found]
+    rewards = await _judge(settings, [each for _, each in played])
+    return [Shown(*pair, given) for pair, given in zip(played, rewards, strict=True)]
+
+
+async def _play_model(
+    settings: Settings, environment: Environment, specs: Sequence[TaskSpec]
+) -> list[Played]:
+    run = settings.run
+    if run.model == "init" and not (RunFolder(run.folder).init / "config.json").exists():
+        raise SettingsError(
+            f"run.model must have been made to play, got init and no {run.model_path}; make it "
+            f"with `nyala init-model`, or leave it out with --policy script --policy echo"
+        )
+    tokenizer = ModelTokenizer(
+        run.model_path, system_prompt=run.system_prompt, template_kwargs=run.chat_template_kwargs
+    )
+    maker = EpisodeMaker(tokenizer, run, "env-test", limit_s=settings.actors.environment_timeout_s)
+    engine, _ = make_engine(settings)
+    await engine.start()
+    try:
+        return await play_model(engine, tokenizer, maker, environment, specs)
+    finally:
+        await engine.close()
+
+
+async def _judge(settings: Settings, played: Sequence[Played]) -> list[Parts | RewardError]:
+    if not settings.run.reward_functions:
+        return [{} for _ in played]
+    pool = RewardPool(settings.run, settings.actors)
+    try:
+        return await pool.score([each.sample for each in played])
+    finally:
+        await pool.close()
+
+
+def _print(console: Console, shown: Shown) -> None:
+    played, sample = shown.played, shown.played.sample
+    failed = isinstance(shown.rewards, RewardError)
+    reward = f"no reward: {shown.rewards}" if failed else f"reward {shown.reward:.3f}"
+    print_line(console, f"{shown.policy}, item {sample.index}: {reward}, ended by {played.ended}")
+    lines = [("prompt", text_of(sample.prompt))]
+    lines += [
+        ("policy" if turn.role == "assistant" else "environment", turn.content)
+        for turn in sample.turns
+    ]
+    parts = played.score.parts | (shown.rewards if isinstance(shown.rewards, dict) else {})
+    lines += [("parts", ", ".join(f"{name} {value:.3f}" for name, value in parts.items()))]
+    lines += [("trained" if trained else "masked", repr(text)) for text, trained in played.pieces]
+    for name, text in lines:
+        first, *rest = (text or "-").split("\n")
+        print_line(console, f"  {name:<12} {first}")
+        for line in rest:
+            print_line(console, f"  {'':<12} {line}")
+
+
+def _as_json(shown: Shown) -> dict[str, Any]:
+    played, sample = shown.played, shown.played.sample
+    failed = isinstance(shown.rewards, RewardError)
+    return {
+        "policy": shown.policy,
+        "item": sample.index,
+        "prompt": text_of(sample.prompt),
+        "turns": [turn._asdict() for turn in sample.turns],
+        "reward": shown.reward,
+        "parts": played.score.parts,
+        "functions": str(shown.rewards) if failed else shown.rewards,
+        "metrics": played.score.metrics,
+        "ended": played.ended,
+        "pieces": [{"text": text, "trained": trained} for text, trained in played.pieces],
+    }

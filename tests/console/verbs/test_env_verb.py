@@ -1,0 +1,84 @@
+"""`nyala env test`: episodes of an environment, printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from console.main import app
+from tests.learner.support.tiny_policy import save_tiny_model
+
+SETTINGS = """
+run:
+  directory: FOLDER/runs
+  model: init
+  environment: calculator
+  max_prompt_tokens: 32
+  max_completion_tokens: 24
+actors: {engine: torch}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(SETTINGS.replace("FOLDER", str(tmp_path)))
+    return path
+
+
+def run(config: Path, *arguments: str, code: int = 0) -> str:
+    done = CliRunner().invoke(app, ["env", "test", str(config), *arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_a_script_and_an_echo_need_no_model(config: Path) -> None:
+    shown = run(config, "-n", "2", "--policy", "script", "--policy", "echo").splitlines()
+
+    assert [line for line in shown if line.startswith(("script", "echo"))] == [
+        "script, item 0: reward 1.000, ended by stop",
+        "script, item 1: reward 1.000, ended by stop",
+        "echo, item 0: reward 0.000, ended by stop",
+        "echo, item 1: reward 0.000, ended by stop",
+    ]
+    assert sum(line.startswith("  environment ") for line in shown) == 2
+
+
+def test_reward_functions_judge_what_was_played(config: Path) -> None:
+    rewards = config.with_name("rewards.py")
+    rewards.write_text("def short(completion):\n    return 1 / len(completion)\n")
+    arguments = ("--set", f"run.reward={rewards}:short", "--policy", "echo", "-n", "1", "--json")
+
+    (played,) = json.loads(run(config, *arguments))
+
+    assert played["functions"] == {"short": 1 / len(played["prompt"])}
+    assert played["reward"] == played["functions"]["short"]
+
+
+def test_a_reward_that_fails_is_shown_beside_its_episode(config: Path) -> None:
+    rewards = config.with_name("rewards.py")
+    rewards.write_text("def broken(completion):\n    return 1 / 0\n")
+
+    shown = run(config, "--set", f"run.reward={rewards}:broken", "--policy", "echo", "-n", "1")
+
+    assert "echo, item 0: no reward: reward raised ZeroDivisionError" in shown
+
+
+def test_a_model_that_is_not_made_yet_is_named(config: Path) -> None:
+    assert "make it with `nyala init-model`" in run(config, code=2)
+
+
+@pytest.mark.slow
+def test_the_model_plays_and_its_trained_tokens_are_shown(config: Path) -> None:
+    model = config.with_name("model")
+    save_tiny_model(model)
+
+    played = json.loads(
+        run(config, "--set", f"run.model={model}", "--policy", "model", "-n", "3", "--json")
+    )
+
+    assert [each["policy"] for each in played] == ["model"] * 3
+    assert all(each["pieces"][0]["trained"] for each in played)
