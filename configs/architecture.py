@@ -33,6 +33,8 @@ UNKNOWN_CHANGES = (
 )
 SCALED_BY_LENGTH = ("longrope", "dynamic")
 """Rotary embeddings whose factors depend on the length of a text or of a batch."""
+WINDOWS_DIFFER = ("cohere2",)
+"""Types of models whose sliding windows vLLM and transformers understand differently."""
 
 NUMBERS_OF_EXPERTS = (
     "moe_num_experts",
@@ -129,6 +131,13 @@ def check_architecture(config: Mapping[str, Any], *, tokens: int = 0) -> None:
         raise SettingsError(
             f"run.max_prompt_tokens + run.max_completion_tokens must be <= {short} for {name}, "
             f"got {tokens}: beyond it, vLLM and the learner rotate positions by different factors"
+        )
+    window = config.get("sliding_window")
+    if config.get("model_type") in WINDOWS_DIFFER and window and tokens > window:
+        raise SettingsError(
+            f"run.max_prompt_tokens + run.max_completion_tokens must be <= {window} for {name}, "
+            f"got {tokens}: its windows of attention are one token longer in vLLM than in "
+            f"transformers"
         )
 
 

@@ -24,7 +24,7 @@ from configs.architecture import attention_of
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
-from .kv_cache import RowCache
+from .kv_cache import MaskForm, RowCache
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
 
@@ -89,12 +89,11 @@ class TorchStepper:
         options = self._options
         torch.set_num_threads(options.threads)
         disable_progress_bar()  # stderr is for log lines
-        config = AutoConfig.from_pretrained(options.model).to_dict()
+        attention = attention_of(AutoConfig.from_pretrained(options.model).to_dict())
         self._model = AutoModelForCausalLM.from_pretrained(
-            options.model,
-            dtype=getattr(torch, options.dtype),
-            attn_implementation=attention_of(config),
+            options.model, dtype=getattr(torch, options.dtype), attn_implementation=attention
         )
+        self._mask = MaskForm(self._model.config, added=attention == "eager")
         nn.Module.to(self._model, options.device)  # its own `to` has a broken signature
         self._model.eval()
         self._parameters = dict(self._model.named_parameters())  # walking the modules takes a while
@@ -206,7 +205,7 @@ class TorchStepper:
         output = self._model(
             input_ids=ids_RT,
             position_ids=positions,
-            attention_mask=mask,
+            attention_mask=self._mask.of(mask, positions),
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,

@@ -109,6 +109,16 @@ async def play_model(
         await maker.begin(Lease(number, 1, spec, 0), environment)
         for number, spec in enumerate(specs)
     ]
+    await finish(engine, rollouts)
+    return [_played(rollout, tokenizer, maker) for rollout in rollouts]
+
+
+async def finish(engine: Engine, rollouts: Sequence[Rollout]) -> None:
+    """Let a started engine sample these rollouts to their ends, side by side.
+
+    Raises:
+        EngineError: It refuses a request, or has died.
+    """
     waiting: dict[str, Rollout] = {}
 
     def ask(rollout: Rollout) -> None:
@@ -131,7 +141,6 @@ async def play_model(
             if rollout.state is State.SAMPLING:
                 ask(rollout)
         await asyncio.sleep(0)
-    return [_played(rollout, tokenizer, maker) for rollout in rollouts]
 
 
 def _played(rollout: Rollout, tokenizer: Tokenizer, maker: EpisodeMaker) -> Played:

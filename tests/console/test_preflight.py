@@ -104,6 +104,10 @@ def test_a_directory_with_a_model_passes(tmp_path):
             '{"original_max_position_embeddings": 512, "rope_scaling": {"type": "longrope"}}',
             r"run.max_prompt_tokens \+ run.max_completion_tokens must be <= 512",
         ),
+        (
+            '{"model_type": "cohere2", "sliding_window": 512}',
+            r"run.max_prompt_tokens \+ run.max_completion_tokens must be <= 512",
+        ),
         ('{"architectures": ["LlamaForCausalLM"]}', "must have a tokenizer beside its weights"),
     ],
 )

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
+from learner.model.policy import Policy, load_causal_lm, probe_logprobs
 from tests.actors.support.engine_battery import BATTERY, probe_agrees, swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.tiny_model import make_model, stage
+from tests.learner.support.random_models import save_random_model
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +146,27 @@ def test_bfloat16_engine_answers_a_probe(runner, tmp_path):
 
 def _raise(*_: object) -> None:
     raise RuntimeError("out of order")
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2", "gemma3_text", "cohere2"])
+def test_a_sampled_token_has_the_log_prob_that_the_learner_computes(
+    runner: asyncio.Runner, tmp_path: Path, model_type: str
+) -> None:
+    """With windows of four tokens, and a cap that only eager attention applies."""
+    save_random_model(tmp_path, model_type, sliding_window=4)
+    policy = Policy(load_causal_lm(tmp_path), temperature=1.0)
+
+    async def story() -> None:
+        engine = torch_engine(TorchOptions(str(tmp_path), max_model_len=64, max_concurrent=4))
+        await engine.start()
+        bench = Bench(engine, make_model(), tmp_path)
+        requests = [Request(f"{n}", tuple(range(5, 11 + n)), 20, 1.0, ()) for n in range(6)]
+        transcripts = bench.submit(*requests)
+        await bench.finish(transcripts)
+        for transcript in transcripts:
+            token_ids = transcript.request.token_ids + tuple(transcript.token_ids)
+            expected = probe_logprobs(policy, token_ids)[-20:]
+            assert transcript.logprobs == pytest.approx(expected, abs=1e-4)
+        await engine.close()
+
+    runner.run(story())

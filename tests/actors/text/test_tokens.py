@@ -17,9 +17,11 @@ CHATML = (
 )
 
 
-def save_tokenizer(folder, *, template=None, end="<|im_end|>", begin=None, unnamed=False):
+def save_tokenizer(
+    folder, *, template=None, end="<|im_end|>", begin=None, unnamed=False, special=SPECIAL
+):
     letters = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n"
-    vocabulary = {token: number for number, token in enumerate([*letters, "?", *SPECIAL])}
+    vocabulary = {token: number for number, token in enumerate([*letters, "?", *special])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -33,11 +35,11 @@ def save_tokenizer(folder, *, template=None, end="<|im_end|>", begin=None, unnam
         unk_token="?",
         eos_token=end,
         bos_token=begin,
-        additional_special_tokens=[] if unnamed else SPECIAL,
+        additional_special_tokens=[] if unnamed else special,
         chat_template=template,
     )
     if unnamed:  # as Gemma's and Phi's: special, and known by no name
-        fast.add_tokens([AddedToken(token, special=True) for token in SPECIAL])
+        fast.add_tokens([AddedToken(token, special=True) for token in special])
     fast.save_pretrained(str(folder))
     return str(folder)
 
