@@ -12,7 +12,7 @@ import structlog
 from actors.chat import read_prompt
 from actors.engine.stop_strings import StopStrings
 from actors.engine.tokenizer import Tokenizer
-from actors.environments.base import Environment, Score, columns_of
+from actors.environments.base import Environment, Score
 from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease
@@ -80,17 +80,15 @@ class EpisodeMaker:
         assert rollout.score is not None
         spec = rollout.lease.spec
         token_ids = tuple(rollout.completion().token_ids.tolist())
-        return RewardSample(
-            prompt=read_prompt(rollout.conversation.prompt),
-            prompt_ids=rollout.prompt_ids,
-            completion=rollout.text(),
-            completion_ids=token_ids,
-            answer=rollout.conversation.answer,
+        return RewardSample.of(
+            rollout.conversation,
+            rollout.turns,
             index=spec.index,
             purpose=spec.purpose,
             environment_reward=rollout.score.reward,
-            columns=columns_of(rollout.conversation),
-            turns=tuple(rollout.turns),
+            completion=rollout.text(),
+            prompt_ids=rollout.prompt_ids,
+            completion_ids=token_ids,
         )
 
     def episode(

@@ -10,7 +10,7 @@ from itertools import groupby
 from actors.chat import Message, read_prompt, text_of
 from actors.engine.engine import Engine
 from actors.engine.tokenizer import Tokenizer
-from actors.environments.base import Conversation, Environment, Score, columns_of
+from actors.environments.base import Conversation, Environment, Score
 from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease, TaskSpec
@@ -78,17 +78,12 @@ async def play(
             break
         said.append(Message("user", step.observation))
     score: Score = await call(conversation.score, limit_s=limit_s)
-    sample = RewardSample(
-        prompt=read_prompt(conversation.prompt),
-        prompt_ids=(),
-        completion="".join(message.content for message in said),
-        completion_ids=(),
-        answer=conversation.answer,
+    sample = RewardSample.of(
+        conversation,
+        said,
         index=spec.index,
         purpose=spec.purpose,
         environment_reward=score.reward,
-        columns=columns_of(conversation),
-        turns=tuple(said),
     )
     return Played(sample, score, ended)
 

@@ -28,7 +28,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from actors.chat import Message, Prompt, as_given, text_of
+from actors.chat import Message, Prompt, as_given, read_prompt, text_of
+from actors.environments.base import Conversation, columns_of
 from configs.errors import RewardError, SettingsError
 from configs.own_code import load_own
 
@@ -60,6 +61,45 @@ class RewardSample:
     """Further columns of the item."""
     turns: tuple[Message, ...] = ()
     """All turns and observations one by one."""
+
+    @classmethod
+    def of(
+        cls,
+        conversation: Conversation,
+        turns: Sequence[Message],
+        *,
+        index: int = 0,
+        purpose: str = "train",
+        environment_reward: float = 0.0,
+        completion: str | None = None,
+        prompt_ids: Sequence[int] = (),
+        completion_ids: Sequence[int] = (),
+    ) -> RewardSample:
+        """Make the arguments for a conversation in which `turns` were said after the prompt.
+
+        Args:
+            conversation: The item.
+            turns: All turns and observations.
+            index: Which item.
+            purpose: `train` or `eval`.
+            environment_reward: The environment's own score.
+            completion: The turns as one text, where tokens say what that is.
+            prompt_ids: Tokens of the prompt.
+            completion_ids: Tokens after it.
+        """
+        said = "".join(turn.content for turn in turns)
+        return cls(
+            prompt=read_prompt(conversation.prompt),
+            prompt_ids=prompt_ids,
+            completion=said if completion is None else completion,
+            completion_ids=completion_ids,
+            answer=conversation.answer,
+            index=index,
+            purpose=purpose,
+            environment_reward=environment_reward,
+            columns=columns_of(conversation),
+            turns=tuple(turns),
+        )
 
 
 class Convention(StrEnum):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from actors.chat import Message, read_prompt, text_of
-from actors.environments.base import Conversation, columns_of
+from actors.chat import Message, text_of
+from actors.environments.base import Conversation
 from actors.environments.deadline import call_within
 from actors.environments.registry import check_environment
 from configs.errors import RewardError
@@ -78,18 +78,7 @@ class RewardPool:
         """
         conventions = [await process.start() for process in self._slots[0]]
         completion = item.answer or ""
-        sample = RewardSample(
-            prompt=read_prompt(item.prompt),
-            prompt_ids=(),
-            completion=completion,
-            completion_ids=(),
-            answer=item.answer,
-            index=0,
-            purpose="train",
-            environment_reward=0.0,
-            columns=columns_of(item),
-            turns=(Message("assistant", completion),),
-        )
+        sample = RewardSample.of(item, [Message("assistant", completion)])
         for result in await self.score([sample, sample]):
             if isinstance(result, RewardError):
                 asked = text_of(sample.prompt)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from actors.chat import Prompt, read_prompt, text_of
+from actors.chat import Message, Prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.dataset.environment import Dataset
 from actors.environments.dataset.examination import Finding, examine
@@ -84,19 +84,10 @@ async def _rewards(dataset: Dataset, settings: Settings) -> list[Finding]:
     try:
         await pool.try_out(items[0])
         for what in ("right", "empty"):
+            said = [(item.answer or "") if what == "right" else "" for item in items]
             samples = [
-                RewardSample(
-                    prompt=read_prompt(item.prompt),
-                    prompt_ids=(),
-                    completion=(item.answer or "") if what == "right" else "",
-                    completion_ids=(),
-                    answer=item.answer,
-                    index=index,
-                    purpose="train",
-                    environment_reward=0.0,
-                    columns=item.columns,
-                )
-                for index, item in enumerate(items)
+                RewardSample.of(item, [Message("assistant", text)], index=index)
+                for index, (item, text) in enumerate(zip(items, said, strict=True))
             ]
             found.append(_judged(what, await pool.score(samples)))
     finally:

@@ -78,6 +78,25 @@ def test_reward_functions_judge_right_answers_and_empty_ones(config: Path) -> No
     assert found["reward of 8 empty answers"]["found"] == "right 0.000"
 
 
+CHAT = """
+def said(prompts, completions, **kwargs):
+    return [float(c[0]["content"] == p[-1]["content"][0]) for p, c in zip(prompts, completions)]
+"""
+
+
+def test_reward_functions_get_messages_where_prompts_are_messages(config: Path) -> None:
+    rows = [
+        {"question": [{"role": "user", "content": f"{i}"}], "answer": f"{i}"} for i in range(10)
+    ]
+    config.with_name("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config.with_name("rewards.py").write_text(CHAT)
+
+    found = check(config, "--set", f"run.reward={config.with_name('rewards.py')}:said")
+
+    assert found["reward of 8 right answers"]["found"] == "said 1.000"
+    assert found["reward of 8 empty answers"]["found"] == "said 0.000"
+
+
 def test_a_run_without_a_dataset_is_refused(config: Path) -> None:
     arguments: list[Any] = ["data", "check", str(config), "--set", "run.environment=calculator"]
     done = CliRunner().invoke(app, arguments)
