@@ -29,7 +29,6 @@ from broker.client.client import BrokerClient
 from broker.protocol.messages import MAX_LINES, Enrol, Hello, Receipt
 from broker.transport.key_rotation import broker_public_keys
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
-from configs.architecture import present_model
 from configs.errors import RefusedError
 from configs.hashes import run_hashes
 from configs.settings import RunSettings, Settings
@@ -238,12 +237,7 @@ def _load(run: RunSettings) -> tuple[EnvironmentSource, Conversation, ModelToken
     sample, source = call_within(
         ENVIRONMENT_TIMEOUT_S, lambda: try_environment(run), what="run.environment"
     )
-    tokenizer = ModelTokenizer(
-        present_model(run),
-        system_prompt=run.system_prompt,
-        template_kwargs=run.chat_template_kwargs,
-    )
-    return source, sample, tokenizer
+    return source, sample, ModelTokenizer.of(run)
 
 
 async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:

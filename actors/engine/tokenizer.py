@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from actors.chat import Message, Prompt, as_given
+from configs.architecture import present_model
 from configs.errors import SettingsError
+from configs.settings import RunSettings
 
 ANSWER = "AnswerOfTheAssistant"
 """Stands for a sampled turn, to see what a chat template puts around it."""
@@ -96,6 +98,20 @@ class ModelTokenizer:
         # Kept: every turn needs it, and the tokenizer searches for it each time.
         self._stop_token_ids = self._find_stops(model_path)
         self._begin = () if self._chat else self._find_begin()
+
+    @classmethod
+    def of(cls, run: RunSettings) -> ModelTokenizer:
+        """Load that of a run.
+
+        Raises:
+            SettingsError: It cannot be loaded, or a model that `init` stands for is not there.
+        """
+        path = Path(present_model(run)).expanduser()
+        return cls(
+            str(path) if path.exists() else run.model,
+            system_prompt=run.system_prompt,
+            template_kwargs=run.chat_template_kwargs,
+        )
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -146,7 +146,7 @@ def check_model(run: RunSettings) -> None:
         )
     else:
         _check_hub(model, tokens)
-    _tokenizer(run)  # refuses what no actor could load
+    ModelTokenizer.of(run)  # refuses what no actor could load
 
 
 def check_reward(settings: Settings) -> None:
@@ -162,7 +162,7 @@ def check_reward(settings: Settings) -> None:
             "run.model must be a chat model where prompts are messages, got init, which makes a "
             "character model; choose a chat model, or give prompts as text"
         )
-    _tokenizer(run).encode_prompt(prompt)
+    ModelTokenizer.of(run).encode_prompt(prompt)
 
 
 def weights_warning(settings: Settings) -> str | None:
@@ -182,15 +182,6 @@ def weights_warning(settings: Settings) -> str | None:
         f"rewards.weights must name parts of the reward, and examples have none of "
         f"{', '.join(missing)}, only {', '.join(sorted(known)) or 'none'}; a name that is never "
         f"seen weighs nothing"
-    )
-
-
-def _tokenizer(run: RunSettings) -> ModelTokenizer:
-    path = Path(run.model).expanduser()
-    return ModelTokenizer(
-        str(path) if path.exists() else run.model,
-        system_prompt=run.system_prompt,
-        template_kwargs=run.chat_template_kwargs,
     )
 
 

@@ -70,9 +70,7 @@ def check(
 def _counter(run: RunSettings) -> Callable[[Prompt], int]:
     if run.model == "init":  # one character is one token
         return lambda prompt: len(text_of(prompt))
-    tokenizer = ModelTokenizer(
-        run.model, system_prompt=run.system_prompt, template_kwargs=run.chat_template_kwargs
-    )
+    tokenizer = ModelTokenizer.of(run)
     return lambda prompt: len(tokenizer.encode_prompt(prompt))
 
 

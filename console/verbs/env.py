@@ -125,9 +125,7 @@ async def _play_model(
             f"run.model must have been made to play, got init and no {run.model_path}; make it "
             f"with `nyala init-model`, or leave it out with --policy script --policy echo"
         )
-    tokenizer = ModelTokenizer(
-        run.model_path, system_prompt=run.system_prompt, template_kwargs=run.chat_template_kwargs
-    )
+    tokenizer = ModelTokenizer.of(run)
     maker = EpisodeMaker(tokenizer, run, "env-test", limit_s=settings.actors.environment_timeout_s)
     engine, _ = make_engine(settings)
     await engine.start()

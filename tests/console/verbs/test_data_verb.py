@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from console.main import app
+from tests.learner.support.tiny_policy import save_tiny_model
 
 SETTINGS = """
 run:
@@ -95,6 +96,19 @@ def test_reward_functions_get_messages_where_prompts_are_messages(config: Path) 
 
     assert found["reward of 8 right answers"]["found"] == "said 1.000"
     assert found["reward of 8 empty answers"]["found"] == "said 0.000"
+
+
+@pytest.mark.slow
+def test_the_tokens_of_a_model_in_the_home_folder_are_counted(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_model(config.with_name("model"))
+    monkeypatch.setenv("HOME", str(config.parent))
+
+    found = check(config, "--set", "run.model=~/model")
+
+    assert found["rows to train on"]["found"].isdigit()
+    assert "run.max_prompt_tokens" in found["prompt, tokens"]["found"]
 
 
 def test_a_run_without_a_dataset_is_refused(config: Path) -> None:
