@@ -24,6 +24,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors.columns import fill_in
 from configs.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 RETRIES = 4  # of the client, with back-off and jitter
 REPORT_EVERY = 500  # replies
 MOST_SCORES = 1_000_000  # remembered
-PLACEHOLDER = re.compile(r"\{(\w+)\}")
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
@@ -104,13 +104,13 @@ class Judge:
         return rewards
 
     def _fill(self, given: dict[str, Any]) -> str:
-        def value(match: re.Match[str]) -> str:
-            if match[1] not in given:
+        def value(name: str) -> str:
+            if name not in given:
                 names = ", ".join(sorted(given))
-                raise ValueError(f"the rubric must ask for one of {names}, got {match[0]}")
-            return _as_text(given[match[1]])
+                raise ValueError(f"the rubric must ask for one of {names}, got {{{name}}}")
+            return _as_text(given[name])
 
-        return PLACEHOLDER.sub(value, self._rubric)
+        return fill_in(self._rubric, value)
 
     async def _score(self, client: AsyncOpenAI, letter: str, limit: asyncio.Semaphore) -> float:
         key = hashlib.sha256(json.dumps([self._model, self._most, letter]).encode()).hexdigest()

@@ -12,7 +12,6 @@ changes nothing. A tenth of the questions, chosen by their text, is held out; or
 from __future__ import annotations
 
 import hashlib
-import re
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -22,6 +21,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from actors.chat import GivenPrompt, read_prompt, text_of
+from actors.columns import columns_in, fill_in
 from actors.environments.base import Score, Segment, Step
 from actors.environments.final_answer import FORMAT
 from actors.environments.held_out import is_held_out
@@ -32,8 +32,6 @@ from .scorers import SCORERS, score_of
 
 NEEDS_ITS_OWN_FORM = ("regex", "json_schema")
 CACHED_ORDERS = 2  # of this pass and of the next
-COLUMN = re.compile(r"\{(\w+)\}")
-"""A column in a prompt that is written out."""
 
 
 class DatasetSettings(BaseModel):
@@ -200,8 +198,8 @@ class Dataset:
 
 def prompt_of(row: Row, settings: DatasetSettings) -> GivenPrompt:
     """Return the prompt of a row: a column, or a text with columns in it."""
-    if COLUMN.search(settings.prompt):
-        return COLUMN.sub(lambda column: str(row[column[1]]), settings.prompt)
+    if columns_in(settings.prompt):
+        return fill_in(settings.prompt, lambda column: str(row[column]))
     prompt: GivenPrompt = row[settings.prompt]
     return prompt
 
@@ -212,7 +210,7 @@ def _questions(rows: Rows, settings: DatasetSettings, path: str) -> Iterator[tup
     Raises:
         SettingsError: Names the first row that cannot be asked or scored.
     """
-    wanted = set(COLUMN.findall(settings.prompt)) or {settings.prompt}
+    wanted = columns_in(settings.prompt) or {settings.prompt}
     wanted |= {settings.answer} if settings.answer else set()
     for number in range(len(rows)):
         row, where = rows[number], f"row {number + 1} of {path}"
