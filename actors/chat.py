@@ -24,8 +24,8 @@ GivenPrompt = str | Sequence[Mapping[str, Any]]
 """A prompt as environments give it."""
 
 
-def read_prompt(given: GivenPrompt) -> Prompt:
-    """Return a prompt as text or messages.
+def read_prompt(given: GivenPrompt, what: str = "the prompt of an item") -> Prompt:
+    """Return a prompt, or an observation, as text or messages.
 
     Raises:
         SettingsError: It is neither, or its last message is the policy's own.
@@ -36,10 +36,10 @@ def read_prompt(given: GivenPrompt) -> Prompt:
     """
     if isinstance(given, str):
         return given
-    messages = tuple(_message(each) for each in given)
+    messages = tuple(_message(each, what) for each in given)
     if not messages or messages[-1].role == "assistant":
         raise SettingsError(
-            "the prompt of an item must end with a message to the policy, got "
+            f"{what} must end with a message to the policy, got "
             f"{'one of the assistant' if messages else 'none'}; give it as the answer instead"
         )
     return messages
@@ -50,12 +50,17 @@ def text_of(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(each.content for each in prompt)
 
 
+def as_messages(said: Prompt) -> tuple[Message, ...]:
+    """Return an observation as messages: a text is said by the user."""
+    return (Message("user", said),) if isinstance(said, str) else said
+
+
 def as_given(messages: Iterable[Message]) -> list[dict[str, str]]:
     """Return messages in the form that chat templates and other projects' functions take."""
     return [each._asdict() for each in messages]
 
 
-def _message(given: Any) -> Message:
+def _message(given: Any, what: str) -> Message:
     # Tables fill what a message lacks with null.
     filled = (
         {key: value for key, value in given.items() if value is not None}
@@ -64,7 +69,7 @@ def _message(given: Any) -> Message:
     )
     if filled.keys() != {"role", "content"} or not all(isinstance(v, str) for v in filled.values()):
         raise SettingsError(
-            "the prompt of an item must be a text, or messages of role and content, both text, "
+            f"{what} must be a text, or messages of role and content, both text, "
             f"got {given!r:.80}; tool calls and images are not supported"
         )
     return Message(filled["role"], filled["content"])

@@ -37,6 +37,11 @@ BOUNDS = {
     "exclusiveMaximum": "<",
     "multipleOf": "a multiple of",
 }
+PATTERNS = {
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$": "a word of letters, digits, `_`, `.` and `-`",
+    r"^tcp://.+:\d+$": "an address such as tcp://127.0.0.1:5757",
+}
+"""Regular expressions of the schema in words."""
 
 
 def describe_all(error: ValidationError) -> list[str]:
@@ -159,7 +164,7 @@ def _constraint(schema: Schema) -> str:
     if "enum" in schema:
         return "one of " + ", ".join(str(choice) for choice in schema["enum"])
     if "pattern" in schema:
-        return f"text like {schema['pattern']}"
+        return PATTERNS.get(schema["pattern"], f"text like {schema['pattern']}")
     if schema.get("format") == "path":
         return "a path"
     noun = NOUNS.get(str(schema.get("type")), "a value")

@@ -42,7 +42,7 @@ def settings_hash(run: RunSettings) -> str:
     # Without defaults: a setting that a later version adds leaves the runs of earlier ones alike.
     shared = run.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
     shared["environment"] = run.environment.rpartition("/")[2]
-    if data := data_files(run):
+    if data := data_files(run) | _factory(run):
         names = {key: Path(name).name for key, name in data.items()}
         shared["environment_settings"] = run.environment_settings | names
     text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
@@ -55,6 +55,12 @@ def data_files(run: RunSettings) -> dict[str, str]:
         return {}
     given = {key: run.environment_settings.get(key) for key in ("path", "held_out")}
     return {key: str(name) for key, name in given.items() if name is not None}
+
+
+def _factory(run: RunSettings) -> dict[str, str]:
+    """Return the class that the rows of a dataset are played with, where there is one."""
+    factory = run.environment_settings.get("factory") if run.environment == "dataset" else None
+    return {"factory": factory} if isinstance(factory, str) else {}
 
 
 def data_hash(name: str) -> str:
@@ -117,6 +123,10 @@ def _rewards_hash(run: RunSettings) -> str:
 
 def _environment_hash(run: RunSettings) -> str:
     contents = {key: data_hash(name) for key, name in data_files(run).items()}
+    contents |= {
+        key: code_hash(name, setting=f"run.environment_settings.{key}")
+        for key, name in _factory(run).items()
+    }
     keys = json.dumps(run.environment_settings | contents, sort_keys=True, default=str)
     name = run.environment
     if ":" in name:

@@ -8,11 +8,14 @@ Loads transformers only when a tokenizer is made.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from actors.chat import Message, Prompt, as_given
+from actors.chat import Message, Prompt, as_given, as_messages
+from actors.tool_calls import FORMS, ToolCall, read_calls
 from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.settings import RunSettings
@@ -20,6 +23,8 @@ from configs.settings import RunSettings
 ANSWER = "AnswerOfTheAssistant"
 """Stands for a sampled turn, to see what a chat template puts around it."""
 
+TRIAL = ToolCall("name_of_the_tool", {"argument": "a value", "number": 3})
+"""A call that shows how a chat template writes calls."""
 
 DATE = "date_string"
 """Variable of chat templates that write the day, as those of Llama 3 name it."""
@@ -33,15 +38,20 @@ class Tokenizer(Protocol):
         """Tokens that end a turn."""
         ...
 
-    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """Tokens of the prompt, up to where the policy begins its turn."""
+    def encode_prompt(self, prompt: Prompt, tools: str = "") -> tuple[int, ...]:
+        """Tokens of the prompt, up to where the policy begins its turn.
+
+        Args:
+            prompt: A text or messages.
+            tools: JSON: functions that the policy may call; empty = none.
+        """
         ...
 
-    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
+    def encode_observation(self, observation: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
         """Tokens between a turn's end and the policy's next turn.
 
         Args:
-            text: The observation.
+            observation: A text or messages.
             is_open: The turn did not end with its end token; that comes first.
         """
         ...
@@ -98,6 +108,7 @@ class ModelTokenizer:
         # Kept: every turn needs it, and the tokenizer searches for it each time.
         self._stop_token_ids = self._find_stops(model_path)
         self._begin = () if self._chat else self._find_begin()
+        self._read_tools = cache(self._checked_tools)
 
     @classmethod
     def of(cls, run: RunSettings) -> ModelTokenizer:
@@ -118,33 +129,31 @@ class ModelTokenizer:
         """End of sequence, what the model's generation configuration adds, and the turn's end."""
         return self._stop_token_ids
 
-    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode_prompt(self, prompt: Prompt, tools: str = "") -> tuple[int, ...]:
         """Tokens of the prompt, in the chat template where there is one.
 
         Raises:
-            SettingsError: There is no template for messages, or it does not take these.
+            SettingsError: There is no template for messages or tools, or it does not take these.
         """
         if self._chat:
-            turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
+            turns = as_messages(prompt)
             first = [] if turns[0].role == "system" else self._first
-            return self._encode(self._render([*first, *turns]))
-        if not isinstance(prompt, str):
-            raise SettingsError(
-                "run.model must have a chat template where prompts are messages, got one without; "
-                "choose a chat model, or give prompts as text"
-            )
-        return self._begin + self._encode(prompt)
+            given: dict[str, Any] = {"tools": self._read_tools(tools)} if tools else {}
+            return self._encode(self._render(as_given([*first, *turns]), **given))
+        return self._begin + self._encode(_bare(prompt, "tools" if tools else "messages"))
 
-    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
+    def encode_observation(self, observation: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
         """Tokens of an observation, as the template's next user turn where there is one."""
         # Encoded behind the end of a turn, never as a text of its own: some tokenizers put a space
         # before whatever begins a text.
         if not self._chat:
-            token_ids = self._encode(self._tokenizer.eos_token + text)
+            token_ids = self._encode(self._tokenizer.eos_token + _bare(observation, "messages"))
             return self._after_stops(token_ids, 1)
         # The template shows what stands between a turn's end token and the policy's next turn.
-        before, after = self._around_answer([Message("user", text)])
-        if not self._end_of_turn(after.partition(text)[0]):
+        turns = as_messages(observation)
+        before, after = self._around_answer(turns)
+        text = turns[0].content
+        if not self._end_of_turn(after.partition(text)[0] if text else after):
             return self._encode(after)
         num_ends = self._num_stops(self._encode(before)) + 1
         return self._after_stops(self._encode(before + after), num_ends, with_last=is_open)
@@ -171,11 +180,12 @@ class ModelTokenizer:
         added = self._tokenizer.encode("")
         return (int(begin),) if begin is not None and added[:1] == [begin] else ()
 
-    def _around_answer(self, turns: list[Message]) -> tuple[str, str]:
+    def _around_answer(self, turns: Sequence[Message]) -> tuple[str, str]:
         """Render what the template puts up to an answer, and after it with these turns behind."""
         # Without the system prompt: some templates put it before the last of the user's turns.
         start = [Message("user", "question"), Message("assistant", ANSWER)]
-        before, found, after = self._render([*start, *turns], go_on=bool(turns)).rpartition(ANSWER)
+        rendered = self._render(as_given([*start, *turns]), go_on=bool(turns))
+        before, found, after = rendered.rpartition(ANSWER)
         if not found:
             raise SettingsError(
                 "run.model must have a chat template that keeps the assistant's turns, got one "
@@ -203,15 +213,46 @@ class ModelTokenizer:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _render(self, turns: list[Message], *, go_on: bool = True) -> str:
+    def _checked_tools(self, tools: str) -> list[Any]:
+        """Read the functions, once they, a call and its result are known to suit the template."""
+        functions: list[Any] = json.loads(tools)
+        try:
+            written = self._written_call(functions)
+        except SettingsError as error:
+            written = str(error.__cause__)
+        if read_calls(written) != [TRIAL]:
+            raise SettingsError(
+                f"run.model must have a chat template that writes calls of tools as {FORMS}, got "
+                f"from it {written.strip()!r:.120}; choose another model, or an environment "
+                f"without tools"
+            )
+        return functions
+
+    def _written_call(self, functions: list[Any]) -> str:
+        """Render a call as the template writes it; nothing if it leaves tools or results out."""
+        asked: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
+        call = {"type": "function", "function": TRIAL._asdict()}
+        called = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        answered = [*called, {"role": "tool", "name": TRIAL.name, "content": ANSWER}]
+        before = self._render(asked, tools=functions)
+        if before == self._render(asked) or ANSWER not in self._render(answered, tools=functions):
+            return ""
+        turn = self._render(called, go_on=False, tools=functions).removeprefix(before)
+        for stop in filter(None, map(self._tokenizer.convert_ids_to_tokens, self._stop_token_ids)):
+            turn = turn.partition(stop)[0]
+        return turn
+
+    def _render(
+        self, turns: Sequence[Mapping[str, Any]], *, go_on: bool = True, **more: Any
+    ) -> str:
         from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers' templates
 
         try:
             text: str = self._tokenizer.apply_chat_template(
-                as_given(turns),
+                list(turns),
                 tokenize=False,
                 add_generation_prompt=go_on,
-                **self._template_kwargs,
+                **self._template_kwargs | more,
             )
         except (TemplateError, TypeError) as error:
             raise SettingsError(
@@ -220,6 +261,16 @@ class ModelTokenizer:
                 f"does not take"
             ) from error
         return text
+
+
+def _bare(given: Prompt, kind: str) -> str:
+    """Return what a model without a chat template can be given: a text, and no tools beside it."""
+    if not isinstance(given, str) or kind == "tools":
+        raise SettingsError(
+            f"run.model must have a chat template for {kind}, got one without; "
+            f"choose a chat model, or give prompts as text"
+        )
+    return given
 
 
 def _load(model_path: str) -> Any:

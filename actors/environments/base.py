@@ -17,8 +17,9 @@ from actors.chat import GivenPrompt
 class Step:
     """Answer of an environment to a sampled text."""
 
-    observation: str = ""
-    """Text appended to the context, masked out of the loss; empty when done."""
+    observation: GivenPrompt = ""
+    """Text appended to the context, or messages such as `[{"role": "tool", "content": "7"}]`;
+    masked out of the loss; empty when done."""
     done: bool = True
 
 
@@ -42,7 +43,8 @@ class Segment(NamedTuple):
 class Conversation(Protocol):
     """One episode in the making.
 
-    It may have `columns`, a mapping: what else a reward function can ask for by name.
+    It may have `columns`, a mapping: what else a reward function can ask for by name; and `tools`,
+    JSON: the list of functions that a chat template is given.
     """
 
     @property
@@ -77,12 +79,19 @@ def columns_of(conversation: Conversation) -> dict[str, Any]:
     return dict(getattr(conversation, "columns", {}))
 
 
+def tools_of(conversation: Conversation) -> str:
+    """Functions that the policy may call, as JSON: its optional attribute `tools`."""
+    tools: str = getattr(conversation, "tools", "")
+    return tools
+
+
 class Environment(Protocol):
     """Source of conversations.
 
     `begin`, `step` and `score` may be `async`: they are then awaited in one event loop,
     for all episodes side by side. Others are called in threads: a class with `is_thread_safe =
-    True` is made once, any other once for each thread, which keeps the episodes that it began.
+    True` is made once, any other once for each thread, which keeps the episodes that it began. A
+    method `another` makes the next one from the first, where that saves reading a file again.
 
     One whose answers depend on more than (index, seed, texts), such as a live web page, sets
     `can_replay = False` in its class: an episode of it that loses its actor starts from scratch.

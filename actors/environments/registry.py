@@ -1,25 +1,31 @@
 """Environments by the name in `run.environment`.
 
-A name of ours, or `path/to/file.py:Class` or `module:Class` of yours: the class is called with
-`run.environment_settings` as keywords and must have `begin` and `describe` (`base.py`).
+A name of ours, or `path/to/file.py:Class` or `module:Class` of yours: the class, or a function, is
+called with `run.environment_settings` as keywords. What it makes has the methods of `base.py`, or
+those of another project (`adapters/forms.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from functools import partial
+from typing import Any
 
 from pydantic import ValidationError
 
+from actors.chat import read_prompt, text_of
 from configs.errors import NyalaError, SettingsError
 from configs.own_code import explain, load_own
 from configs.settings import RunSettings
 
+from .adapters.forms import adapt
 from .base import Conversation, Environment
 from .calls import EnvironmentSource, call, finish
 
 CALL_S = 60.0  # of one call while the environment is tried
+
+PARTS = ("prompt", "answer", "demonstration", "step", "score")
 
 OURS = {
     "reasoning_gym": "actors.environments.reasoning_gym:ReasoningGym",
@@ -37,9 +43,10 @@ def make_environment(run: RunSettings) -> Environment:
     Raises:
         SettingsError: The environment is unknown, refuses its settings, or fails.
     """
-    factory = _load_class(run.environment)
+    factory = _load_factory(run.environment)
+    make = partial(factory, **run.environment_settings)
     try:
-        environment: Environment = factory(**run.environment_settings)
+        return adapt(make(), run, make)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -58,7 +65,6 @@ def make_environment(run: RunSettings) -> Environment:
         raise SettingsError(
             f"run.environment must be made by {run.environment}, got {explain(error)}"
         ) from error
-    return environment
 
 
 def check_environment(run: RunSettings) -> Conversation:
@@ -79,6 +85,8 @@ def try_environment(run: RunSettings) -> tuple[Conversation, EnvironmentSource]:
     environment = make_environment(run)
     try:
         sample = finish(_begin(environment, run, held_out=False))
+        _check_complete(sample, run)
+        _check_repeated(sample, finish(_begin(environment, run, held_out=False)), run)
         if run.eval_episodes:
             finish(_begin(environment, run, held_out=True))
     except NyalaError:
@@ -87,7 +95,8 @@ def try_environment(run: RunSettings) -> tuple[Conversation, EnvironmentSource]:
         raise SettingsError(
             f"run.environment must begin an item, got {run.environment!r}; {explain(error)}"
         ) from error
-    source = EnvironmentSource.of(environment, sample, lambda: make_environment(run))
+    another = getattr(environment, "another", lambda: make_environment(run))
+    source = EnvironmentSource.of(environment, sample, another)
     if not source.is_async:  # what was opened in one event loop is of no use in another
         source = replace(source, make=_first(environment, source.make))
     return sample, source
@@ -118,6 +127,25 @@ async def _begin(environment: Environment, run: RunSettings, *, held_out: bool) 
     return await call(environment.begin, 0, run.seed, held_out=held_out, limit_s=CALL_S)
 
 
+def _check_complete(sample: Conversation, run: RunSettings) -> None:
+    missing = [name for name in PARTS if not hasattr(sample, name)]
+    if missing:
+        raise SettingsError(
+            f"an item of run.environment must have {', '.join(PARTS)}, got from {run.environment} "
+            f"a {type(sample).__name__} without {', '.join(missing)}; see docs/environments.md"
+        )
+
+
+def _check_repeated(sample: Conversation, again: Conversation, run: RunSettings) -> None:
+    prompt, other = read_prompt(sample.prompt), read_prompt(again.prompt)
+    if prompt != other:
+        raise SettingsError(
+            f"run.environment must begin the same item with the same prompt, got from "
+            f"{run.environment} {text_of(prompt)!r:.60} and then {text_of(other)!r:.60}; an item "
+            f"may depend on its index, or on the seed that reset gets, and on nothing else"
+        )
+
+
 def _first(environment: Environment, make: Callable[[], Environment]) -> Callable[[], Environment]:
     """Return what was made before more is made."""
     made = [environment]
@@ -131,17 +159,14 @@ def _first(environment: Environment, make: Callable[[], Environment]) -> Callabl
     return next_one
 
 
-def _load_class(name: str) -> type[Environment]:
+def _load_factory(name: str) -> Callable[..., Any]:
     if ":" not in name and name not in OURS:
         known = ", ".join(sorted(OURS))
         raise SettingsError(
             f"run.environment must be one of {known}, or path/to/file.py:Class or module:Class, "
             f"got {name!r}"
         )
-    found = load_own(OURS.get(name, name), setting="run.environment", kind="class")
-    if not (hasattr(found, "begin") and hasattr(found, "describe")):
-        raise SettingsError(
-            f"run.environment must be a class with begin and describe, got {name!r}; "
-            "see actors/environments/base.py"
-        )
-    return cast("type[Environment]", found)  # its methods have just been seen
+    factory: Callable[..., Any] = load_own(
+        OURS.get(name, name), setting="run.environment", kind="class"
+    )
+    return factory

@@ -12,7 +12,7 @@ import structlog
 from actors.chat import read_prompt
 from actors.engine.stop_strings import StopStrings
 from actors.engine.tokenizer import Tokenizer
-from actors.environments.base import Environment, Score
+from actors.environments.base import Environment, Score, tools_of
 from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
 from broker.protocol.messages import Lease
@@ -134,7 +134,7 @@ class EpisodeMaker:
             held_out=spec.purpose == "eval",
             limit_s=self._maker.limit_s,
         )
-        prompt_ids = self._encode(read_prompt(conversation.prompt))
+        prompt_ids = self._encode(read_prompt(conversation.prompt), tools_of(conversation))
         limit = self._run.max_prompt_tokens
         if len(prompt_ids) > limit:
             raise EpisodeError(

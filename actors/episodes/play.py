@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from actors.chat import Message, read_prompt, text_of
+from actors.chat import Message, as_messages, read_prompt, text_of
 from actors.engine.engine import Engine
 from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Conversation, Environment, Score
@@ -76,7 +76,7 @@ async def play(
         if step.done:
             ended = "environment" if step.observation else "stop"
             break
-        said.append(Message("user", step.observation))
+        said += as_messages(read_prompt(step.observation, "an observation"))
     score: Score = await call(conversation.score, limit_s=limit_s)
     sample = RewardSample.of(
         conversation,

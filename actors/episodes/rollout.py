@@ -22,7 +22,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from actors.chat import Message
+from actors.chat import Message, as_messages, read_prompt
 from actors.engine.engine import Delta, Request
 from actors.engine.stop_strings import StopStrings
 from actors.engine.tokenizer import Tokenizer
@@ -53,7 +53,7 @@ class Judgement:
     """Answer of the environment to a turn."""
 
     turns: tuple[Message, ...]
-    """The turn, and the observation that follows it if the policy goes on."""
+    """The turn, and the messages that follow it if the policy goes on."""
     observation_ids: tuple[int, ...] = ()
     finish_reason: str | None = None
     """None = the policy goes on with another turn."""
@@ -161,10 +161,11 @@ class Rollout:
         if step.done:
             reason = "environment" if step.observation else "stop"
             return Judgement(own, (), reason, await self._score())
-        observation_ids = tokenizer.encode_observation(step.observation, is_open=self._is_open)
+        observation = read_prompt(step.observation, "an observation")
+        observation_ids = tokenizer.encode_observation(observation, is_open=self._is_open)
         if self._turn_end + len(observation_ids) >= self._maker.max_completion_tokens:
             return Judgement(own, (), "length", await self._score())
-        return Judgement((*own, Message("user", step.observation)), observation_ids)
+        return Judgement((*own, *as_messages(observation)), observation_ids)
 
     def settle(self, judgement: Judgement) -> None:
         """Apply what `judge` returned: go on with the next turn, or finish."""

@@ -31,8 +31,8 @@ class RunSettings(Table):
     steps: Positive = 100
     """Batches to train in all."""
     environment: str = "reasoning_gym"
-    """`dataset`, `reasoning_gym`, `calculator`, or a class of your own: `path/to/file.py:Class` or
-    `module:Class`."""
+    """`dataset`, `reasoning_gym`, `calculator`, or a class of your own, of gymnasium's or TRL's
+    form too: `path/to/file.py:Class` or `module:Class`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     """Keywords for the environment, such as `dataset: spell_backward`."""
     reward: str | Annotated[list[str], Field(min_length=1)] | None = None

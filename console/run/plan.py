@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 
 from broker.transport.keys import make_client, make_keys
 from configs.errors import SettingsError
+from configs.hashes import data_files
 from configs.loader import load, save
 from configs.secrets import redis_url_of, write_secret
-from configs.settings import BufferSettings, Settings
+from configs.settings import BufferSettings, RunSettings, Settings
 
 from .placement import actor_gpus, environment_of, learner_gpus, visible_gpus
 from .process import PYTHON, Command
@@ -27,6 +28,7 @@ def resolve(settings: Settings) -> Settings:
     if run.model != "init" and model.exists():
         changes["model"] = str(model.resolve())
     changes["environment"] = _absolute(run.environment)
+    changes["environment_settings"] = run.environment_settings | _absolute_data(run)
     if isinstance(run.reward, str):
         changes["reward"] = _absolute(run.reward)
     elif run.reward is not None:
@@ -158,6 +160,14 @@ def _absolute(code: str) -> str:
     if not place.endswith(".py"):
         return code
     return f"{Path(place).expanduser().resolve()}{colon}{name}"
+
+
+def _absolute_data(run: RunSettings) -> dict[str, str]:
+    """Make the files of a dataset absolute; a name on a hub stays as it is."""
+    places = {key: Path(name).expanduser() for key, name in data_files(run).items()}
+    absolute = {key: str(place.resolve()) for key, place in places.items() if place.exists()}
+    factory = run.environment_settings.get("factory")
+    return absolute | ({"factory": _absolute(factory)} if isinstance(factory, str) else {})
 
 
 def _with_port(settings: Settings, folder: RunFolder) -> Settings:

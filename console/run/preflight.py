@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from actors.chat import read_prompt
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
+from actors.environments.base import tools_of
 from actors.environments.deadline import call_within
 from actors.environments.registry import check_environment, example_parts
 from actors.rewards.pool import check_reward as try_reward
@@ -150,19 +151,25 @@ def check_model(run: RunSettings) -> None:
 
 
 def check_reward(settings: Settings) -> None:
-    """Environment and reward load, and score one sample; messages suit the model's template."""
+    """Environment and reward load, and score one sample; its prompt suits the model."""
     run = settings.run
     try_reward(run, settings.actors)
     sample = call_within(REWARD_TIMEOUT_S, lambda: check_environment(run), what="run.environment")
-    prompt = read_prompt(sample.prompt)
-    if isinstance(prompt, str):
-        return
+    prompt, tools = read_prompt(sample.prompt), tools_of(sample)
     if run.model == "init":
+        if tools or not isinstance(prompt, str):
+            raise SettingsError(
+                f"run.model must be a chat model for {'tools' if tools else 'messages'}, got init, "
+                f"which makes a character model; choose a chat model, or give prompts as text"
+            )
+        length = len(prompt)  # one character is one token
+    else:
+        length = len(ModelTokenizer.of(run).encode_prompt(prompt, tools))
+    if length > run.max_prompt_tokens:
         raise SettingsError(
-            "run.model must be a chat model where prompts are messages, got init, which makes a "
-            "character model; choose a chat model, or give prompts as text"
+            f"run.max_prompt_tokens must be enough for the prompts of {run.environment}, got "
+            f"{run.max_prompt_tokens} for one of {length} tokens; raise it, or shorten the prompts"
         )
-    ModelTokenizer.of(run).encode_prompt(prompt)
 
 
 def weights_warning(settings: Settings) -> str | None:

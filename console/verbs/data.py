@@ -58,7 +58,12 @@ def check(
             f"run.environment must be dataset, got {settings.run.environment}; only rows of a file "
             f"can be counted"
         )
-    dataset = make_environment(settings.run)
+    questions = {
+        key: value
+        for key, value in settings.run.environment_settings.items()
+        if not key.startswith("factory")
+    }
+    dataset = make_environment(settings.run.model_copy(update={"environment_settings": questions}))
     assert isinstance(dataset, Dataset)
     findings = list(examine(dataset, settings.run, tokens=_counter(settings.run), rows=rows))
     if settings.run.reward_functions:

@@ -44,11 +44,11 @@ class Numbers:
 
     stop_token_ids = (STOP,)
 
-    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode_prompt(self, prompt: Prompt, tools: str = "") -> tuple[int, ...]:
         return self.encode_observation(text_of(prompt))
 
-    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
-        return tuple(int(word) for word in text.split())
+    def encode_observation(self, text: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
+        return tuple(int(word) for word in text_of(text).split())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return " ".join(map(str, token_ids))

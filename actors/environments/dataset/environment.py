@@ -58,6 +58,11 @@ class DatasetSettings(BaseModel):
     """Of a folder or a name: which part of it."""
     seed: int = Field(default=0, ge=0)
     """Of the order of rows."""
+    factory: str | None = None
+    """`path/to/file.py:Class` or `module:Class`: a class of TRL's form, whose methods are tools, or
+    of skyrl-gym's, that the rows are played with."""
+    factory_settings: dict[str, Any] = Field(default_factory=dict)
+    """Keywords of `factory`."""
 
 
 class DatasetConversation:
@@ -147,6 +152,21 @@ class Dataset:
             yield DatasetConversation(self._rows[number], self._settings), False
         for number in self._held_out:
             yield DatasetConversation(self._held_out_rows[number], self._settings), True
+
+    @property
+    def factory(self) -> str | None:
+        """The class that rows are played with; null = they are questions of one turn."""
+        return self._settings.factory
+
+    @property
+    def factory_settings(self) -> dict[str, Any]:
+        """Keywords of that class."""
+        return self._settings.factory_settings
+
+    @property
+    def has_answers(self) -> bool:
+        """Rows have a reference answer, and so a score."""
+        return self._settings.answer is not None
 
     @property
     def describes_answers(self) -> bool:

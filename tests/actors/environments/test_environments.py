@@ -346,7 +346,7 @@ def test_check_makes_an_item_of_both_sides():
             {},
             "must be one of calculator, dataset, reasoning_gym, or path/.*got 'chess'",
         ),
-        ("json:loads", {}, "must be a class with begin and describe"),
+        ("json:JSONEncoder", {}, "must be a class with begin and describe, or reset and step"),
         ("json:no_such", {}, "must be a class of json, .*it has .*"),
         ("no_such_module:Chess", {}, "must be in an importable module, got .*No module named"),
     ],

@@ -27,11 +27,11 @@ class CharacterTokenizer:
 
     stop_token_ids = (STOP,)
 
-    def encode_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+    def encode_prompt(self, prompt: Prompt, tools: str = "") -> tuple[int, ...]:
         return self.encode_observation(text_of(prompt))
 
-    def encode_observation(self, text: str, *, is_open: bool = False) -> tuple[int, ...]:
-        return tuple(ALPHABET.index(character) for character in text)
+    def encode_observation(self, text: Prompt, *, is_open: bool = False) -> tuple[int, ...]:
+        return tuple(ALPHABET.index(character) for character in text_of(text))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(ALPHABET[token] for token in token_ids)

@@ -106,7 +106,7 @@ def test_what_is_no_prompt_is_refused(prompt):
 def test_a_model_without_a_template_takes_no_messages(tmp_path):
     tokenizer = ModelTokenizer(save_tokenizer(tmp_path))
 
-    with pytest.raises(SettingsError, match=r"run.model must have a chat template where prompts"):
+    with pytest.raises(SettingsError, match=r"run.model must have a chat template for messages"):
         tokenizer.encode_prompt(read_prompt(QUESTION))
 
 

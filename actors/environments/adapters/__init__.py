@@ -1,0 +1,1 @@
+"""Environments written for other projects, taken as they are."""

@@ -1,0 +1,143 @@
+"""Rows of a dataset, each of them a question to a class written for TRL or for skyrl-gym.
+
+    run:
+      environment: dataset
+      environment_settings: {path: questions.jsonl, prompt: question, factory: env.py:Notes}
+
+TRL's classes are made once for each episode under way and reset with the columns of the row;
+skyrl-gym's are made anew for each row. Without a dataset, TRL's `reset` returns the question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from actors.chat import GivenPrompt, read_prompt, text_of
+from actors.environments.base import Conversation, Environment, Score, Segment, Step, columns_of
+from configs.errors import SettingsError
+
+from .game_environment import GameConversation, item_seed
+from .games import Game, RowGame
+from .tools import AsyncToolConversation, ToolConversation, Tools
+
+
+class ToolEnvironment:
+    """Items of a dataset for a class with tools."""
+
+    def __init__(
+        self, rows: Environment, make: Callable[[], Any], *, setting: str, needs_reward: bool
+    ) -> None:
+        """Prepare.
+
+        Args:
+            rows: Where questions come from.
+            make: Makes an instance of the class.
+            setting: Where the class is named, for errors.
+            needs_reward: Nothing else gives one.
+
+        Raises:
+            SettingsError: It has no tools, or no reward.
+        """
+        first = make()
+        self._rows = rows
+        self._make = make
+        self._setting = setting
+        self._needs_reward = needs_reward
+        self._free = [first]
+        self._tools = Tools.of(first, setting=setting)
+        if needs_reward and not self._tools.has_reward:
+            raise SettingsError(
+                f"{setting} must have get_reward where nothing else gives a reward, got "
+                f"{type(first).__name__} without one; add it, or set run.reward"
+            )
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> ToolConversation:
+        """Begin the episode of an item; members of a group have the same question."""
+        row = self._rows.begin(index, seed, held_out=held_out)
+        instance = self._free.pop() if self._free else self._make()
+        kind = AsyncToolConversation if self._tools.is_async else ToolConversation
+        leave = partial(self._free.append, instance)
+        begun = kind(instance, self._tools, row, item_seed(index, held_out=held_out), leave)
+        if not text_of(read_prompt(begun.prompt)):
+            raise SettingsError(
+                f"{self._setting} must have a reset that returns the question where there is no "
+                f"dataset, got none; return it, or use environment: dataset with it as factory"
+            )
+        return begun
+
+    def describe(self) -> str:
+        """Return what the rows are; the hash of a run has the code of the class."""
+        return f"tools over {self._rows.describe()}"
+
+    def another(self) -> ToolEnvironment:
+        """Return one for another thread, with the same rows and instances of its own."""
+        return ToolEnvironment(
+            self._rows, self._make, setting=self._setting, needs_reward=self._needs_reward
+        )
+
+
+class RowGameEnvironment:
+    """Items of a dataset for a class of skyrl-gym."""
+
+    def __init__(
+        self, rows: Environment, make: Callable[..., Any], settings: Mapping[str, Any]
+    ) -> None:
+        self._rows = rows
+        self._make = make
+        self._settings = settings
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> GameConversation:
+        """Begin the episode of an item; members of a group have the same question."""
+        row = self._rows.begin(index, seed, held_out=held_out)
+        columns = columns_of(row)
+        made = self._make(env_config=SimpleNamespace(**self._settings), extras=columns)
+        game = RowGame(made, row.prompt)
+        conversation = GameConversation(game, item_seed(index, held_out=held_out), leave=_keep_none)
+        conversation.columns = columns | conversation.columns
+        conversation.answer = row.answer
+        return conversation
+
+    def describe(self) -> str:
+        """Return what the rows are; the hash of a run has the code of the class."""
+        return f"games over {self._rows.describe()}"
+
+    def another(self) -> RowGameEnvironment:
+        """Return one for another thread, with the same rows."""
+        return RowGameEnvironment(self._rows, self._make, self._settings)
+
+
+class NoRow:
+    """A question that the class itself asks: its `reset` returns it."""
+
+    prompt: GivenPrompt = ({"role": "user", "content": ""},)
+    answer: str | None = None
+    demonstration: tuple[Segment, ...] = ()
+
+    def step(self, text: str) -> Step:  # noqa: ARG002 - the class judges
+        """Take the text of a turn."""
+        return Step()
+
+    def score(self) -> Score:
+        """Return nothing: the class or a reward function judges."""
+        return Score(0.0)
+
+
+class NoRows:
+    """In place of a dataset."""
+
+    is_thread_safe = True
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> Conversation:  # noqa: ARG002 - all are alike
+        """Return a question without words."""
+        return NoRow()
+
+    def describe(self) -> str:
+        """Say that there are none."""
+        return "no rows"
+
+
+def _keep_none(game: Game) -> None:
+    """Leave a game of skyrl-gym: it knows one row."""

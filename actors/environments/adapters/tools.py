@@ -1,0 +1,168 @@
+"""Episodes with tools: a class whose public methods the policy may call, as TRL takes them.
+
+    class Notes:
+        def reset(self, **row) -> str | None     appended to the prompt
+        def write(self, text: str) -> str        a tool: type hints, and a docstring with `Args:`
+        def get_reward(self) -> float            optional
+
+The policy writes calls (`actors/tool_calls.py`), each is answered by a message of the role `tool`,
+and a turn without a call ends the episode. A tool that fails tells the policy why.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from actors.chat import GivenPrompt
+from actors.environments.base import Conversation, Score, Segment, Step, columns_of
+from actors.environments.calls import drive
+from actors.tool_calls import ToolCall, read_calls
+from configs.errors import SettingsError
+
+from .shared_generators import SharedGenerators
+
+NO_TOOLS = ("reset", "get_reward")
+
+
+class Tools(NamedTuple):
+    """The tools of a class."""
+
+    names: tuple[str, ...]
+    schemas: str
+    """JSON, as chat templates take it."""
+    is_async: bool
+    has_reward: bool
+
+    @classmethod
+    def of(cls, instance: Any, *, setting: str) -> Tools:
+        """Look at an instance.
+
+        Raises:
+            SettingsError: It has no tools, or one without type hints or a docstring.
+        """
+        found = inspect.getmembers(type(instance), inspect.isfunction)
+        names = [name for name, _ in found if not name.startswith("_") and name not in NO_TOOLS]
+        if not names or not callable(getattr(instance, "reset", None)):
+            raise SettingsError(
+                f"{setting} must be a class with reset and public methods that are tools, got "
+                f"{type(instance).__name__}; docs/adapters.md shows one"
+            )
+        methods = [getattr(instance, name) for name in names]
+        own = [*methods, getattr(instance, "get_reward", None)]
+        schemas = json.dumps([_schema(method, setting) for method in methods])
+        is_async = any(inspect.iscoroutinefunction(method) for method in own)
+        return cls(tuple(names), schemas, is_async, hasattr(instance, "get_reward"))
+
+
+class ToolConversation:
+    """One episode of an instance."""
+
+    demonstration: tuple[Segment, ...] = ()
+
+    def __init__(
+        self, instance: Any, tools: Tools, row: Conversation, seed: int, leave: Callable[[], object]
+    ) -> None:
+        """Begin.
+
+        Args:
+            instance: Of the user's class; has no other episode meanwhile.
+            tools: Its tools.
+            row: The question.
+            seed: Of the generators that the process shares.
+            leave: Called when the episode is over.
+        """
+        self._instance = instance
+        self._tools = tools
+        self._row = row
+        self._leave = leave
+        self._generators = SharedGenerators(seed)
+        self._num_calls = self._num_failures = 0
+        self.tools = tools.schemas
+        self.answer = row.answer
+        self.columns = columns_of(row)
+        with self._generators.kept():
+            told = instance.reset(**{"prompt": row.prompt} | self.columns)
+        self.prompt = _appended(row.prompt, told)
+
+    def step(self, text: str) -> Step:
+        """Make the calls of a turn."""
+        with self._generators.kept():
+            return drive(self._step(text))
+
+    def score(self) -> Score:
+        """Ask the instance for the reward, or compare the last turn with the row's answer."""
+        return drive(self._score())
+
+    async def _step(self, text: str) -> Step:
+        self._row.step(text)
+        calls = read_calls(text)
+        results = [await self._result(call) for call in calls]
+        return Step([{"role": "tool", "content": each} for each in results], done=not calls)
+
+    async def _result(self, call: ToolCall) -> str:
+        self._num_calls += 1
+        try:
+            if call.name not in self._tools.names:
+                raise LookupError(f"there is no tool {call.name}")
+            found = getattr(self._instance, call.name)(**call.arguments)
+            found = await found if inspect.isawaitable(found) else found
+        except Exception as error:  # noqa: BLE001 - foreign code, called as the policy asks for
+            self._num_failures += 1
+            return str({"error": str(error)})
+        if isinstance(found, list) and any(isinstance(part, Mapping) for part in found):
+            raise SettingsError(
+                f"the tool {call.name} must return a text, got a list of parts; images are not "
+                f"supported"
+            )
+        return str(found)
+
+    async def _score(self) -> Score:
+        if self._tools.has_reward:
+            reward = self._instance.get_reward()
+            score = Score(float(await reward if inspect.isawaitable(reward) else reward))
+        else:
+            score = self._row.score()
+        self._leave()
+        calls = {"tool_calls": self._num_calls, "tool_failures": self._num_failures}
+        metrics = score.metrics | {name: float(count) for name, count in calls.items()}
+        return Score(score.reward, score.parts, metrics)
+
+
+class AsyncToolConversation(ToolConversation):
+    """One episode of an instance with `async` tools."""
+
+    async def step(self, text: str) -> Step:  # type: ignore[override]
+        """Make the calls of a turn."""
+        return await self._step(text)
+
+    async def score(self) -> Score:  # type: ignore[override]
+        """Ask the instance for the reward, or compare the last turn with the row's answer."""
+        return await self._score()
+
+
+def _appended(prompt: GivenPrompt, told: object) -> GivenPrompt:
+    """Return the prompt with what `reset` told behind it."""
+    if told is not None and not isinstance(told, str):
+        raise SettingsError(
+            f"reset must return a text or None, got {type(told).__name__}; images are not supported"
+        )
+    if isinstance(prompt, str):
+        return prompt + (told or "")
+    *before, last = prompt
+    return [*before, {**last, "content": last["content"] + (told or "")}]
+
+
+def _schema(method: Callable[..., Any], setting: str) -> dict[str, Any]:
+    from transformers.utils import get_json_schema  # noqa: PLC0415 - transformers
+
+    try:
+        schema: dict[str, Any] = get_json_schema(method)
+    except Exception as error:  # several kinds, none of them public
+        raise SettingsError(
+            f"{setting} must have tools with type hints and a docstring that describes each "
+            f"argument under `Args:`, got {method.__name__}: {error}"
+        ) from error
+    return schema

@@ -1,0 +1,102 @@
+"""Tools in chat templates: what the policy is told, and which templates are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from actors.chat import Message
+from actors.engine.tokenizer import ModelTokenizer
+from configs.errors import SettingsError
+from learner.initial_model.character_model import EOS, make_tokenizer
+
+PLAIN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}" + EOS + "{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+LISTED = "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}" + EOS + "{% endif %}"
+CALLED = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL{% endfor %}" + EOS + "{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+HERMES = '<tool_call>{"name": "{{c.function.name}}", "arguments": {{c.function.arguments|tojson}}}'
+BARE = '{"name": "{{c.function.name}}", "parameters": {{c.function.arguments|tojson}}}'
+XML = "<tool_call><function={{c.function.name}}></function></tool_call>"
+
+TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": {}}}])
+
+
+def tokenizer_of(folder: Path, template: str | None) -> ModelTokenizer:
+    tokenizer = make_tokenizer([])
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return ModelTokenizer(str(folder))
+
+
+@pytest.mark.parametrize("written", [HERMES + "</tool_call>", BARE])
+def test_tools_stand_in_the_prompt_and_their_results_in_the_next_turn(tmp_path, written):
+    tokenizer = tokenizer_of(tmp_path, LISTED + CALLED.replace("CALL", written))
+
+    prompt = tokenizer.decode(tokenizer.encode_prompt("1+2", TOOLS))
+    results = (Message("tool", "3"), Message("tool", ""))
+    observation = tokenizer.decode(tokenizer.encode_observation(results))
+
+    assert prompt == TOOLS[1:-1] + EOS + "[user]1+2" + EOS + "[assistant]"
+    assert observation == f"[tool]3{EOS}[tool]{EOS}[assistant]"
+    assert tokenizer.decode(tokenizer.encode_observation((Message("tool", ""),))) == (
+        f"[tool]{EOS}[assistant]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        (LISTED + CALLED.replace("CALL", XML), "<function=name_of_the_tool>"),
+        (CALLED.replace("CALL", HERMES + "</tool_call>"), "''"),  # leaves the tools out
+        (LISTED + PLAIN, "''"),
+        ("{% if tools %}{{ raise_exception('no tools') }}{% endif %}" + PLAIN, "no tools"),
+    ],
+)
+def test_a_template_whose_calls_cannot_be_read_is_refused(tmp_path, template, written):
+    tokenizer = tokenizer_of(tmp_path, template)
+
+    with pytest.raises(SettingsError, match=f"(?s)writes calls of tools as .*{written}"):
+        tokenizer.encode_prompt("1+2", TOOLS)
+
+
+def test_a_model_without_a_template_is_refused(tmp_path):
+    tokenizer = tokenizer_of(tmp_path, None)
+
+    with pytest.raises(SettingsError, match="must have a chat template for tools, got one without"):
+        tokenizer.encode_prompt("1+2", TOOLS)
+    with pytest.raises(SettingsError, match="must have a chat template for messages"):
+        tokenizer.encode_observation((Message("tool", "3"),))
+
+
+READ = {"qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_vl", "llama3_1", "llama3_2"}
+REFUSED = {"qwen3_5_think", "glm4moe", "gemma3", "phi3", "llama3", "gptoss", "deepseekv3"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
+@pytest.mark.parametrize("name", sorted(READ | REFUSED))
+def test_templates_of_real_models_are_told_apart(tmp_path, name):
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    template = (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+    for end in ("<|im_end|>", "<|eot_id|>"):  # what ends a turn there, for our tokenizer
+        template = template.replace(end, EOS).replace("bos_token", "''")
+    tokenizer = make_tokenizer([])
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    loaded = ModelTokenizer(str(tmp_path), template_kwargs={"date_string": "1 Jan 2026"})
+
+    if name in READ:
+        assert '"add"' in loaded.decode(loaded.encode_prompt("1+2", TOOLS))
+        assert "3" in loaded.decode(loaded.encode_observation((Message("tool", "3"),)))
+    else:
+        with pytest.raises(SettingsError, match="writes calls of tools as"):
+            loaded.encode_prompt("1+2", TOOLS)
