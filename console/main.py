@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from configs.errors import NyalaError
 from configs.printable import printable_lines
 
+from .bare_settings import refuse_bare_settings
 from .typed import as_typed
 
 SETTINGS_ERROR = 2  # as for a role's process: a person has to change something
@@ -55,7 +56,9 @@ class Verbs(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the verb, with its own arguments and help."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, _load(str(name)), rest
+        command = _load(str(name))
+        refuse_bare_settings(rest, [flag for each in command.params for flag in each.opts])
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Carry the verb out."""

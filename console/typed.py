@@ -15,7 +15,8 @@ VARIABLE = "NYALA_TYPED"
 """Set by `./run` to its own name as it was typed."""
 
 HINT = re.compile(
-    r"\bnyala(?= (?:up|status|actor|learner|broker|keys|buffer|weights|losses|schema|init-model)\b)"
+    r"\bnyala(?= (?:new|up|status|actor|learner|broker|keys|buffer|weights|losses|schema|data|env|"
+    r"init-model|chaos)\b)"
 )
 
 

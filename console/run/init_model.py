@@ -22,7 +22,7 @@ from rich.progress import Progress as Bar
 
 from configs import durable
 from configs.errors import NyalaError, SettingsError
-from configs.hashes import code_hash
+from configs.hashes import code_hash, data_files, data_hash
 from configs.loader import save
 from configs.settings import Settings
 
@@ -50,6 +50,7 @@ def stamp(settings: Settings) -> str:
     """Hash everything that the model depends on."""
     environment = settings.run.environment
     own = {"code": code_hash(environment, setting="run.environment")} if ":" in environment else {}
+    own |= {key: data_hash(name) for key, name in data_files(settings.run).items()}
     parts = own | {
         "run": settings.run.model_dump(
             mode="json", include={"seed", "environment", "environment_settings"}
