@@ -100,6 +100,9 @@ class LoadActor:
         self._numbers = count(1)
         self._answers: dict[int, asyncio.Future[object]] = {}
         self._reader = asyncio.create_task(self._read())
+        self._sent_at = time.perf_counter()
+        self.quiet_s = 0.0
+        """Longest time in which it sent nothing, because this process had no time for it."""
 
     async def _read(self) -> None:
         while True:
@@ -119,6 +122,8 @@ class LoadActor:
         try:
             while True:
                 answer = self._answers[seq] = asyncio.get_running_loop().create_future()
+                now = time.perf_counter()
+                self.quiet_s, self._sent_at = max(self.quiet_s, now - self._sent_at), now
                 await self._socket.send(frame)
                 try:
                     # Not wait_for: on Python 3.11 it may swallow a cancellation.
@@ -174,6 +179,10 @@ class LoadActor:
             tally.episodes += taken
             tally.lost += len(parcels) - taken
 
+    def begin(self) -> None:
+        """Forget how long it was quiet."""
+        self.quiet_s, self._sent_at = 0.0, time.perf_counter()
+
     def close(self) -> None:
         """Stop reading."""
         self._reader.cancel()
@@ -186,6 +195,8 @@ class Fleet:
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, actors + 64)
         self._settings = settings
+        self.silent_s = settings.broker.heartbeat_timeout_s
+        """Whoever sends nothing for so long is late, whatever the brokers do."""
         self._endpoints = cycle(endpoints)
         self.actors = [self._actor(number) for number in range(actors)]
 
@@ -258,6 +269,8 @@ async def offer_beats(fleet: Fleet, rate: float, seconds: float) -> dict[str, An
 async def make_episodes(fleet: Fleet, seconds: float) -> dict[str, Any]:
     """Let all actors work as fast as they are let."""
     tally, records = Tally(), Records()
+    for actor in fleet.actors:
+        actor.begin()
     tasks = [asyncio.create_task(actor.work(records, tally)) for actor in fleet.actors]
     beats = [asyncio.create_task(actor.keep_beating(tally)) for actor in fleet.actors]
     await asyncio.wait([*tasks, *beats], timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -267,7 +280,8 @@ async def make_episodes(fleet: Fleet, seconds: float) -> dict[str, Any]:
             task.result()
         task.cancel()
     await asyncio.gather(*tasks, *beats, return_exceptions=True)
-    return figures
+    quiet = [actor.quiet_s for actor in fleet.actors]
+    return figures | {"late": sum(s > fleet.silent_s for s in quiet), "quiet_s": max(quiet)}
 
 
 async def play(chosen: argparse.Namespace) -> dict[str, Any]:

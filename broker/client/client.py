@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ class BrokerClient:
         """
         self._run, self._incarnation = run, incarnation
         self._max_message_bytes = max_message_bytes
-        self._long_poll_s = 0.0
+        self._long_poll_s, self._lease_timeout_s = 0.0, math.inf
         self._refusal_text: str | None = None
         self._connection = Connection(
             (endpoint, *other_endpoints),
@@ -121,7 +122,7 @@ class BrokerClient:
         welcome = await self._call(hello, Welcome, deadline_s)
         self._registration = hello
         self._num_hellos += 1
-        self._long_poll_s = welcome.long_poll_s
+        self._long_poll_s, self._lease_timeout_s = welcome.long_poll_s, welcome.lease_timeout_s
         self._max_message_bytes = welcome.max_message_bytes
         return welcome
 
@@ -217,9 +218,11 @@ class BrokerClient:
         self, seq: int, frame: bytes, kind: type[Reply], broker_wait_s: float
     ) -> Reply:
         pause, asked_at = FIRST_WAIT_S, time.monotonic()
+        # A grant whose reply was lost is renewed by its next copy, which must not come too late.
+        cap_s = self._lease_timeout_s / 2 if kind is LeaseReply else math.inf
         try:
             while True:
-                reply = await self._try(seq, frame, broker_wait_s + _jitter(pause), asked_at)
+                reply = await self._try(seq, frame, broker_wait_s + _jitter(pause), cap_s, asked_at)
                 if isinstance(reply, kind):
                     if isinstance(reply, LeaseReply) and not reply.leases and pause > FIRST_WAIT_S:
                         self._abandoned.add(seq, None)  # a lost answer to a copy may have had some
@@ -238,7 +241,9 @@ class BrokerClient:
         finally:
             self._pending.pop(seq, None)
 
-    async def _try(self, seq: int, frame: bytes, wait_s: float, asked_at: float) -> object | None:
+    async def _try(
+        self, seq: int, frame: bytes, wait_s: float, cap_s: float, asked_at: float
+    ) -> object | None:
         """Send once and wait for the reply; None if there is none yet."""
         if self._refusal_text is not None:
             raise RefusedError(self._refusal_text)
@@ -250,12 +255,12 @@ class BrokerClient:
             except zmq.Again:
                 self._connection.switch_if_silent(asked_at, 0.0)
                 await asyncio.wait([answer], timeout=UNSENT_WAIT_S)
-        sent_at = time.monotonic()
+        ends_at = time.monotonic() + min(wait_s + LAST_WAIT_S, cap_s)
         while not answer.done():
-            await asyncio.wait([answer], timeout=wait_s)
+            await asyncio.wait([answer], timeout=min(wait_s, ends_at - time.monotonic()))
             now = time.monotonic()
             # A broker that still answers others is busy: a copy would only lengthen its queue.
-            if now - self._connection.received_at > wait_s or now - sent_at > LAST_WAIT_S + wait_s:
+            if now - self._connection.received_at > wait_s or now >= ends_at:
                 break
         return answer.result() if answer.done() else None
 

@@ -85,6 +85,7 @@ class Dispatcher:
         self._reply_limiter = ReplyLimiter(max_peer_bytes=share, clock=clock)
         self._requests: set[asyncio.Task[None]] = set()
         self._reading = parts.reading
+        self._most_late_s = settings.lease_timeout_s / 2
         most_wait_s = SHARE_OF_TIMEOUT * settings.heartbeat_timeout_s
         self._busy = Refusal("busy", BUSY, retry_after_s=most_wait_s)
         self._prompt, self._work = (
@@ -107,7 +108,10 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Refuse what has waited too long; called some times a second."""
-        self._reading.tick()
+        if self._router.is_idle:
+            self._reading.tick()
+        elif self._reading.late_s() > self._most_late_s:  # heartbeats wait unread
+            self._leasing.pause_reaping()
         self._prompt.advance()
         self._work.advance()
 
@@ -122,6 +126,7 @@ class Dispatcher:
 
     def _read(self, route: bytes, part: zmq.Frame) -> None:
         """Note a sign of life, and put a message into its lane or refuse it."""
+        self._reading.hear(route)
         key, frame = str(part.get("User-Id")), part.buffer
         header = header_of(frame)
         # Its key may have been removed while its holder is connected.

@@ -140,28 +140,43 @@ class Lane:
 
 
 class ReadingClock:
-    """The time in which the broker read its socket; it stands still while it could hear nobody.
+    """The time in which the broker read what arrived; it stands still while messages wait unread.
 
-    Silence is measured on it: a process that was stopped must not count against the actors that
-    they were not heard.
+    Silence is measured on it: that an actor was not heard must not count against it while the
+    process was stopped, or had so much to read that a heartbeat waited in its own socket. It ticks
+    when nothing is left to read and, as ZeroMQ reads connections in turn, when one of them has its
+    next turn: all others that had sent something then have had theirs.
 
     Args:
         clock: Seconds.
     """
 
-    MOST_S = 0.5  # between two ticks; what is longer was no reading
+    MOST_S = 0.5  # between two ticks; of what is longer the rest was no reading
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._ticked_at = clock()
         self._read_s = 0.0
+        self._heard: set[bytes] = set()
+        """Connections since the last tick."""
 
     def __call__(self) -> float:
         """Return the seconds of reading so far, as of the last tick."""
         return self._read_s
 
+    def hear(self, route: bytes) -> None:
+        """Note a message of a connection."""
+        if route in self._heard:
+            self.tick()
+        self._heard.add(route)
+
     def tick(self) -> None:
-        """Count the time since the last tick, some times a second."""
+        """Count the time since the last tick: all that had arrived then is read."""
         now = self._clock()
         self._read_s += min(now - self._ticked_at, self.MOST_S)
         self._ticked_at = now
+        self._heard.clear()
+
+    def late_s(self) -> float:
+        """Return for how long messages may have waited unread."""
+        return self._clock() - self._ticked_at

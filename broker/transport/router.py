@@ -24,6 +24,11 @@ class Router:
         self._loop = asyncio.get_running_loop()
         self._arrival: asyncio.Future[None] | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether `receive` waits, and has read all that arrived."""
+        return self._arrival is not None and not self._arrival.done()
+
     async def receive(self) -> list[zmq.Frame]:
         """Return the next message; does not yield to other tasks if one is there."""
         while True:

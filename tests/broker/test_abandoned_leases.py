@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 
+from broker.client import client as client_module
 from broker.client.abandoned_leases import AbandonedLeases
 from broker.client.client import BrokerClient
 from broker.protocol.messages import (
@@ -19,6 +23,8 @@ from broker.protocol.messages import (
 )
 from broker.transport.keys import KeyPair
 from buffer.record.episode import PolicyVersion
+from configs.errors import DeadlineError
+from tests.simulation.event_loop import VirtualLoop
 
 GRANT = LeaseReply(
     status="OK",
@@ -121,3 +127,58 @@ def test_other_replies_that_nobody_waits_for_are_passed_over() -> None:
         assert released.task_ids == []
 
     asyncio.run(story())
+
+
+class Line:
+    """Stands in for the client's connection: it takes everything, and nothing is answered."""
+
+    is_busy = False
+    """The broker answers other calls."""
+    sent_at: ClassVar[list[float]] = []
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.description = "nowhere"
+
+    @property
+    def received_at(self) -> float:
+        return time.monotonic() if self.is_busy else 0.0
+
+    async def send(self, _frame: bytes) -> None:
+        self.sent_at.append(time.monotonic())
+
+    def switch_if_silent(self, _asked_at: float, _broker_wait_s: float) -> None:
+        """There is no other."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["silent", "answers others"])
+@pytest.mark.parametrize("lease_timeout_s", [5.0, 15.0])
+def test_a_grant_whose_answer_was_lost_is_asked_for_before_it_expires(
+    monkeypatch: pytest.MonkeyPatch, is_busy: bool, lease_timeout_s: float
+) -> None:
+    """Whichever of the copies was granted, the next is at the broker in half of a lease's time."""
+
+    async def story() -> None:
+        key = KeyPair(b"p" * 40, b"s" * 40)
+        client = BrokerClient("nowhere", server_key=key.public, keys=key, run="r", incarnation="a")
+        monkeypatch.setattr(client, "_start", lambda: None)
+        client._long_poll_s, client._lease_timeout_s = 2.0, lease_timeout_s
+        with pytest.raises(DeadlineError):
+            await client.lease(LeaseRequest(1, PolicyVersion(1, 0)), deadline_s=60)
+        await client.close()
+
+    loop = VirtualLoop()
+    monkeypatch.setattr(Line, "is_busy", is_busy)
+    monkeypatch.setattr(Line, "sent_at", [])
+    monkeypatch.setattr(client_module, "Connection", Line)
+    monkeypatch.setattr(time, "monotonic", loop.time)
+    try:
+        loop.run_until_complete(story())
+    finally:
+        loop.close()
+
+    pauses = [after - before for before, after in pairwise(Line.sent_at)]
+    assert len(pauses) > 5
+    assert max(pauses) <= lease_timeout_s / 2 + 0.01

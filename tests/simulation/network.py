@@ -66,6 +66,10 @@ class Mailbox:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
+
     async def get(self) -> Any:
         while not self._waiting:
             self._reader = asyncio.get_running_loop().create_future()
@@ -95,6 +99,10 @@ class Router:
         self._network = network
         self.endpoint, self.owner = endpoint, owner
         self.inbox = Mailbox()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.inbox.is_empty
 
     async def receive(self) -> list[Frame]:
         route, frame = await self.inbox.get()
