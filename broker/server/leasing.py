@@ -36,9 +36,9 @@ LEASE_BYTES = 64  # of one lease beside them
 TICK_S = 0.1  # new work is noticed this soon
 TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis does on one core
 REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
-SHARE_AFTER_S = 0.5  # without work, before others have to share theirs
-SHARE_EVERY_S = 0.5
-SHARE_STILL_MS = 5000  # without a token: a lease that grows stays where it is
+SHARE_AFTER_S = 0.4  # without work, before others have to share theirs: it has some within a second
+SHARE_EVERY_S = 0.4
+SHARE_STILL_MS = 5000  # without a token, or at a slower pace than the slowest: what grows stays
 SLOWEST_TOKENS = 64  # in one progress_timeout_s, on average: half a token a second by default
 
 log = structlog.get_logger()
@@ -230,7 +230,7 @@ class Leasing:
     async def _share(self, peer: Peer, seq: int, request: LeaseRequest) -> None:
         """Let an actor without work have some of what one holder has beyond an even share.
 
-        Twice a second for all of them together: it looks at every lease.
+        A few times a second for all of them together: it looks at every lease.
         """
         now = time.monotonic()
         if self._is_overtaken(peer, seq) or peer.is_draining or self._is_closed(peer):
@@ -239,7 +239,11 @@ class Leasing:
             return
         self._shares_at = now + SHARE_EVERY_S
         share = operations.share(
-            peer.tag, request.version.lineage, request.n, still_ms=SHARE_STILL_MS
+            peer.tag,
+            request.version.lineage,
+            request.n,
+            still_ms=SHARE_STILL_MS,
+            token_ms=1e3 * self._settings.progress_timeout_s / SLOWEST_TOKENS,
         )
         tasks = await self._store.run(share)
         if tasks:

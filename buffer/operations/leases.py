@@ -76,8 +76,9 @@ def beat(
         progress_timeout_ms: A lease that brought no new tokens for so long is TAKEN and costs its
             task an attempt; 0 = never.
         max_attempts: Attempts without progress that make a task a dead letter.
-        max_bytes: Of a task's chunks. Where many small ones are larger together, GAP asks for all
-            tokens in one; a lease that brings more even so is TAKEN.
+        max_bytes: Of a task's chunks; where as many came with a lease, it may add twice what its
+            own tokens take. Where small ones are larger together, GAP asks for all tokens in one; a
+            lease that brings more than half of it beside what it was given is TAKEN.
         longest_ms: So is one that was granted so long ago; 0 = never.
     """
     head = (ttl_ms, MAX_CHUNKS, progress_timeout_ms, max_attempts, max_bytes, longest_ms)
@@ -147,7 +148,9 @@ def fail(
 def cut(
     leases: Sequence[tuple[int, int]], key: str = "", *, max_attempts: int
 ) -> Operation[list[str]]:
-    """Take back (task_id, fence) leases whose chunks are larger than a message, without the chunks.
+    """Take back (task_id, fence) leases that are larger than a message, without their chunks.
+
+    An attempt is charged where there were none: the task itself is too large.
 
     Args:
         leases: What could not be delivered.
@@ -214,17 +217,22 @@ def suspend(key: str, reason: str, *, is_brief: bool = False) -> Operation[list[
     return single("suspend", arguments, lambda ids: [int(task) for task in ids])
 
 
-def share(key: str, lineage: int, n: int, *, still_ms: int) -> Operation[list[int]]:
+def share(
+    key: str, lineage: int, n: int, *, still_ms: int, token_ms: float
+) -> Operation[list[int]]:
     """Take at most `n` leases from the holder that has the most, for a key that has none.
 
     Where the key's own holder has an even share, from the fullest of its other keys. Each keeps at
-    least an even share, and what has grown within `still_ms`; no attempt is charged. None for an
-    actor whose weights are of a later `lineage` than the run's, which is granted nothing.
+    least an even share, and what grows: what has had a token within `still_ms`, and has had one in
+    each `token_ms` on average. Who has twice an even share keeps nothing that it has not begun. No
+    attempt is charged. None for an actor whose weights are of a later `lineage` than the run's,
+    which is granted nothing.
 
     Returns:
         The tasks, which are ready again, with the tokens that they had.
     """
-    return single("share", (key, lineage, n, still_ms), lambda ids: [int(task) for task in ids])
+    arguments = (key, lineage, n, still_ms, token_ms)
+    return single("share", arguments, lambda ids: [int(task) for task in ids])
 
 
 def actor_seen(seen: Mapping[str, Mapping[str, str]]) -> Operation[None]:

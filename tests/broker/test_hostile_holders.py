@@ -69,7 +69,7 @@ async def honest_lease_s(here: Ring, n: int = 2) -> float:
 
 
 def test_endless_snapshots_fill_no_memory(redis_url: str, keys: Path) -> None:
-    """Of chunks of 200 kB on two leases, none is larger than an episode of this run can be."""
+    """Of chunks of 200 kB on two leases, none has twice what an episode of this run can have."""
 
     async def story() -> None:
         async with ring(redis_url, keys, max_completion_tokens=LONGEST) as here:
@@ -85,7 +85,7 @@ def test_endless_snapshots_fill_no_memory(redis_url: str, keys: Path) -> None:
                 )
                 await evil.beat(BeatRequest(lines, FIRST), deadline_s=5)
             grown = used_memory(redis_url) - before
-            assert grown < 3 * 2**18, f"Redis grew by {grown} bytes, of 72 MB that were sent"
+            assert grown < 5 * 2**18, f"Redis grew by {grown} bytes, of 72 MB that were sent"
             await evil.release(ReleaseRequest(tuple((t.task_id, t.fence) for t in leases)))
             assert await honest_lease_s(here) < LEAST_S
 
@@ -114,25 +114,28 @@ def test_a_task_that_no_message_can_carry_loses_its_tokens_and_at_last_dies(
 ) -> None:
     """Limits keep tasks from growing so large; a store of other settings may have one."""
 
-    def grow() -> None:
+    def grow(*, is_spec: bool) -> None:
         with redis.Redis.from_url(redis_url) as client:
-            prefix = run_prefix(RUN)
-            client.hset(f"{prefix}:t:0", mapping={"len": 5, "bytes": 2**21})
-            client.rpush(f"{prefix}:t:0:p", bytes(2**21))
+            task = f"{run_prefix(RUN)}:t:0"
+            if is_spec:
+                client.hset(task, "spec", bytes(2**21))
+                return
+            client.hset(task, mapping={"len": 5, "bytes": 2**21})
+            client.rpush(f"{task}:p", bytes(2**21))
 
     async def story() -> None:
         async with ring(redis_url, keys) as here:
             await begin(here.store, groups=1)
             actor = await here.actor("actor")
             leases = (await actor.lease(LeaseRequest(2, FIRST))).leases
-            for _ in range(3):
+            for turn in range(6):
                 await actor.release(ReleaseRequest(tuple((t.task_id, t.fence) for t in leases)))
-                grow()
+                grow(is_spec=turn > 2)
                 leases = (await actor.lease(LeaseRequest(2, FIRST), deadline_s=5)).leases
                 found = await here.store.run(operations.stats())
                 held = {(lease.task_id, lease.length) for lease in leases}
                 assert held <= {(0, 0), (1, 0)}, "tokens that nobody can be given stay"
-            assert found.dead == 1
+                assert found.dead == (turn == 5), "the first three are nobody's fault"
 
     asyncio.run(story())
 
@@ -411,9 +414,8 @@ def test_a_key_that_says_hello_too_often_is_put_off(redis_url: str, keys: Path) 
 
 
 def test_a_key_that_holds_all_work_shares_it_with_one_that_has_none(
-    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, keys: Path
 ) -> None:
-    monkeypatch.setattr("broker.server.leasing.SHARE_STILL_MS", 200)
     add(keys, "hostile", Role.ACTOR)
 
     async def story() -> None:

@@ -92,7 +92,7 @@ def _act(broker: Store) -> None:
     (task,) = broker.run(operations.lease("b", ttl_ms=60_000, n=1, version=(1, 0), key="k")).tasks
     broker.run(operations.cut([(task.task_id, task.fence)], max_attempts=2))
     broker.run(operations.shrink(1))
-    broker.run(operations.share("other", 1, 1, still_ms=0))
+    broker.run(operations.share("other", 1, 1, still_ms=0, token_ms=1))
     broker.run(operations.suspend("k", "why"))
     broker.run(operations.closed())
     for look in (operations.stats(), operations.memory(), operations.publication()):

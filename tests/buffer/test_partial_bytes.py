@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from buffer import operations
-from buffer.operations.values import BeatLine, LeasedTask
+from buffer.operations.values import NEWEST, BeatLine, LeasedTask
 from tests.buffer.support.run_in_store import TTL_MS, RunInStore
 
 MAX_BYTES = 100
@@ -59,7 +59,7 @@ def test_more_bytes_than_an_episode_can_have_end_the_lease(run: RunInStore) -> N
 
     again = run.lease(1)[0]
     assert (again.task_id, again.length) == (task.task_id, 3), "what is possible stays"
-    assert beat(run, again, 0, 9, 111) == ("TAKEN", 3)
+    assert beat(run, again, 0, 4, 115) == ("TAKEN", 3)
     assert stored(run, task) == (60, 60)
     assert run.stats().dead == 1
 
@@ -85,16 +85,45 @@ def test_bytes_that_came_with_a_lease_are_not_charged_to_whoever_resumes_it(
 
     task = run.lease(1)[0]
     assert (task.task_id, task.length) == (padded.task_id, 1)
-    assert beat(run, task, 1, 1, 10) == ("GAP", 0)
-    assert beat(run, task, 0, 2, 105) == ("STALE", 0)
+    assert beat(run, task, 1, 1, 19) == ("GAP", 0), "its own token takes no more than 18"
+    assert beat(run, task, 0, 2, 114) == ("GAP", 0), "nor where all are sent"
+    assert stored(run, task) == (95, 95)
+    assert beat(run, task, 1, 1, 18) == ("OK", 2)
+    assert beat(run, task, 0, 3, 131) == ("OK", 3)
 
-    assert beat(run, task, 0, 2, 105) == ("STALE", 0), "the lease is over"
+    assert stored(run, task) == (131, 131)
     assert _charges(run, task) == (None, None, None)
-    assert stored(run, task) == (0, 0)
-    anew = run.lease(1)[0]
-    assert (anew.task_id, anew.length) == (task.task_id, 0)
-    assert beat(run, anew, 0, 2, 101) == ("TAKEN", 0), "it was given nothing"
-    assert _charges(run, task)[0] == b"1"
+
+
+def test_however_often_a_task_is_padded_its_bytes_are_bounded_by_its_tokens(
+    run: RunInStore,
+) -> None:
+    task = _filled_and_given_back(run, 100)
+    for tokens in range(2, 12):
+        task = run.lease(1)[0]
+        most = min(200, 100 + 18 * (tokens - 1))
+        assert beat(run, task, 0, tokens, most + 1) == ("GAP", 0)
+        assert beat(run, task, 0, tokens, most) == ("OK", tokens)
+        run.store.run(operations.release([(task.task_id, task.fence)]))
+
+    assert stored(run, task) == (200, 200)
+
+
+def test_an_episode_that_begins_again_was_given_nothing(run: RunInStore) -> None:
+    _filled_and_given_back(run, 95)
+
+    def store(offset: int, tokens: int, size: int) -> tuple[str, int]:
+        fence = task.fence
+        line = BeatLine(task.task_id, fence, offset, tokens, b"x" * size, "", NEWEST, fence, fence)
+        call = operations.beat(ttl_ms=TTL_MS, lines=[line], max_bytes=MAX_BYTES, max_attempts=2)
+        return run.store.run(call)[0]
+
+    task = run.lease(1)[0]
+    assert store(0, 1, 101) == ("TAKEN", 1)
+    task = run.lease(1)[0]
+    assert store(0, 1, 90) == ("OK", 1)
+    assert store(1, 1, 20) == ("GAP", 0), "90 of its bytes are its own"
+    assert store(0, 2, 101) == ("TAKEN", 1)
 
 
 def test_who_adds_more_than_an_episode_has_is_charged_whatever_came_with_the_lease(
@@ -119,10 +148,11 @@ def test_what_came_with_a_lease_counts_even_where_it_was_given_back_for_memory(
     assert beat(run, task, 1, 1, 10) == ("GAP", 0)
     before = _charges(run, task)
 
-    assert beat(run, task, 0, 2, 105) == ("STALE", 0)
+    assert beat(run, task, 0, 2, 114) == ("GAP", 0)
+    assert beat(run, task, 0, 2, 113) == ("OK", 2)
 
     assert _charges(run, task) == before
-    assert run.stats().leased == 3
+    assert run.stats().leased == 4
 
 
 def test_a_lease_that_lasts_too_long_is_over_however_often_it_brings_a_token(
@@ -145,21 +175,25 @@ def test_a_lease_that_lasts_too_long_is_over_however_often_it_brings_a_token(
     assert run.stats().ready == 1
 
 
-def test_an_undeliverable_task_is_cut_and_charged(run: RunInStore) -> None:
+def test_what_cannot_be_delivered_goes_and_a_task_too_large_without_it_is_charged(
+    run: RunInStore,
+) -> None:
     run.create(1)
     task = run.lease()[0]
     beat(run, task, 0, 3, 60)
-    (other,) = [t for t in run.lease() if t.task_id == task.task_id] or [task]
 
-    call = operations.cut([(other.task_id, other.fence)], max_attempts=2)
-    assert run.store.run(call) == ["OK"]
+    def cut(fence: int) -> list[str]:
+        return run.store.run(operations.cut([(task.task_id, fence)], max_attempts=2))
+
+    assert cut(task.fence) == ["OK"]
     assert stored(run, task) == (0, 0)
-    again = run.lease(1)[0]
-    assert (again.task_id, again.length) == (task.task_id, 0)
-
-    assert run.store.run(operations.cut([(task.task_id, task.fence)], max_attempts=2)) == ["STALE"]
-    assert run.store.run(operations.cut([(task.task_id, again.fence)], max_attempts=2)) == ["OK"]
-    assert run.stats().dead == 1
+    assert _charges(run, task) == (None, None, None), "whoever resumes it has not made it"
+    for attempt in (1, 2):
+        again = run.lease(1)[0]
+        assert (again.task_id, again.length) == (task.task_id, 0)
+        assert cut(task.fence) == ["STALE"]
+        assert cut(again.fence) == ["OK"]
+        assert run.stats().dead == attempt - 1
 
 
 def test_waiting_tasks_give_their_chunks_back_largest_first(run: RunInStore) -> None:

@@ -24,7 +24,7 @@ def test_the_largest_holder_gives_its_newest_leases_down_to_an_even_share(run: R
     run.create(3)
     first, second, small = lease(run, "a", 4), lease(run, "a", 4), lease(run, "b", 4)
 
-    given = run.store.run(operations.share("c", 1, 100, still_ms=0))
+    given = run.store.run(operations.share("c", 1, 100, still_ms=0, token_ms=1))
 
     assert given == [task.task_id for task in reversed(second)], "8 of 12 over three keys: 4 each"
     assert run.submit(second, "a") == ["STALE"] * 4
@@ -41,24 +41,71 @@ def test_who_holds_a_lease_takes_none_from_others_and_nobody_takes_an_even_share
     lease(run, "a", 3)
     lease(run, "b", 1)
 
-    assert run.store.run(operations.share("b", 1, 100, still_ms=0)) == []
-    assert len(run.store.run(operations.share("c", 1, 2, still_ms=0))) == 2
+    assert run.store.run(operations.share("b", 1, 100, still_ms=0, token_ms=1)) == []
+    assert len(run.store.run(operations.share("c", 1, 2, still_ms=0, token_ms=1))) == 2
     assert len(lease(run, "c")) == 2
-    assert run.store.run(operations.share("d", 1, 100, still_ms=0)) == [4, 3], (
+    assert run.store.run(operations.share("d", 1, 100, still_ms=0, token_ms=1)) == [4, 3], (
         "8 over four keys: 2 each"
     )
     assert len(lease(run, "d")) == 2
-    assert run.store.run(operations.share("e", 1, 100, still_ms=0)) == [2], "3 over 2"
+    assert run.store.run(operations.share("e", 1, 100, still_ms=0, token_ms=1)) == [2], "3 over 2"
     assert len(lease(run, "e")) == 1
-    assert run.store.run(operations.share("f", 1, 100, still_ms=0)) == []
+    assert run.store.run(operations.share("f", 1, 100, still_ms=0, token_ms=1)) == []
 
 
-def test_what_grows_or_was_just_leased_stays_where_it_is(run: RunInStore) -> None:
+def test_what_grows_stays_where_it_is(run: RunInStore) -> None:
     run.create(1)
-    lease(run, "a")
+    for task in lease(run, "a"):
+        assert run.beat(task, 0, 1, key="a") == ("OK", 1)
 
-    assert run.store.run(operations.share("b", 1, 100, still_ms=60_000)) == []
-    assert len(run.store.run(operations.share("b", 1, 100, still_ms=0))) == 2
+    assert run.store.run(operations.share("b", 1, 100, still_ms=60_000, token_ms=1)) == []
+    assert len(run.store.run(operations.share("b", 1, 100, still_ms=0, token_ms=1))) == 2
+
+
+def test_who_has_twice_an_even_share_gives_what_it_has_not_begun_at_once(run: RunInStore) -> None:
+    run.create(3)
+    held = lease(run, "a", 8)
+    begun = held[-1]
+    run.beat(begun, 0, 1, key="a")
+    share = operations.share("c", 1, 100, still_ms=60_000, token_ms=1)
+
+    given = run.store.run(share)
+
+    assert given == [task.task_id for task in reversed(held[3:7])], "4 of 8, and nothing begun"
+    assert run.beat(begun, 1, 1, key="a") == ("OK", 2)
+    lease(run, "b", 4)
+    assert run.store.run(share) == [], "8 over 3 keys: 4 is not twice as many as 3"
+
+
+def test_what_others_had_made_before_is_not_begun(run: RunInStore) -> None:
+    run.create(1)
+    for task in lease(run, "a"):
+        run.beat(task, 0, 3, key="a")
+    run.store.run(operations.suspend("a", "why"))
+    resumed = lease(run, "b")
+    assert [task.length for task in resumed] == [3] * 4
+    run.beat(resumed[0], 3, 1, key="b")
+    run.beat(resumed[1], 3, 1, key="b")
+
+    given = run.store.run(operations.share("c", 1, 100, still_ms=60_000, token_ms=1))
+
+    assert given == [task.task_id for task in reversed(resumed[2:])]
+
+
+def test_a_token_now_and_then_keeps_nothing_that_another_could_have(run: RunInStore) -> None:
+    run.create(1)
+    tasks = lease(run, "a")
+    ages = {task.task_id: 10 if task in tasks[:2] else 4 for task in tasks}
+    for task in tasks:
+        run.beat(task, 0, 3, key="a")
+        older = task.fence - 1_000_000 * ages[task.task_id]
+        run.redis.hset(f"{run.prefix}:t:{task.task_id}", "fence", older)
+
+    def given(token_ms: float) -> list[int]:
+        return run.store.run(operations.share("b", 1, 100, still_ms=5000, token_ms=token_ms))
+
+    assert given(4000) == []
+    assert given(2000) == [tasks[1].task_id, tasks[0].task_id], "3 in 10 s, where there is 2 s each"
 
 
 def test_a_fence_is_worth_nothing_to_another_key(run: RunInStore) -> None:
@@ -81,7 +128,7 @@ def test_a_fence_is_worth_nothing_to_another_key(run: RunInStore) -> None:
 def test_the_fence_of_a_lease_that_was_taken_away_cannot_be_guessed(run: RunInStore) -> None:
     run.create(1)
     tasks = lease(run, "a")
-    shared = run.store.run(operations.share("b", 1, 100, still_ms=0))
+    shared = run.store.run(operations.share("b", 1, 100, still_ms=0, token_ms=1))
     suspended = run.store.run(operations.suspend("a", "why"))
     assert sorted(shared + suspended) == [task.task_id for task in tasks]
 
@@ -95,14 +142,14 @@ def test_an_actor_that_is_granted_nothing_takes_nothing_from_others(run: RunInSt
     run.create(1)
     tasks = lease(run, "a")
 
-    assert run.store.run(operations.share("b", run.lineage + 1, 100, still_ms=0)) == []
+    assert run.store.run(operations.share("b", run.lineage + 1, 100, still_ms=0, token_ms=1)) == []
     assert run.submit(tasks, "a") == ["OK"] * 4
 
 
 def test_a_lone_key_shares_half_and_an_only_lease_is_nobody_elses(run: RunInStore) -> None:
     run.create(1)
     (task, *_) = lease(run, "a")
-    assert len(run.store.run(operations.share("b", 1, 100, still_ms=0))) == 2
+    assert len(run.store.run(operations.share("b", 1, 100, still_ms=0, token_ms=1))) == 2
     run.submit([t for t in lease(run, "a") if t.task_id != task.task_id], "a")
 
 
@@ -112,7 +159,7 @@ def test_keys_of_one_enrolment_share_as_one_holder_and_among_themselves(run: Run
         lease(run, name, 4)
 
     def gets(name: str, n: int = 100) -> int:
-        given = run.store.run(operations.share(name, run.lineage, n, still_ms=0))
+        given = run.store.run(operations.share(name, run.lineage, n, still_ms=0, token_ms=1))
         assert {task.task_id for task in lease(run, name)} == set(given)
         return len(given)
 

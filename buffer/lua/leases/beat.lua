@@ -8,9 +8,9 @@
 -- under this lease, and none of those stored. TAKEN: the lease is over and its task was charged, because it brought
 -- more bytes than one episode can have, or tokens of earlier leases than those stored, which nobody could go on with,
 -- stood still, or lasted too long; what it stored stays. TAKEN without a
--- charge: its tokens are older than the lease allows, and nothing of them is stored. STALE, and
--- charged to nobody: all bytes are too many, those that its holder added are not. The task begins anew. Nothing stood
--- still or lasted too long while no broker reaped: the server was stopped or cut off, or its clock jumped.
+-- charge: its tokens are older than the lease allows, and nothing of them is stored. GAP 0: all tokens are wanted
+-- in one chunk, or with more of its holder's own. Nothing stood still or lasted too long while no broker reaped: the
+-- server was stopped or cut off, or its clock jumped.
 local now, max_chunks, timeout = now_ms(), tonumber(ARGV[2]), tonumber(ARGV[3])
 local max_bytes, longest = tonumber(ARGV[5]), tonumber(ARGV[6])
 local deadline, answer = now + tonumber(ARGV[1]), {}
@@ -18,8 +18,9 @@ local meta = call('HMGET', META, 'grace_until', 'reaped_at', 'ttl')
 local grace_until, gap = tonumber(meta[1] or '0'), now - tonumber(meta[2] or now)
 local is_watched = gap >= 0 and gap <= tonumber(meta[3] or '0') / 2
 
-local function store(id, chunk, length, bytes, last_fence, replaces)
+local function store(id, chunk, length, bytes, last_fence, replaces, begins_anew)
   local chunks = chunks_key(id)
+  if begins_anew then call('HSET', task_key(id), 'given', '0', 'from', '0') end
   call('HSET', task_key(id), 'len', whole(length), 'progress', whole(now), 'bytes', whole(bytes),
     'lastfence', last_fence)
   if replaces then call('UNLINK', chunks) end
@@ -38,11 +39,17 @@ local function is_overdue(fence, progress, grows)
   if exceeds(fence / 1000, longest) then return 'too slow' end -- a fence is a time in microseconds
 end
 
--- Whether it is what came with the lease that makes a whole completion too large, and not what its holder added. Half
--- of the limit is what the longest takes. The field `given` outlives chunks that were dropped for memory: whoever
--- resumed them has them still, and sends them again.
-local function came_too_large(id, bytes)
-  return bytes - tonumber(call('HGET', task_key(id), 'given') or '0') <= max_bytes / 2
+-- The bytes that a task may have now, and whether one that is sent whole has more than any holder of a possible episode
+-- can have added. What came with the lease is not its holder's doing: it may add twice what its own tokens take, and
+-- never adds half of the limit, which is what the longest episode takes. `given` and `from` outlive chunks that were
+-- dropped for memory: whoever resumed them has them still, and sends them again.
+local BYTES_OF_A_TOKEN = 9
+local function allowance(id, bytes, length, begins_anew)
+  if bytes <= max_bytes or begins_anew then return max_bytes, true end
+  local task = call('HMGET', task_key(id), 'given', 'from')
+  local given, own = tonumber(task[1] or '0'), length - tonumber(task[2] or '0')
+  local most = math.min(given + 2 * BYTES_OF_A_TOKEN * own, 2 * max_bytes)
+  return math.max(most, max_bytes), bytes - given > max_bytes / 2
 end
 
 local next_chunk, line = 8, '(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ([^\n]*)'
@@ -52,20 +59,20 @@ for id, fence, offset, tokens, oldest, first_fence, last_fence, key in string.gm
   if tokens > 0 then chunk, next_chunk = ARGV[next_chunk], next_chunk + 1 end
   local verdict, state, length, progress, bytes, least, stored_fence = judge(id, fence, key)
   if verdict == 'OK' then
-    local begins_again = tokens > 0 and first_fence == fence and stored_fence < tonumber(fence)
-    local replaces = offset == 0 and length > 0 and (tokens > length or begins_again)
+    local is_whole = offset == 0 and length > 0 and tokens > 0
+    local begins_anew = is_whole and first_fence == fence and stored_fence < tonumber(fence)
+    local replaces = begins_anew or (is_whole and tokens > length)
     local grows = tokens > 0 and (offset == length or replaces)
-    local why = is_overdue(fence, progress, grows)
+    local why, most = is_overdue(fence, progress, grows), nil
     if grows then
       bytes = #chunk + (replaces and 0 or bytes)
       if length > 0 and not replaces and tonumber(first_fence) < stored_fence then why = 'tokens out of order' end
-      if bytes > max_bytes and (offset == 0 or #chunk > max_bytes) then why = 'too many bytes' end
+      local is_too_large
+      most, is_too_large = allowance(id, bytes, offset + tokens, begins_anew)
+      if offset > 0 then is_too_large = #chunk > max_bytes end
+      if bytes > most and is_too_large then why = 'too many bytes' end
     end
-    if why == 'too many bytes' and offset == 0 and came_too_large(id, bytes) then
-      verdict, length = 'STALE', 0
-      cut(id)
-      return_uncharged(id, state)
-    elseif grows and tonumber(oldest) < least then
+    if grows and tonumber(oldest) < least then
       verdict = 'TAKEN'
       return_uncharged(id, state)
     elseif why then
@@ -77,9 +84,9 @@ for id, fence, offset, tokens, oldest, first_fence, last_fence, key in string.gm
         call('HSET', task_key(id), 'st', 'L')
       end
       call('ZADD', lease_key(id), whole(deadline), id)
-      if grows and bytes <= max_bytes then
+      if grows and bytes <= most then
         length = offset + tokens
-        store(id, chunk, length, bytes, last_fence, replaces)
+        store(id, chunk, length, bytes, last_fence, replaces, begins_anew)
       elseif grows then
         verdict, length = 'GAP', 0 -- all its tokens in one chunk are smaller than in many
       elseif tokens > 0 and offset + tokens > length then

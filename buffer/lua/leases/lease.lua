@@ -135,7 +135,7 @@ local function grant(id)
   local task = call('HMGET', key, 'spec', 'len', 'bytes', 'oldest')
   local oldest = task[2] and math.min(weights, tonumber(task[4] or '0')) or weights
   call('HSET', key, 'st', 'L', 'fence', fence, 'progress', since, 'inc', ARGV[1], 'key', ARGV[6],
-    'given', task[3] or '0', 'oldest', whole(oldest))
+    'given', task[3] or '0', 'from', task[2] or '0', 'oldest', whole(oldest))
   local chunks = task[2] and call('LRANGE', chunks_key(id), 0, -1) or {}
   return { id, task[1], tonumber(task[2] or '0'), chunks }
 end

@@ -1,17 +1,19 @@
 --- @include keys, tasks
--- ARGV: tag of a key that holds nothing, lineage of its actor's weights, most leases, ms.  -> ids that are ready for it
+-- ARGV: tag of a key that holds nothing, lineage of its actor's weights, most leases, ms, ms of a token.  -> ids that
+-- are ready for it
 -- Work that is all in other hands: the holder with the most leases gives some back, the newest first, down to an even
--- share; if the key's own holder has as much, the fullest of its other keys does. Only those go that have stood still
--- for so long: what grows is worked on, and nobody would be sooner. Holders are counted by what they hold now; nothing
--- is kept that could drift.
+-- share; if the key's own holder has as much, the fullest of its other keys does. What grows is worked on, and nobody
+-- would be sooner: only those go that have had no token for so long, or since they are as old fewer than their time has
+-- room for; and of a holder that has twice an even share those that it has not begun. Holders are counted by what they
+-- hold now; nothing is kept that could drift.
 local meta, now, found = call('HMGET', META, 'state', 'paused', 'lineage'), now_ms(), {}
 if meta[1] ~= 'RUNNING' or meta[2] or tonumber(ARGV[2]) > tonumber(meta[3]) then return {} end -- nothing is granted
 for _, id in ipairs(call('ZRANGE', LEASES, 0, -1)) do
-  local task = call('HMGET', task_key(id), 'key', 'fence', 'progress')
-  local key = task[1] or ''
+  local task = call('HMGET', task_key(id), 'key', 'fence', 'progress', 'len', 'from')
+  local key, fence = task[1] or '', tonumber(task[2] or '0')
   if key == ARGV[1] then return {} end
-  local is_still = now - tonumber(task[3] or now) >= tonumber(ARGV[4])
-  found[#found + 1] = { id = id, key = key, fence = tonumber(task[2] or '0'), is_still = is_still }
+  found[#found + 1] = { id = id, key = key, fence = fence, idle = now - tonumber(task[3] or now),
+    made = tonumber(task[4] or '0') - tonumber(task[5] or '0'), age = now - fence / 1000 }
 end
 
 -- The leases of whoever has the most of these, those of whoever asks, and an even share.
@@ -34,10 +36,17 @@ if #mine >= fair then largest, mine, fair = divide(mine, function(key) return ke
 table.sort(largest, function(a, b)
   return a.fence > b.fence or (a.fence == b.fence and tonumber(a.id) > tonumber(b.id))
 end)
+
+local still, has_far_more = tonumber(ARGV[4]), #largest >= 2 * fair
+local function may_go(lease)
+  if has_far_more and lease.made == 0 then return true end
+  return lease.idle >= still or (lease.age >= still and lease.made * tonumber(ARGV[5]) < lease.age)
+end
+
 local given, most = {}, math.min(#largest - fair, fair - #mine, tonumber(ARGV[3]))
 for _, lease in ipairs(largest) do
   if #given >= most then break end
-  if lease.is_still then
+  if may_go(lease) then
     call('HDEL', task_key(lease.id), 'fence')
     give_back(lease.id)
     given[#given + 1] = lease.id

@@ -6,9 +6,8 @@ word, as one that was cut off. A row has the store's memory before it and some t
 soon an actor that comes then has its first lease, how many batches were taken meanwhile, which
 tasks were lost (dead or dropped) and how many the attacker had ever been leased.
 
-Ends with 1 if a row is beyond its bounds: memory at most 5 % more, a lease within a second (of one
-who hoards, when its leases have stood still for five), batches go on, no task died, and no more is
-lost than was leased to the attacker.
+Ends with 1 if a row is beyond its bounds: memory at most 5 % more, a lease within a second, batches
+go on, no task died, and no more is lost than was leased to the attacker.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import structlog
 
 from benchmarks.delivery.records import NEWEST
 from broker.protocol.messages import LeaseRequest
-from broker.server.leasing import SHARE_AFTER_S, SHARE_EVERY_S, SHARE_STILL_MS
 from configs.errors import NyalaError
 from tests.broker.attacks.kinds import ATTACKS, Attack
 from tests.broker.attacks.scene import Scene, scene
@@ -35,8 +33,6 @@ from tests.broker.attacks.scene import Scene, scene
 SETTLE_S = 4.0
 SAMPLES = 10
 MOST_MEMORY, MOST_LEASE_S = 1.05, 1.0
-SHARED_S = SHARE_AFTER_S + SHARE_EVERY_S + SHARE_STILL_MS / 1000
-"""Until leases that stand still are shared with one that has none: longer than all other waits."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ class Row:
         """Whether the ring is as it was."""
         return (
             self.after_kib <= MOST_MEMORY * self.before_kib
-            and self.lease_s <= (SHARED_S if self.name == "hoard" else MOST_LEASE_S)
+            and self.lease_s <= MOST_LEASE_S
             and self.batches > 0
             and self.dead == 0
             and self.lost <= self.granted

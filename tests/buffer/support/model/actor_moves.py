@@ -80,8 +80,10 @@ def pad(h: Modelled) -> None:
     )
     lease(h)
     length, fence, key = task.length or 0, task.fence or 0, task.key or ""
-    whole = BeatLine(i, fence, 0, length + 1, b"x" * h.rng.choice([91, 120, 130]), key)
-    _beat(h, [whole], limits | {"max_bytes": 90})
+    tokens, size = h.rng.choice([1, 1, 5]), h.rng.choice([58, 91, 120, 130])
+    whole = BeatLine(i, fence, 0, length + tokens, b"x" * size, key)
+    tail = BeatLine(i, fence, length, tokens, b"x" * size, key)
+    _beat(h, [h.rng.choice([whole, tail])], limits | {"max_bytes": h.rng.choice([90, 60])})
 
 
 def _beat(h: Modelled, lines: list[BeatLine], limits: dict[str, int]) -> None:
@@ -113,8 +115,9 @@ def share(h: Modelled) -> None:
     key, n = h.rng.choice(["", "fleet~ann", "fleet~nobody", "nobody"]), h.rng.randint(1, 4)
     still_ms = h.rng.choice([0, 0, 100, 1000])
     lineage = max(0, h.model.lineage + h.rng.choice([0, 0, 0, -1, 1]))
-    call = operations.share(key, lineage, n, still_ms=still_ms)
-    h.same(call, lambda: leases.share(h.model, key, lineage, n, still_ms))
+    limits = {"still_ms": still_ms, "token_ms": h.rng.choice([0, 0, 50, 1000])}
+    call = operations.share(key, lineage, n, **limits)
+    h.same(call, lambda: leases.share(h.model, key, lineage, n, **limits))
 
 
 def shrink(h: Modelled) -> None:

@@ -146,6 +146,7 @@ def _fields(task: Task) -> dict[str, object]:
         "len": task.length,
         "bytes": task.num_bytes,
         "given": task.num_bytes_given,
+        "from": task.length_given,
         "lastfence": task.last_fence,
         "oldest": None if task.oldest is None else task.oldest[0] * 2**32 + task.oldest[1],
         "progress": task.progress_ms,

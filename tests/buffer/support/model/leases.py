@@ -45,6 +45,7 @@ def lease(
         model.lease_ms = ttl_ms
     for i in resumed:
         model.tasks[i].num_bytes_given = model.tasks[i].num_bytes or 0
+        model.tasks[i].length_given = model.tasks[i].length or 0
     for i in resumed + begun:
         task = model.tasks[i]
         task.oldest = version if task.length is None else min(version, task.oldest or (0, 0))
@@ -159,13 +160,10 @@ def beat(
         why = "no progress" if stood_still else "too slow" if lasted else None
         is_late = line.first_fence < (task.last_fence or 0)
         why = "tokens out of order" if grows and length and not replaces and is_late else why
-        is_whole = line.offset == 0 or len(line.chunk) > max_bytes
-        why = "too many bytes" if grows and num_bytes > max_bytes and is_whole else why
-        if why == "too many bytes" and _came_too_large(task, line, max_bytes):
-            verdict, length = "STALE", 0
-            model.cut(line.task_id)
-            _return_uncharged(model, line.task_id)
-        elif grows and _is_too_old(task, line.oldest):
+        most = _most_bytes(task, line, max_bytes)
+        is_impossible = _is_impossible(task, line, max_bytes)
+        why = "too many bytes" if grows and num_bytes > most and is_impossible else why
+        if grows and _is_too_old(task, line.oldest):
             verdict = "TAKEN"
             _return_uncharged(model, line.task_id)
         elif why is not None:
@@ -173,7 +171,7 @@ def beat(
             model.take_away(line.task_id, max_attempts, why)
         else:
             task.state, task.deadline_ms = "L", model.now_ms + ttl_ms
-            if grows and num_bytes <= max_bytes:
+            if grows and num_bytes <= most:
                 length = _append(model, task, line, num_bytes, replaces=replaces)
             elif grows:
                 verdict, length = "GAP", 0  # all tokens in one chunk are smaller than in many
@@ -183,17 +181,31 @@ def beat(
     return answers
 
 
+def _begins_anew(task: Task, line: BeatLine) -> bool:
+    """Tokens of an episode that its holder has begun again take the place of all others."""
+    is_whole = line.offset == 0 < (task.length or 0) and line.num_tokens > 0
+    return is_whole and line.first_fence == line.fence > (task.last_fence or 0)
+
+
 def _replaces(task: Task, line: BeatLine) -> bool:
-    """All tokens at once, or those of an episode that its holder has begun again."""
-    is_anew = line.first_fence == line.fence > (task.last_fence or 0) and line.num_tokens > 0
-    length = task.length or 0
-    return line.offset == 0 < length and (line.num_tokens > length or is_anew)
+    """So do all tokens at once."""
+    return _begins_anew(task, line) or line.offset == 0 < (task.length or 0) < line.num_tokens
 
 
-def _came_too_large(task: Task, line: BeatLine, max_bytes: int) -> bool:
-    """Half of the limit is the longest completion: no holder of a possible one adds more."""
+def _most_bytes(task: Task, line: BeatLine, max_bytes: int) -> int:
+    """What came with a lease is not its holder's doing, who may add twice what its tokens take."""
+    if _begins_anew(task, line):
+        return max_bytes
+    own = line.offset + line.num_tokens - (task.length_given or 0)
+    return max(max_bytes, min(2 * max_bytes, (task.num_bytes_given or 0) + 18 * own))
+
+
+def _is_impossible(task: Task, line: BeatLine, max_bytes: int) -> bool:
+    """Whether no holder of a possible episode adds as much, which is half of the limit."""
+    if line.offset > 0:
+        return len(line.chunk) > max_bytes
     added = len(line.chunk) - (task.num_bytes_given or 0)
-    return line.offset == 0 and added <= max_bytes / 2
+    return _begins_anew(task, line) or added > max_bytes / 2
 
 
 def _is_too_old(task: Task, oldest: int) -> bool:
@@ -211,6 +223,8 @@ def _is_over(model: Model, since_ms: float, limit_ms: int) -> bool:
 
 
 def _append(model: Model, task: Task, line: BeatLine, num_bytes: int, *, replaces: bool) -> int:
+    if _begins_anew(task, line):
+        task.num_bytes_given = task.length_given = 0
     task.length, task.progress_ms = line.offset + line.num_tokens, model.now_ms
     task.num_bytes, task.last_fence = num_bytes, line.last_fence
     task.chunks = [line.chunk] if replaces else [*task.chunks, line.chunk]
@@ -220,12 +234,14 @@ def _append(model: Model, task: Task, line: BeatLine, num_bytes: int, *, replace
 
 
 def cut(model: Model, rows: Sequence[tuple[int, int]], key: str, *, max_attempts: int) -> list[str]:
-    """What could not be delivered begins anew, and is charged."""
+    """What could not be delivered begins anew; a task that is too large without it is charged."""
     verdicts = []
     for i, fence in rows:
         verdicts.append(model.judge(i, fence, key))
-        if verdicts[-1] == "OK":
+        if verdicts[-1] == "OK" and model.tasks[i].length:
             model.cut(i)
+            _return_uncharged(model, i)
+        elif verdicts[-1] == "OK":
             model.take_away(i, max_attempts, "too large to deliver")
     return verdicts
 
@@ -359,7 +375,9 @@ def suspend(model: Model, key: str, reason: str, *, is_brief: bool) -> list[int]
     return held
 
 
-def share(model: Model, key: str, lineage: int, n: int, still_ms: int) -> list[int]:
+def share(
+    model: Model, key: str, lineage: int, n: int, *, still_ms: int, token_ms: float
+) -> list[int]:
     """The largest holder, or key of one's own, gives still leases back down to an even share."""
     if model.state != "RUNNING" or model.paused is not None or lineage > model.lineage:
         return []
@@ -375,15 +393,28 @@ def share(model: Model, key: str, lineage: int, n: int, still_ms: int) -> list[i
     hog = min(held, key=lambda tag: (-held[tag], tag), default="")
     largest = [i for i, other in owners.items() if other == hog]
     largest.sort(key=lambda i: (-(model.tasks[i].fence or 0), -i))
-    still = [
+    may_go = [
         i
         for i in largest
-        if model.now_ms - (model.tasks[i].progress_ms or model.now_ms) >= still_ms
+        if _is_still(model, model.tasks[i], still_ms, token_ms)
+        or (len(largest) >= 2 * fair and _num_made(model.tasks[i]) == 0)
     ]
-    given = still[: max(0, min(len(largest) - fair, fair - held[owner], n))]
+    given = may_go[: max(0, min(len(largest) - fair, fair - held[owner], n))]
     for i in given:
         _return_uncharged(model, i)
     return given
+
+
+def _num_made(task: Task) -> int:
+    """Tokens since it was leased."""
+    return (task.length or 0) - (task.length_given or 0)
+
+
+def _is_still(model: Model, task: Task, still_ms: int, token_ms: float) -> bool:
+    """Without a token for so long, or for as long with fewer than one in each of its times."""
+    age_ms = model.now_ms - (task.fence or 0) / 1000
+    is_slow = age_ms >= still_ms and _num_made(task) * token_ms < age_ms
+    return is_slow or model.now_ms - (task.progress_ms or model.now_ms) >= still_ms
 
 
 def _even_share(owners: dict[int, str], asker: str) -> int:

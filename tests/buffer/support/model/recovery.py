@@ -186,6 +186,7 @@ def _requeue(model: Model, i: int) -> str:
             chunks=old.chunks,
             num_bytes=old.num_bytes,
             num_bytes_given=old.num_bytes_given,
+            length_given=old.length_given,
             last_fence=old.last_fence,
             oldest=old.oldest,
             progress_ms=old.progress_ms,

@@ -64,6 +64,8 @@ class Task:
     """That it has tokens of."""
     num_bytes_given: int | None = None
     """Of its chunks when it was leased last; None if that began its unit."""
+    length_given: int | None = None
+    """Of its tokens then."""
     oldest: tuple[int, int] | None = None
     """Version of its tokens at least."""
     progress_ms: int | None = None
