@@ -3,11 +3,14 @@
 A store that was rewound or wiped may lack the last ones, and a new learner must not begin one of
 them again: its actors would have seen other weights under the same versions. Each life writes its
 own before it publishes anything, so a learner that finds a later one there has been replaced.
+The second line of the file is a checksum of the first: a digit that a disk has changed would
+otherwise be another lineage.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -28,7 +31,10 @@ def read_lineages(folder: Path) -> dict[int, int]:
     """
     file = folder / LINEAGES
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[int, int])
+        text, _, checksum = file.read_bytes().partition(b"\n")
+        if checksum not in (b"", _checksum(text)):  # an earlier release wrote none
+            raise msgspec.DecodeError("another checksum than that of its content")
+        return msgspec.json.decode(text, type=dict[int, int])
     except FileNotFoundError:
         return {}
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -40,7 +46,8 @@ def read_lineages(folder: Path) -> dict[int, int]:
 
 def write_lineages(folder: Path, lineages: Mapping[int, int]) -> None:
     """Replace the file in a run's folder; it is durable when this returns."""
-    durable.replace_file(folder / LINEAGES, json.dumps(lineages))
+    text = json.dumps(lineages).encode()
+    durable.replace_file(folder / LINEAGES, text + b"\n" + _checksum(text))
 
 
 def refuse_if_taken_over(run_folder: Path, lineage: int) -> None:
@@ -55,3 +62,7 @@ def refuse_if_taken_over(run_folder: Path, lineage: int) -> None:
                 f"a checkpoint must be of the newest lineage, {newest}, got one of {lineage}; "
                 "another learner has taken the run over, and this one must stop"
             )
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)

@@ -18,7 +18,7 @@ from configs import durable
 from configs.errors import CheckpointError
 from learner.checkpointing import checkpoint
 from learner.checkpointing.checkpoint import LearnerState
-from learner.checkpointing.lineages import read_lineages, write_lineages
+from learner.checkpointing.lineages import LINEAGES, read_lineages, write_lineages
 from learner.reporting.metrics import Totals
 from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
 from tests.simulation.disk import FaultyDisk, PowerLossError
@@ -156,6 +156,23 @@ def test_a_bit_that_rots_is_noticed_wherever_it_is(machine: Machine) -> None:
 
         assert machine.step_on_disk() == machine.committed - 1, "a rotten checkpoint was trusted"
         machine.committed -= 1  # as the learner reports: RESUMING BEFORE THE LAST COMMIT
+
+
+def test_a_bit_that_rots_in_the_lineages_makes_no_other_lineage(machine: Machine) -> None:
+    machine.live()
+    machine.live()
+    file, known = machine.folder / LINEAGES, read_lineages(machine.folder)
+    content = file.read_bytes()
+    for place in range(8 * len(content)):
+        rotten = bytearray(content)
+        rotten[place // 8] ^= 1 << place % 8
+        file.write_bytes(rotten)
+        try:
+            assert read_lineages(machine.folder) == known, f"bit {place} is believed"
+        except CheckpointError:
+            continue
+    file.write_text('{"1": 0}')
+    assert read_lineages(machine.folder) == {1: 0}, "as an earlier release wrote it"
 
 
 def _lives_on_a_lying_disk(machine: Machine) -> Counter[str]:
