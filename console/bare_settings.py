@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 from configs.errors import SettingsError
 
 SET = "--set"
 
 
-def refuse_bare_settings(arguments: Sequence[str], flags: Collection[str]) -> None:
+def refuse_bare_settings(arguments: Sequence[str], flags: Mapping[str, bool]) -> None:
     """Refuse a setting without `--set`, and repeat it as it is written here.
 
     Args:
         arguments: Of a verb.
-        flags: That the verb knows.
+        flags: That the verb knows, and whether a value follows.
 
     Raises:
         SettingsError: There is one.
@@ -26,7 +26,7 @@ def refuse_bare_settings(arguments: Sequence[str], flags: Collection[str]) -> No
     ):
         name, equals, value = word.partition("=")
         is_flag = name.startswith("--") and name not in flags
-        is_hydra = bool(equals) and "." in name and not before.startswith("-")
+        is_hydra = bool(equals) and "." in name and not flags.get(before)
         if (is_flag or is_hydra) and (meant := _meant(name)):
             raise SettingsError(
                 f"a setting must be given with {SET}, got {word}; write {SET} "

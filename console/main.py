@@ -47,6 +47,7 @@ VERBS = {
 UNWRITABLE = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space") | dict.fromkeys(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR), "let your user write there"
 )
+UNWRITABLE[errno.EEXIST] = "move the file of that name away"
 """Errors of a place that a person has to change -> the next step."""
 
 
@@ -57,7 +58,12 @@ class Verbs(TyperGroup):
         """Find the verb, with its own arguments and help."""
         name, _, rest = super().resolve_command(ctx, args)
         command = _load(str(name))
-        refuse_bare_settings(rest, [flag for each in command.params for flag in each.opts])
+        flags = {
+            flag: not getattr(each, "is_flag", False)
+            for each in command.params
+            for flag in each.opts
+        }
+        refuse_bare_settings(rest, flags)
         return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:

@@ -57,7 +57,12 @@ def test_a_launch_repeats_its_flags_but_what_holds_once(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("number", "advice"), [(errno.ENOSPC, "free some space"), (errno.EROFS, "let your user write")]
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "let your user write"),
+        (errno.EEXIST, "move the file"),
+    ],
 )
 def test_what_cannot_be_written_is_one_sentence(monkeypatch, tmp_path, number, advice):
     def refuse(*_, **__):
