@@ -10,6 +10,8 @@ import os
 import random
 import secrets
 import socket
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -20,10 +22,10 @@ from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Conversation
 from actors.environments.calls import EnvironmentSource
 from actors.environments.deadline import call_within
-from actors.environments.registry import try_environment
+from actors.environments.registry import naming, try_environment
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
-from actors.rewards.pool import ENVIRONMENT_TIMEOUT_S, RewardPool
+from actors.rewards.pool import RewardPool
 from actors.weights.links import Caller
 from broker.client.client import BrokerClient
 from broker.protocol.messages import MAX_LINES, Enrol, Hello, Receipt
@@ -37,6 +39,7 @@ from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
 
 FULL_S = 120.0  # twice as long as a key is silent before another may take its place
 FULL_PAUSE_S = 10.0
+ENVIRONMENT_TIMEOUT_S = 60.0
 
 log = structlog.get_logger()
 
@@ -119,20 +122,37 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
         DeadlineError: The environment does not make an item in time.
     """
     run = settings.run
-    source, sample, tokenizer = await asyncio.to_thread(_load, run)
+    tried, tokenizer = await asyncio.to_thread(_load, run)
     limit_s = settings.actors.environment_timeout_s
     maker = EpisodeMaker(tokenizer, run, incarnation, limit_s=limit_s)
-    if not run.reward_functions:
-        log.info("reward", function=f"the score of {run.environment}")
-        return EpisodeTools(maker, source, None)
-    rewards = RewardPool(run, settings.actors)
+    rewards = await _reward_pools(settings, [sample for sample, _ in tried])
+    return EpisodeTools(maker, [source for _, source in tried], rewards)
+
+
+async def _reward_pools(
+    settings: Settings, samples: Sequence[Conversation]
+) -> list[RewardPool | None]:
+    """Make the reward functions of each environment; those of the same functions share a pool."""
+    pools: dict[tuple[str, ...], RewardPool] = {}
+    found: list[RewardPool | None] = []
     try:
-        description = await rewards.try_out(sample)
+        alone = settings.run.by_environment.values()
+        for run, sample in zip(alone, samples, strict=True):
+            functions = tuple(run.reward_functions.values())
+            if not functions:
+                log.info("reward", function=f"the score of {run.environment}")
+                found.append(None)
+                continue
+            if functions not in pools:
+                pools[functions] = RewardPool(run, settings.actors)
+            with naming(run):
+                log.info("reward", function=await pools[functions].try_out(sample))
+            found.append(pools[functions])
     except BaseException:
-        await rewards.close()
+        for pool in pools.values():
+            await pool.close()
         raise
-    log.info("reward", function=description)
-    return EpisodeTools(maker, source, rewards)
+    return found
 
 
 def make_engine(settings: Settings) -> tuple[Engine, str]:
@@ -233,11 +253,15 @@ def _engine_seed() -> int:
     return secrets.randbits(31)
 
 
-def _load(run: RunSettings) -> tuple[EnvironmentSource, Conversation, ModelTokenizer]:
-    sample, source = call_within(
-        ENVIRONMENT_TIMEOUT_S, lambda: try_environment(run), what="run.environment"
-    )
-    return source, sample, ModelTokenizer.of(run)
+def _load(
+    run: RunSettings,
+) -> tuple[list[tuple[Conversation, EnvironmentSource]], ModelTokenizer]:
+    tried = []
+    for alone in run.by_environment.values():
+        work = partial(try_environment, alone)
+        with naming(alone):
+            tried.append(call_within(ENVIRONMENT_TIMEOUT_S, work, what="run.environment"))
+    return tried, ModelTokenizer.of(run)
 
 
 async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:

@@ -49,17 +49,18 @@ def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
 
 
 def _lines(run: RunSettings, count: int, seed: int) -> Iterator[str]:
-    environment = make_environment(run)
-    is_async = iscoroutinefunction(environment.begin)
-    for index in range(count):
-        number = seed * count + index
-        work = call(environment.begin, number, seed, held_out=False, limit_s=TIMEOUT_S)
-        conversation = finish(work) if is_async else drive(work)
+    mixture, alone = run.mixture, run.by_environment
+    environments = [make_environment(each) for each in alone.values()]
+    for number in range(seed * count, (seed + 1) * count):
+        place = mixture.training(number)
+        begin = environments[place.environment].begin
+        work = call(begin, place.item, seed, held_out=False, limit_s=TIMEOUT_S)
+        conversation = finish(work) if iscoroutinefunction(begin) else drive(work)
         segments = conversation.demonstration
         if not segments:
             raise SettingsError(
                 f"run.environment must know right answers for a supervised start, got none from "
-                f"{run.environment}; set learner.warm_start_steps to 0"
+                f"{list(alone)[place.environment]}; set learner.warm_start_steps to 0"
             )
         fields = {
             "prompt": text_of(read_prompt(conversation.prompt)),

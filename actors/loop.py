@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -75,12 +75,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeTools:
-    """Environment, tokenizer and rewards, made while an actor starts up."""
+    """Environments, tokenizer and rewards, made while an actor starts up."""
 
     maker: EpisodeMaker
-    environment: EnvironmentSource
-    rewards: RewardPool | None
-    """None = the environment's own score."""
+    environments: Sequence[EnvironmentSource]
+    """In the order of the settings."""
+    rewards: Sequence[RewardPool | None]
+    """Of each environment, which may share them; None = the environment's own score."""
 
 
 class ActorLoop:
@@ -215,14 +216,18 @@ class ActorLoop:
         self, tools: EpisodeTools, tasks: asyncio.TaskGroup
     ) -> list[asyncio.Task[None]]:
         self.phase = Phase.SERVING
-        self._environment.open(tools.environment)
-        num_scorers = 1 if tools.rewards is None else tools.rewards.num_workers
+        self._environment.open(tools.environments)
+        scorers = [
+            self._scoring.score_episodes(tools.maker, environment, rewards)
+            for environment, rewards in enumerate(tools.rewards)
+            for _ in range(1 if rewards is None else rewards.num_workers)
+        ]
         work = [
             self._sampling.pump(),
             self._sampling.begin_turns(),
             self._sampling.deliver(),
             self._environment.serve(),
-            *(self._scoring.score_episodes(tools.maker, tools.rewards) for _ in range(num_scorers)),
+            *scorers,
         ]
         return [tasks.create_task(each) for each in work]
 
@@ -289,8 +294,9 @@ class ActorLoop:
                 if len(self._leases):
                     await self._release()
                 await self._broker.bye(deadline_s=LEAVE_S)
-        if tools is not None and tools.rewards is not None:
-            await tools.rewards.close()
+        for rewards in set(tools.rewards) if tools is not None else ():
+            if rewards is not None:
+                await rewards.close()
         await self._engine.close()
 
     def _see(self, publication: Publication | None) -> None:

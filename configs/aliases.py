@@ -20,6 +20,7 @@ ALIASES: dict[str, str] = {
         "total_train_epochs num_episodes"
     ),
     "run.environment": "env env_id environment_id env_name env_class",
+    "run.environments": "envs env_list env_ratios",
     "run.environment_settings": "env_args env_config environment_args",
     "run.reward": (
         "reward_fn reward_func reward_funcs custom_reward_function "
@@ -53,6 +54,10 @@ ALIASES: dict[str, str] = {
         "eval.interval eval_interval eval_steps test_freq eval_freq evaluator.freq_steps val_period"
     ),
     "run.eval_episodes": "num_examples eval_num_examples num_eval_samples n_eval eval_num_prompts",
+    "run.eval_samples": (
+        "val_kwargs.n eval_n_samples n_samples_per_eval_prompt n_samples_eval eval_num_generations "
+        "num_tests_per_prompt"
+    ),
     "buffer.url": "redis_url redis redis_host",
     "buffer.margin": "over_sampling_batch_size oversampling_factor oversample",
     "broker.endpoint": "zmq_endpoint broker_url broker_host broker_port",

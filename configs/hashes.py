@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -30,10 +31,11 @@ def run_hashes(run: RunSettings) -> dict[str, str]:
     Raises:
         SettingsError: A file or module of the environment or the reward is not there.
     """
+    alone = run.by_environment.values()
     return {
         "settings": settings_hash(run),
-        "environment": _environment_hash(run),
-        "reward": _rewards_hash(run),
+        "environment": _joined([_environment_hash(each) for each in alone]),
+        "reward": _joined([_rewards_hash(each) for each in alone]),
     }
 
 
@@ -41,12 +43,24 @@ def settings_hash(run: RunSettings) -> str:
     """Hash what all roles of a run must agree on; the same on every machine, in every process."""
     # Without defaults: a setting that a later version adds leaves the runs of earlier ones alike.
     shared = run.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True)
-    shared["environment"] = run.environment.rpartition("/")[2]
-    if data := data_files(run) | _factory(run):
-        names = {key: Path(name).name for key, name in data.items()}
-        shared["environment_settings"] = run.environment_settings | names
+    if run.environments:
+        shared["environments"] = [
+            each.model_dump(mode="json", exclude=LOCAL_KEYS, exclude_defaults=True) | _named(alone)
+            for each, alone in zip(run.environments, run.by_environment.values(), strict=True)
+        ]
+    else:
+        shared |= _named(run)
     text = json.dumps(shared, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _named(run: RunSettings) -> dict[str, object]:
+    """The environment of a run and its data by the names of their files."""
+    named: dict[str, object] = {"environment": run.environment.rpartition("/")[2]}
+    if data := data_files(run) | _factory(run):
+        names = {key: Path(name).name for key, name in data.items()}
+        named["environment_settings"] = run.environment_settings | names
+    return named
 
 
 def data_files(run: RunSettings) -> dict[str, str]:
@@ -114,10 +128,14 @@ def code_hash(name: str, *, setting: str) -> str:
 
 
 def _rewards_hash(run: RunSettings) -> str:
-    functions = list(run.reward_functions.values())
-    if len(functions) < 2:
-        return reward_hash(functions[0] if functions else None)
-    hashes = [reward_hash(function) for function in functions]
+    functions: list[str | None] = [*run.reward_functions.values()] or [None]
+    return _joined([reward_hash(function) for function in functions])
+
+
+def _joined(hashes: Sequence[str]) -> str:
+    """One hash for several; that of one is itself."""
+    if len(hashes) == 1:
+        return hashes[0]
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH_CHARACTERS]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import structlog
@@ -21,7 +21,7 @@ from learner.checkpointing.checkpoint import LearnerState
 from learner.checkpointing.resume import StartState
 from learner.data.batch import BatchPlan, plan_batch
 from learner.data.claims import ClaimedBatch, Claims
-from learner.data.curriculum import Feeder
+from learner.data.curriculum import Feeder, environment_by_group
 from learner.data.evaluation import Evaluation, Evaluations, is_due
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
@@ -93,6 +93,7 @@ class RankZero:
             lineage=start.lineage,
             lineages=start.lineages,
             totals=start.state.totals,
+            environment_of=environment_by_group(run, ledger),
         )
         cursor = start.state.cursor
         self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=cursor)
@@ -253,8 +254,16 @@ class RankZero:
         )
 
     def _report(self, evaluation: Evaluation) -> None:
-        log.info("evaluated", step=evaluation.step, accuracy=round(evaluation.accuracy, 4))
+        figures = {"accuracy": evaluation.accuracy, **evaluation.sampled}
+        log.info("evaluated", step=evaluation.step, **_rounded(figures))
+        if len(evaluation.environments) > 1:
+            for name, figures in evaluation.environments.items():
+                log.info("evaluated", step=evaluation.step, environment=name, **_rounded(figures))
         self._journal.append("eval", asdict(evaluation))
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(figure, 4) for name, figure in figures.items()}
 
 
 class CommitPressure:

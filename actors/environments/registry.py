@@ -7,7 +7,8 @@ those of another project (`adapters/forms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,8 +35,23 @@ OURS = {
 }
 
 
+@contextmanager
+def naming(run: RunSettings) -> Iterator[None]:
+    """Put the name of the environment before an error, where a run has several.
+
+    Args:
+        run: One of `RunSettings.by_environment`.
+    """
+    try:
+        yield
+    except NyalaError as error:
+        if not run.environments:
+            raise
+        raise type(error)(f"{run.environments[0].title}: {error}") from error
+
+
 def make_environment(run: RunSettings) -> Environment:
-    """Make the environment of a run.
+    """Make the environment of a run that has one.
 
     Slow at times (reasoning-gym imports for seconds) and endless with some settings: call it under
     a deadline.
@@ -79,14 +95,17 @@ def check_environment(run: RunSettings) -> Conversation:
 def try_environment(run: RunSettings) -> tuple[Conversation, EnvironmentSource]:
     """Check the environment, and return a training item with where more of it come from.
 
+    One that is only evaluated gives a held-out item.
+
     Raises:
         SettingsError: The environment cannot serve this run.
     """
     environment = make_environment(run)
     try:
-        sample = finish(_begin(environment, run, held_out=False))
+        sample = finish(_begin(environment, run, held_out=not run.is_trained))
         _check_complete(sample, run)
-        _check_repeated(sample, finish(_begin(environment, run, held_out=False)), run)
+        again = finish(_begin(environment, run, held_out=not run.is_trained))
+        _check_repeated(sample, again, run)
         if run.eval_episodes:
             finish(_begin(environment, run, held_out=True))
     except NyalaError:
@@ -115,7 +134,7 @@ def example_parts(run: RunSettings) -> set[str]:
 
 
 async def _parts(environment: Environment, run: RunSettings, way: int) -> set[str]:
-    conversation = await _begin(environment, run, held_out=False)
+    conversation = await _begin(environment, run, held_out=not run.is_trained)
     demonstration = [turn.text for turn in conversation.demonstration if turn.trained]
     for turn in (demonstration, [conversation.answer or ""], [""])[way]:
         if (await call(conversation.step, turn, limit_s=CALL_S)).done:

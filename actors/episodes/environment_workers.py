@@ -1,8 +1,8 @@
-"""Calls of the environment off the actor's event loop, for many episodes side by side.
+"""Calls of environments off the actor's event loop, for many episodes side by side.
 
     put --> a thread, or an event loop of their own --report--> serve --done--> the episode goes on
 
-What the environment offers decides: `async` methods are awaited in one event loop, others are
+What an environment offers decides: `async` methods are awaited in one event loop, others are
 called in threads. Waiting episodes hold no place in the engine, and a slow one holds up neither
 leases nor heartbeats nor, but for those of its thread, other episodes.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -38,10 +38,10 @@ class Callers(Protocol):
 
 
 class EnvironmentWorkers:
-    """Does work that calls an environment.
+    """Does work that calls an environment; each of the run's has callers of its own.
 
     Example:
-        workers.open(source)
+        workers.open([source])
         tasks.create_task(workers.serve())
         workers.put(held, lambda environment: maker.begin(lease, environment), done)
     """
@@ -50,22 +50,17 @@ class EnvironmentWorkers:
         """Prepare; `open` starts."""
         self._num_workers = settings.environment_workers
         self._limit_s = settings.environment_timeout_s
-        self._callers: Callers
+        self._callers: list[Callers] = []
         self._loop: asyncio.AbstractEventLoop
         self._arrived = asyncio.Event()
         self._reports: deque[tuple[Job, Any]] = deque()
         self._is_woken = False
         self._num_open = 0
 
-    def open(self, source: EnvironmentSource) -> None:
-        """Take work from now on."""
+    def open(self, sources: Sequence[EnvironmentSource]) -> None:
+        """Take work from now on, for these environments."""
         self._loop = asyncio.get_running_loop()
-        if source.is_async:
-            self._callers = EnvironmentLoop(source, limit_s=self._limit_s, report=self._report)
-        else:
-            self._callers = EnvironmentThreads(
-                source, num_workers=self._num_workers, limit_s=self._limit_s, report=self._report
-            )
+        self._callers = [self._callers_of(source) for source in sources]
 
     def put(
         self,
@@ -75,7 +70,8 @@ class EnvironmentWorkers:
     ) -> None:
         """Do a piece of work, and call `done` with what it returned or raised."""
         self._num_open += 1
-        held.place = self._callers.put(Job(work, done), held.place)
+        callers = self._callers[held.environment]
+        held.place = callers.put(Job(work, done), held.place)
         self._arrived.set()
 
     async def serve(self) -> None:
@@ -90,12 +86,21 @@ class EnvironmentWorkers:
                 self._is_woken = False
                 while self._reports:
                     self._settle(*self._reports.popleft())
-                self._callers.watch()
+                for callers in self._callers:
+                    callers.watch()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S if self._num_open else None):
                         await self._arrived.wait()
         finally:
-            self._callers.close()
+            for callers in self._callers:
+                callers.close()
+
+    def _callers_of(self, source: EnvironmentSource) -> Callers:
+        if source.is_async:
+            return EnvironmentLoop(source, limit_s=self._limit_s, report=self._report)
+        return EnvironmentThreads(
+            source, num_workers=self._num_workers, limit_s=self._limit_s, report=self._report
+        )
 
     def _settle(self, job: Job, result: Any) -> None:
         if not job.is_over:

@@ -58,6 +58,8 @@ class HeldLease:
     """None until the environment has begun the episode."""
     request_id: str | None = None
     """Set while the engine has the episode."""
+    environment: int = 0
+    """Number of its environment among those of the run."""
     place: object | None = None
     """Where its environment is called (`environment_workers.py`)."""
 

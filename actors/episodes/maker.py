@@ -15,12 +15,13 @@ from actors.engine.tokenizer import Tokenizer
 from actors.environments.base import Environment, Score, tools_of
 from actors.environments.calls import call
 from actors.rewards.functions import RewardSample
-from broker.protocol.messages import Lease
+from broker.protocol.messages import Lease, TaskSpec
 from buffer.record.codec import decode_completion, join_completions
 from buffer.record.episode import Completion, Episode
 from buffer.record.limits import EpisodeLimits
 from configs.errors import NyalaError, RecordError
 from configs.settings import RunSettings
+from configs.tables.environments import Place
 
 from .rollout import Maker, ReplayMismatch, Rollout
 
@@ -53,10 +54,20 @@ class EpisodeMaker:
         self._limits = EpisodeLimits.of(run, vocabulary=None)
         stops = StopStrings(run.stop, tokenizer.decode) if run.stop else None
         self._maker = Maker(tokenizer, incarnation, run.max_completion_tokens, limit_s, stops)
+        self._names, self._mixture = list(run.by_environment), run.mixture
         self._encode = lru_cache(CACHED_PROMPTS)(tokenizer.encode_prompt)
+
+    def place(self, spec: TaskSpec) -> Place:
+        """Find the item of a task."""
+        find = self._mixture.held_out if spec.purpose == "eval" else self._mixture.training
+        return find(spec.index)
 
     async def begin(self, lease: Lease, environment: Environment) -> Rollout:
         """Begin the episode of a lease, or continue the tokens of earlier leases.
+
+        Args:
+            lease: What is to be made.
+            environment: That of its place.
 
         Raises:
             EpisodeError: The prompt is too long.
@@ -79,16 +90,18 @@ class EpisodeMaker:
         """Make the arguments of a reward function from a finished episode."""
         assert rollout.score is not None
         spec = rollout.lease.spec
+        place = self.place(spec)
         token_ids = tuple(rollout.completion().token_ids.tolist())
         return RewardSample.of(
             rollout.conversation,
             rollout.turns,
-            index=spec.index,
+            index=place.item,
             purpose=spec.purpose,
             environment_reward=rollout.score.reward,
             completion=rollout.text(),
             prompt_ids=rollout.prompt_ids,
             completion_ids=token_ids,
+            data_source=self._names[place.environment],
         )
 
     def episode(
@@ -126,10 +139,10 @@ class EpisodeMaker:
         )
 
     async def _begin(self, lease: Lease, environment: Environment) -> Rollout:
-        spec = lease.spec
+        spec, index = lease.spec, self.place(lease.spec).item
         conversation = await call(
             environment.begin,
-            spec.index,
+            index,
             spec.seed,
             held_out=spec.purpose == "eval",
             limit_s=self._maker.limit_s,
@@ -139,7 +152,7 @@ class EpisodeMaker:
         if len(prompt_ids) > limit:
             raise EpisodeError(
                 f"prompt must be at most run.max_prompt_tokens = {limit}, got {len(prompt_ids)} "
-                f"tokens for item {spec.index}; raise the limit or make the questions shorter"
+                f"tokens for item {index}; raise the limit or make the questions shorter"
             )
         return Rollout(lease, conversation, prompt_ids, self._maker)
 

@@ -72,6 +72,7 @@ class Sampling:
         granted = [held for held in self._leases if held.stage is Stage.GRANTED]
         for held in granted:
             self._leases.begin(held, started_at=time.time())
+            held.environment = maker.place(held.lease.spec).environment
             work = partial(maker.begin, held.lease)
             self._environment.put(held, work, partial(self._begun, held))
 

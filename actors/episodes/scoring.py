@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
@@ -42,7 +43,8 @@ class Scoring:
         self._environment = environment
         self._leases = leases
         self._outbox = outbox
-        self._finished: asyncio.Queue[HeldLease] = asyncio.Queue()
+        self._finished: defaultdict[int, asyncio.Queue[HeldLease]] = defaultdict(asyncio.Queue)
+        """By environment: rewards of one that take long hold up no other."""
         self.next_turns: asyncio.Queue[HeldLease] = asyncio.Queue()
         """Episodes that go on with another turn."""
         self.num_finished = 0
@@ -51,7 +53,7 @@ class Scoring:
         """Take an episode whose turn has ended, or that was finished when its lease came."""
         rollout = held.begun()
         if rollout.state is State.FINISHED:
-            self._finished.put_nowait(held)
+            self._finished[held.environment].put_nowait(held)
         else:
             self._environment.put(held, lambda _: rollout.judge(), partial(self._judged, held))
 
@@ -62,18 +64,22 @@ class Scoring:
         self._leases.close(held)
         self._outbox.put(Failure(lease.task_id, lease.fence, kind, reason[:MAX_REASON]))
 
-    async def score_episodes(self, maker: EpisodeMaker, rewards: RewardPool | None) -> None:
+    async def score_episodes(
+        self, maker: EpisodeMaker, environment: int, rewards: RewardPool | None
+    ) -> None:
         """Give finished episodes their reward and put their records out, until cancelled.
 
         As many of these as the pool has workers share the queue.
 
         Args:
             maker: Makes the records.
+            environment: Whose episodes.
             rewards: The user's functions; None = the environment's own score.
         """
         most = MAX_BATCH if rewards is None else max(1, MAX_BATCH // rewards.num_workers)
+        finished = self._finished[environment]
         while True:
-            batch = [held for held in await next_batch(self._finished, most) if not held.has_ended]
+            batch = [held for held in await next_batch(finished, most) if not held.has_ended]
             if rewards is not None:
                 await self._apply_functions(maker, rewards, batch)
             else:
@@ -89,7 +95,7 @@ class Scoring:
         rollout = held.begun()
         rollout.settle(judgement)
         goes_on = rollout.state is State.SAMPLING
-        (self.next_turns if goes_on else self._finished).put_nowait(held)
+        (self.next_turns if goes_on else self._finished[held.environment]).put_nowait(held)
 
     async def _apply_functions(
         self, maker: EpisodeMaker, rewards: RewardPool, batch: Sequence[HeldLease]

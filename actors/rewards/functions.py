@@ -61,6 +61,8 @@ class RewardSample:
     """Further columns of the item."""
     turns: tuple[Message, ...] = ()
     """All turns and observations one by one."""
+    data_source: str = ""
+    """Name of the environment, by which verl's functions tell tasks apart."""
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class RewardSample:
         completion: str | None = None,
         prompt_ids: Sequence[int] = (),
         completion_ids: Sequence[int] = (),
+        data_source: str = "",
     ) -> RewardSample:
         """Make the arguments for a conversation in which `turns` were said after the prompt.
 
@@ -86,6 +89,7 @@ class RewardSample:
             completion: The turns as one text, where tokens say what that is.
             prompt_ids: Tokens of the prompt.
             completion_ids: Tokens after it.
+            data_source: Name of the environment.
         """
         said = "".join(turn.content for turn in turns)
         return cls(
@@ -99,6 +103,7 @@ class RewardSample:
             environment_reward=environment_reward,
             columns=columns_of(conversation),
             turns=tuple(turns),
+            data_source=data_source,
         )
 
 
@@ -185,14 +190,17 @@ def checked(value: object) -> float | None:
     return number
 
 
-_OWN = [each.name for each in fields(RewardSample) if each.name not in ("columns", "turns")]
+_NOT_BY_NAME = ("columns", "turns", "data_source")  # a column `data_source` comes before ours
+_OWN = [each.name for each in fields(RewardSample) if each.name not in _NOT_BY_NAME]
 
 
 def _of_all(samples: Sequence[RewardSample], *, chat: bool) -> dict[str, Any]:
     columns = dict.fromkeys(name for sample in samples for name in sample.columns)
     own = {name: [getattr(sample, name) for sample in samples] for name in _OWN}
     del own["prompt"], own["completion"]
-    return {name: [sample.columns.get(name) for sample in samples] for name in columns} | {
+    given: dict[str, Any] = {"data_source": [sample.data_source for sample in samples]}
+    given |= {name: [sample.columns.get(name) for sample in samples] for name in columns}
+    return given | {
         "prompts": [_as_asked(sample) if chat else text_of(sample.prompt) for sample in samples],
         "completions": [_as_answered(sample) if chat else sample.completion for sample in samples],
         "queries": [text_of(sample.prompt) + sample.completion for sample in samples],
@@ -211,7 +219,7 @@ def _as_answered(sample: RewardSample) -> str | list[dict[str, str]]:
 
 def _of_one(sample: RewardSample) -> dict[str, Any]:
     return (
-        {"data_source": ""}
+        {"data_source": sample.data_source}
         | sample.columns
         | {name: getattr(sample, name) for name in _OWN}
         | {"prompt": text_of(sample.prompt)}

@@ -13,15 +13,11 @@ from collections.abc import Sequence
 
 from actors.chat import Message, text_of
 from actors.environments.base import Conversation
-from actors.environments.deadline import call_within
-from actors.environments.registry import check_environment
 from configs.errors import RewardError
 from configs.settings import ActorSettings, RunSettings
 
-from .functions import RewardSample
+from .functions import Convention, RewardSample
 from .process import Result, RewardProcess
-
-ENVIRONMENT_TIMEOUT_S = 60.0
 
 Parts = dict[str, float]
 """Reward of each function, by name."""
@@ -53,6 +49,7 @@ class RewardPool:
             ]
             for _ in range(self.num_workers)
         ]
+        self._conventions: list[Convention] = []
         self._free: asyncio.LifoQueue[list[RewardProcess]] = asyncio.LifoQueue()
         for slot in reversed(self._slots):
             self._free.put_nowait(slot)
@@ -70,13 +67,14 @@ class RewardPool:
         return [self._join(results) for results in zip(*columns, strict=True)]
 
     async def try_out(self, item: Conversation) -> str:
-        """Start one slot, score the right answer of an item twice, and describe the functions.
+        """Score the right answer of an item twice, and describe the functions; starts one slot.
 
         Raises:
             SettingsError: A function cannot be loaded or has unknown parameters.
             RewardError: One fails on the sample.
         """
-        conventions = [await process.start() for process in self._slots[0]]
+        if not self._conventions:
+            self._conventions = [await process.start() for process in self._slots[0]]
         completion = item.answer or ""
         sample = RewardSample.of(item, [Message("assistant", completion)])
         for result in await self.score([sample, sample]):
@@ -86,7 +84,7 @@ class RewardPool:
                     f"run.reward must score the sample {asked!r:.80} -> {completion!r:.80}, "
                     f"got: {result}; try it by hand"
                 )
-        pairs = zip(self._functions.values(), conventions, strict=True)
+        pairs = zip(self._functions.values(), self._conventions, strict=True)
         return "; ".join(f"{function}, called with a {form}" for function, form in pairs)
 
     async def close(self) -> None:
@@ -107,20 +105,17 @@ class RewardPool:
         return parts
 
 
-def check_reward(run: RunSettings, actors: ActorSettings) -> str:
+def check_reward(run: RunSettings, actors: ActorSettings, sample: Conversation) -> str:
     """Try the reward of a run on one sample and describe it, before anything starts.
 
     Raises:
-        SettingsError: The environment or a reward function cannot be loaded.
+        SettingsError: A reward function cannot be loaded.
         RewardError: A function fails on the sample.
     """
-    return asyncio.run(_check(run, actors))
+    return asyncio.run(_check(run, actors, sample))
 
 
-async def _check(run: RunSettings, actors: ActorSettings) -> str:
-    sample = await asyncio.to_thread(
-        call_within, ENVIRONMENT_TIMEOUT_S, lambda: check_environment(run), what="run.environment"
-    )
+async def _check(run: RunSettings, actors: ActorSettings, sample: Conversation) -> str:
     if not run.reward_functions:
         return f"the score of {run.environment}"
     rewards = RewardPool(run, actors)

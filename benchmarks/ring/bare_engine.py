@@ -68,7 +68,7 @@ class BareEngine:
 def requests_of(settings: Settings) -> Iterator[Request]:
     """Yield what an actor asks its engine for, in the order of the curriculum."""
     tools = asyncio.run(prepare(settings, "bare-engine"))
-    maker, environment = tools.maker, tools.environment.make()
+    maker, environment = tools.maker, tools.environments[0].make()
     for task_id in range(NUM_REQUESTS):
         lease = Lease(task_id, 1, training_task(settings.run, task_id), 0, ())
         yield drive(maker.begin(lease, environment)).request()

@@ -42,7 +42,7 @@ class LaggedActor:
         run = settings.run
         self._run = run
         tools = asyncio.run(prepare(settings, "staleness"))
-        self._maker, self._environment = tools.maker, tools.environment.make()
+        self._maker, self._environment = tools.maker, tools.environments[0].make()
         self._stepper = TorchStepper(
             TorchOptions(
                 model=run.model_path,

@@ -14,7 +14,6 @@ from .values import (
     DeadLetter,
     DeadTask,
     EvalCounts,
-    EvalRound,
     LeaseAnswer,
     LeasedTask,
     Publication,
@@ -63,14 +62,6 @@ def parse_claim(reply: Reply, units: int) -> Claim:
     sealed, starts = bool(reply[1]), reply[2]
     held = [ClaimedUnit(int(unit[0]), [int(task) for task in unit[1:]]) for unit in reply[3:]]
     return Claim(sealed, sealed or len(held) >= units, starts, held)
-
-
-def parse_eval_round(reply: Reply) -> EvalRound:
-    """The answer of eval_round.lua."""
-    unfinished, failed, flat = reply
-    return EvalRound(
-        unfinished, failed, {int(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
-    )
 
 
 def parse_publication(reply: Reply) -> Publication | None:

@@ -7,8 +7,18 @@ from collections.abc import Mapping, Sequence
 from configs.errors import RecordError
 
 from .keys import EVAL_BASE, MAX_TRAINING_TASKS
-from .operation import SLICE, Argument, Operation, Reply, Steps, nothing, repeated, single, sliced
-from .replies import parse_eval_round
+from .operation import (
+    SLICE,
+    Argument,
+    Call,
+    Operation,
+    Reply,
+    Steps,
+    nothing,
+    repeated,
+    single,
+    sliced,
+)
 from .values import EvalRound, NewTask
 
 
@@ -72,12 +82,23 @@ def committed_tasks() -> Operation[bytes]:
     return single("bits", ("committed",), bytes)
 
 
-def eval_round(lineage: int, step: int) -> Operation[EvalRound]:
-    """Read an evaluation round: its records so far, and how many tasks are unfinished or failed.
+def eval_round(lineage: int, step: int, task_ids: Sequence[int] = ()) -> Operation[EvalRound]:
+    """Count the tasks of an evaluation round, and read the records of those given, as far as done.
 
     The records stay for an hour after the round is closed.
     """
-    return single("eval_round", (lineage, step), parse_eval_round)
+
+    def steps() -> Steps[EvalRound]:
+        records: dict[int, bytes] = {}
+        for start in range(0, max(1, len(task_ids)), SLICE):
+            part = task_ids[start : start + SLICE]
+            reply = yield Call("eval_round", (lineage, step, *part))
+            found = zip(part, reply[3], strict=True)
+            records |= {task: record for task, record in found if record is not None}
+        unfinished, failed, done, _ = reply
+        return EvalRound(unfinished, failed, done, records)
+
+    return Operation("eval_round", steps)
 
 
 def close_eval(lineage: int, step: int) -> Operation[int]:

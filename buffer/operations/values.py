@@ -17,8 +17,7 @@ def actor_name(incarnation: str, tag: str) -> str:
 
 
 MAX_LINEAGE = 2**20
-NEWEST = MAX_LINEAGE * 2**32
-"""No version has a higher number."""
+NEWEST = MAX_LINEAGE * 2**32  # no version has a higher number
 
 
 def holder_of(tag: str) -> str:
@@ -137,10 +136,11 @@ class ReusedUnit(NamedTuple):
 
 
 class EvalRound(NamedTuple):
-    """An evaluation round so far."""
+    """Counts of an evaluation round so far, and the records that were asked for."""
 
     unfinished: int
     failed: int
+    done: int
     records: dict[int, bytes]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .base import Positive, Seconds, Table
+from .environments import Mixture, OneEnvironment
 
 
 class RunSettings(Table):
@@ -35,6 +36,10 @@ class RunSettings(Table):
     form too: `path/to/file.py:Class` or `module:Class`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     """Keywords for the environment, such as `dataset: spell_backward`."""
+    environments: Annotated[tuple[OneEnvironment, ...], Field(max_length=64)] = ()
+    """Several environments in place of `run.environment`, each with `environment`,
+    `environment_settings`, `name` and `share`, and if need be a `reward` and `eval_episodes` of its
+    own."""
     reward: str | Annotated[list[str], Field(min_length=1)] | None = None
     """`path/to/file.py:function` or `module:function`; null means the environment's own score. Of a
     list, the rewards are added up; each is a part of the reward that has its function's name."""
@@ -61,7 +66,10 @@ class RunSettings(Table):
     eval_every: Annotated[int, Field(ge=0)] = 25
     """Batches between evaluations; 0 = only before the first and after the last."""
     eval_episodes: Annotated[int, Field(ge=0)] = 128
-    """Held-out prompts per evaluation, sampled greedily; 0 = no evaluation."""
+    """Held-out prompts per evaluation, sampled greedily, of each environment; 0 = none."""
+    eval_samples: Annotated[int, Field(ge=0, le=1024)] = 0
+    """Answers to each held-out prompt beside the greedy one, sampled at `run.temperature`, for
+    pass@k and their mean, avg@k."""
 
     trusted_network: bool = False
     """Nobody but this run's machines can read or write on the network between learner and actors.
@@ -71,6 +79,39 @@ class RunSettings(Table):
     def folder(self) -> Path:
         """Where this run keeps its files."""
         return self.directory / self.name
+
+    @property
+    def by_environment(self) -> dict[str, RunSettings]:
+        """Name of each environment -> this run as if it had that one alone."""
+        if not self.environments:
+            return {self.environment.rpartition(":")[2]: self}
+        alone = {}
+        for each in self.environments:
+            own: dict[str, Any] = {
+                "environments": (each,),
+                "environment": each.environment,
+                "environment_settings": each.environment_settings,
+                "reward": self.reward if each.reward is None else each.reward,
+            }
+            if each.eval_episodes is not None:
+                own["eval_episodes"] = each.eval_episodes
+            alone[each.title] = self.model_copy(update=own)
+        return alone
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether there is anything to train: an environment alone may only be evaluated."""
+        return not self.environments or any(each.share > 0 for each in self.environments)
+
+    @property
+    def mixture(self) -> Mixture:
+        """Which environment each item is of."""
+        alone = self.by_environment.values()
+        return Mixture(
+            self.seed,
+            shares=[each.share if self.is_trained else 1.0 for each in self.environments] or [1.0],
+            eval_episodes=[each.eval_episodes for each in alone],
+        )
 
     @property
     def reward_functions(self) -> dict[str, str]:

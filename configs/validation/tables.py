@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from configs.tables.all_tables import AllTables
+from configs.tables.environments import BLOCK
 from configs.weight_path import is_closed
 
 from .algorithm import algorithm_disagreements
@@ -24,6 +25,8 @@ def disagreements(settings: AllTables) -> list[str]:
         _punishes_every_length,
         _filters_what_teaches,
         _names_two_rewards_alike,
+        _names_environments_twice,
+        _trains_nothing,
         _pulls_from_nobody,
         _broadcasts_to_anybody,
     )
@@ -110,12 +113,48 @@ def _filters_what_teaches(settings: AllTables) -> str | None:
 
 
 def _names_two_rewards_alike(settings: AllTables) -> str | None:
-    rewards = settings.run.reward
-    if not isinstance(rewards, list) or len(settings.run.reward_functions) == len(rewards):
+    for run in (settings.run, *settings.run.by_environment.values()):
+        rewards = run.reward
+        if isinstance(rewards, list) and len(run.reward_functions) != len(rewards):
+            return (
+                f"run.reward must name functions of different names, got {', '.join(rewards)}; "
+                f"each is a part of the reward under its function's name"
+            )
+    return None
+
+
+def _names_environments_twice(settings: AllTables) -> str | None:
+    run = settings.run
+    if not run.environments:
+        return None
+    if run.environment_settings or run.environment != type(run).model_fields["environment"].default:
+        return (
+            f"run.environment must be left out where there is run.environments, got "
+            f"{run.environment}; make it an entry of run.environments"
+        )
+    names = [each.title for each in run.environments]
+    if len(set(names)) == len(names):
         return None
     return (
-        f"run.reward must name functions of different names, got {', '.join(rewards)}; "
-        f"each is a part of the reward under its function's name"
+        f"run.environments must have different names, got {', '.join(names)}; give each a name "
+        f"of its own, such as {{name: sums, environment: {run.environments[0].environment}}}"
+    )
+
+
+def _trains_nothing(settings: AllTables) -> str | None:
+    run = settings.run
+    total = sum(each.share for each in run.environments)
+    if not run.is_trained:
+        return (
+            "run.environments must have one with a share above 0, got only evaluated ones; "
+            "give a share to what is to be trained"
+        )
+    few = [each for each in run.environments if 0 < each.share < total / BLOCK]
+    if not few:
+        return None
+    return (
+        f"run.environments must have shares of at least a thousandth of their sum = {total:g}, or "
+        f"0, got {few[0].share:g} of {few[0].title}; 0 = it is only evaluated"
     )
 
 

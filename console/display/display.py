@@ -170,6 +170,7 @@ def figures(view: View) -> dict[str, str]:
     return {
         "reward": _number(progress.reward, "{:.3f}"),
         "accuracy": _number(progress.accuracy, "{:.3f}"),
+        **{f"of {name}": f"{value:.3f}" for name, value in progress.accuracies.items()},
         "tokens/s": _number(progress.tokens_per_s, "{:,.0f}"),
         "policy lag": _number(progress.policy_lag, "{:.2f}"),
         "learner idle": _number(progress.idle_fraction, "{:.0%}"),

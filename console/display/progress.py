@@ -6,7 +6,7 @@ from their beginning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from console.run.run_folder import RunFolder
@@ -28,6 +28,8 @@ class Progress:
     """Newest held-out accuracy, greedy."""
     accuracy_before: float | None = None
     """Held-out accuracy of the model that the run began with."""
+    accuracies: dict[str, float] = field(default_factory=dict)
+    """Newest held-out accuracy of each environment, where there are several."""
     tokens_per_s: float | None = None
     """Generated tokens that reached the learner, over the last batches."""
     policy_lag: float | None = None
@@ -48,6 +50,7 @@ class RunProgress:
         self._steps = steps
         self._rows: dict[int, Row] = {}
         self._accuracy: dict[int, float] = {}
+        self._evaluation: Row = {}
 
     def look(self) -> Progress:
         """Read what is new and sum up."""
@@ -57,11 +60,14 @@ class RunProgress:
             self._rows.clear()
         if self._evaluations.num_files != lives[1]:
             self._accuracy.clear()
+            self._evaluation = {}
         self._rows |= {int(number(row, "step")): row for row in rows}
         for step in list(self._rows)[:-RECENT_STEPS]:
             del self._rows[step]  # a long run has millions
         self._accuracy |= {int(number(row, "step")): number(row, "accuracy") for row in evaluations}
-        return summarise(list(self._rows.values()), self._accuracy, steps=self._steps)
+        self._evaluation = evaluations[-1] if evaluations else self._evaluation
+        progress = summarise(list(self._rows.values()), self._accuracy, steps=self._steps)
+        return replace(progress, accuracies=accuracies(self._evaluation))
 
 
 def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Progress:
@@ -98,6 +104,15 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         eta_s=(steps - step) * wall_s / len(timed) if known else None,
         alerts=_newest_alerts(recent),
     )
+
+
+def accuracies(evaluation: Row) -> dict[str, float]:
+    """Read the accuracy of each environment from a line of `eval.jsonl`; none if there is one."""
+    environments = evaluation.get("environments")
+    if not isinstance(environments, dict) or len(environments) < 2:
+        return {}
+    found = {name: each.get("accuracy") for name, each in environments.items()}
+    return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
 
 
 def _newest_alerts(rows: list[Row]) -> str | None:

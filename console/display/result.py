@@ -12,6 +12,8 @@ from console.run.run_folder import RunFolder
 ROWS = {
     "held_out_accuracy_before": ("held-out accuracy before", "{:.3f}"),
     "held_out_accuracy_after": ("held-out accuracy after", "{:.3f}"),
+    "held_out_accuracy_by_environment": ("  by environment", "{:.3f}"),
+    "held_out_sampled": ("  of sampled answers", "{:.3f}"),
     "steps": ("batches", "{:,.0f}"),
     "episodes": ("episodes trained", "{:,.0f}"),
     "reused_episodes": ("  for another time", "{:,.0f}"),
@@ -31,7 +33,7 @@ ROWS = {
     "tasks_created": ("tasks created", "{:,.0f}"),
     "tasks_committed": ("  committed", "{:,.0f}"),
     "tasks_dropped": ("  dropped", "{:,.0f}"),
-    "tasks_dropped_by_reason": ("    by reason", "{}"),
+    "tasks_dropped_by_reason": ("    by reason", "{:,}"),
     "tasks_dead": ("  dead", "{:,.0f}"),
     "tasks_cancelled": ("  cancelled at the end", "{:,.0f}"),
 }
@@ -65,7 +67,8 @@ def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
         value = summary.get(key)
         if isinstance(value, Mapping):
             if value:
-                rows[label] = ", ".join(f"{reason} {count:,}" for reason, count in value.items())
+                known = [(name, each) for name, each in value.items() if each is not None]
+                rows[label] = ", ".join(f"{name} {form.format(each)}" for name, each in known)
         elif value is not None and not (value == 0 and key in QUIET):
             rows[label] = form.format(value)
         elif key in summary and key not in QUIET:

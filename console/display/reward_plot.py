@@ -7,6 +7,7 @@ from pathlib import Path
 from console.run.run_folder import RunFolder
 
 from .json_lines import number, read_rows
+from .progress import accuracies as accuracies_of
 
 SMOOTHING = 0.9  # share of the past in the running mean: half of it is younger than seven steps
 
@@ -36,6 +37,10 @@ def draw_reward(folder: RunFolder, *, title: str) -> Path | None:
             linewidth=1.5,
             label="held-out accuracy (greedy)",
         )
+        for name in accuracies_of(accuracies[points[-1]]):
+            known = [step for step in points if name in accuracies_of(accuracies[step])]
+            values = [accuracies_of(accuracies[step])[name] for step in known]
+            axes.plot(known, values, linestyle=":", marker=".", linewidth=1, label=f"of {name}")
     axes.set(title=title, xlabel="batches trained", ylabel="reward, accuracy")
     axes.set_ylim(min(0.0, *sampled) - 0.02, max(1.0, *sampled) + 0.02)
     axes.grid(alpha=0.3)

@@ -24,7 +24,7 @@ from configs import durable
 from configs.errors import NyalaError, SettingsError
 from configs.hashes import code_hash, data_files, data_hash
 from configs.loader import save
-from configs.settings import Settings
+from configs.settings import RunSettings, Settings
 
 from .placement import environment_of
 from .process import PYTHON
@@ -48,12 +48,13 @@ def is_made(settings: Settings, folder: Path) -> bool:
 
 def stamp(settings: Settings) -> str:
     """Hash everything that the model depends on."""
-    environment = settings.run.environment
-    own = {"code": code_hash(environment, setting="run.environment")} if ":" in environment else {}
-    own |= {key: data_hash(name) for key, name in data_files(settings.run).items()}
-    parts = own | {
-        "run": settings.run.model_dump(
-            mode="json", include={"seed", "environment", "environment_settings"}
+    run = settings.run
+    alone = [_contents(each) for each in run.by_environment.values()]
+    names = {"seed", "environment", "environment_settings"}
+    parts: dict[str, object] = {**({"environments": alone} if run.environments else alone[0])}
+    parts |= {
+        "run": run.model_dump(
+            mode="json", include=names | ({"environments"} if run.environments else set())
         ),
         "learner": {
             key: value
@@ -62,6 +63,13 @@ def stamp(settings: Settings) -> str:
         },
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _contents(run: RunSettings) -> dict[str, str]:
+    """Hash the code and the data of a run that has one environment."""
+    name = run.environment
+    own = {"code": code_hash(name, setting="run.environment")} if ":" in name else {}
+    return own | {key: data_hash(name) for key, name in data_files(run).items()}
 
 
 def make_if_needed(

@@ -27,12 +27,11 @@ def resolve(settings: Settings) -> Settings:
     model = Path(run.model).expanduser()
     if run.model != "init" and model.exists():
         changes["model"] = str(model.resolve())
-    changes["environment"] = _absolute(run.environment)
-    changes["environment_settings"] = run.environment_settings | _absolute_data(run)
-    if isinstance(run.reward, str):
-        changes["reward"] = _absolute(run.reward)
-    elif run.reward is not None:
-        changes["reward"] = [_absolute(reward) for reward in run.reward]
+    changes |= _own_files(run)
+    changes["environments"] = tuple(
+        each.model_copy(update=_own_files(alone) | {"reward": _absolutes(each.reward)})
+        for each, alone in zip(run.environments, run.by_environment.values(), strict=False)
+    )
     resolved = settings.model_copy(update={"run": run.model_copy(update=changes)})
     if settings.broker.keys is not None:
         keys = settings.broker.keys.expanduser().resolve()
@@ -152,6 +151,22 @@ def _command(
 ) -> Command:
     arguments = (*PYTHON, package, "--config", str(folder.config), *flags)
     return Command(name, role, arguments, folder.log(name), environment)
+
+
+def _own_files(run: RunSettings) -> dict[str, object]:
+    """Make the files of a run that has one environment absolute."""
+    return {
+        "environment": _absolute(run.environment),
+        "environment_settings": run.environment_settings | _absolute_data(run),
+        "reward": _absolutes(run.reward),
+    }
+
+
+def _absolutes(code: str | list[str] | None) -> str | list[str] | None:
+    """Make the files of several functions absolute."""
+    if isinstance(code, list):
+        return [_absolute(each) for each in code]
+    return None if code is None else _absolute(code)
 
 
 def _absolute(code: str) -> str:

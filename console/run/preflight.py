@@ -9,15 +9,16 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from actors.chat import read_prompt
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
-from actors.environments.base import tools_of
+from actors.environments.base import Conversation, tools_of
 from actors.environments.deadline import call_within
-from actors.environments.registry import check_environment, example_parts
+from actors.environments.registry import check_environment, example_parts, naming
 from actors.rewards.pool import check_reward as try_reward
 from broker.transport.keys import SERVERS, load_pair
 from buffer.store import Store
@@ -151,10 +152,17 @@ def check_model(run: RunSettings) -> None:
 
 
 def check_reward(settings: Settings) -> None:
-    """Environment and reward load, and score one sample; its prompt suits the model."""
-    run = settings.run
-    try_reward(run, settings.actors)
-    sample = call_within(REWARD_TIMEOUT_S, lambda: check_environment(run), what="run.environment")
+    """Each environment and its reward load, and score one sample; its prompt suits the model."""
+    for run in settings.run.by_environment.values():
+        with naming(run):
+            work = partial(check_environment, run)
+            sample = call_within(REWARD_TIMEOUT_S, work, what="run.environment")
+            try_reward(run, settings.actors, sample)
+            _check_prompt(run, sample)
+
+
+def _check_prompt(run: RunSettings, sample: Conversation) -> None:
+    """The prompt is short enough, and the model's template takes its messages and tools."""
     prompt, tools = read_prompt(sample.prompt), tools_of(sample)
     if run.model == "init":
         if tools or not isinstance(prompt, str):
@@ -177,11 +185,15 @@ def weights_warning(settings: Settings) -> str | None:
     weights, run = settings.rewards.weights, settings.run
     if not weights:
         return None
+    known: set[str] = set()
     try:
-        parts = call_within(REWARD_TIMEOUT_S, lambda: example_parts(run), what="run.environment")
+        for alone in run.by_environment.values():
+            with naming(alone):
+                work = partial(example_parts, alone)
+                known |= call_within(REWARD_TIMEOUT_S, work, what="run.environment")
+            known |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
     except NyalaError as error:
         return f"the names in rewards.weights were not checked: {error}"
-    known: set[str] = {*parts, *run.reward_functions, *(["environment"] if run.reward else [])}
     missing = [name for name in weights if name not in known]
     if not missing:
         return None

@@ -12,12 +12,12 @@ from actors.chat import Message, Prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.dataset.environment import Dataset
 from actors.environments.dataset.examination import Finding, examine
-from actors.environments.registry import make_environment
+from actors.environments.registry import make_environment, naming
 from actors.rewards.functions import RewardSample
 from actors.rewards.pool import RewardPool
 from configs.errors import RewardError, SettingsError
 from configs.loader import load
-from configs.settings import RunSettings, Settings
+from configs.settings import ActorSettings, RunSettings
 from console.arguments import AsJson, Config, ConfigOption, Overrides, one_of
 
 from .tables import Facts, print_facts
@@ -53,23 +53,38 @@ def check(
     Example: `nyala data check mine.yaml`
     """
     settings = load(one_of(config, config_option), overrides or ())
-    if settings.run.environment != "dataset":
+    environments = settings.run.by_environment.items()
+    found = []
+    for name, run in environments:
+        if run.environment == "dataset":
+            with naming(run):
+                title = f"{run.environment_settings.get('path')}, as {run.name} would train on it"
+                own = {"environment": name} if len(environments) > 1 else {}
+                rows_found = [own | each._asdict() for each in _examine(run, settings.actors, rows)]
+                found.append(Facts(title, rows_found))
+    if not found:
+        names = ", ".join(run.environment for _, run in environments)
         raise SettingsError(
-            f"run.environment must be dataset, got {settings.run.environment}; only rows of a file "
-            f"can be counted"
+            f"run.environment must be dataset, got {names}; only rows of a file can be counted"
         )
+    if as_json:
+        print_facts(Facts("", [row for facts in found for row in facts.rows]), as_json=True)
+        return
+    for facts in found:
+        print_facts(facts, as_json=False)
+
+
+def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[Finding]:
+    """Look at the dataset of a run that has one environment."""
     questions = {
         key: value
-        for key, value in settings.run.environment_settings.items()
+        for key, value in run.environment_settings.items()
         if not key.startswith("factory")
     }
-    dataset = make_environment(settings.run.model_copy(update={"environment_settings": questions}))
+    dataset = make_environment(run.model_copy(update={"environment_settings": questions}))
     assert isinstance(dataset, Dataset)
-    findings = list(examine(dataset, settings.run, tokens=_counter(settings.run), rows=rows))
-    if settings.run.reward_functions:
-        findings += asyncio.run(_rewards(dataset, settings))
-    title = f"{settings.run.environment_settings['path']}, as {settings.run.name} would train on it"
-    print_facts(Facts(title, [finding._asdict() for finding in findings]), as_json=as_json)
+    findings = list(examine(dataset, run, tokens=_counter(run), rows=rows))
+    return findings + (asyncio.run(_rewards(dataset, run, actors)) if run.reward else [])
 
 
 def _counter(run: RunSettings) -> Callable[[Prompt], int]:
@@ -79,10 +94,10 @@ def _counter(run: RunSettings) -> Callable[[Prompt], int]:
     return lambda prompt: len(tokenizer.encode_prompt(prompt))
 
 
-async def _rewards(dataset: Dataset, settings: Settings) -> list[Finding]:
+async def _rewards(dataset: Dataset, run: RunSettings, actors: ActorSettings) -> list[Finding]:
     """Let reward functions judge right answers, where there are any, and empty ones."""
-    items = [dataset.begin(index, 0, held_out=False) for index in range(SAMPLES)]
-    pool = RewardPool(settings.run, settings.actors)
+    items = [dataset.begin(index, 0, held_out=not run.is_trained) for index in range(SAMPLES)]
+    pool = RewardPool(run, actors)
     found = []
     try:
         await pool.try_out(items[0])

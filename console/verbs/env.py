@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 
 from actors.assembly import make_engine
 from actors.chat import text_of
+from actors.engine.engine import Engine
 from actors.engine.tokenizer import ModelTokenizer
-from actors.environments.base import Environment
-from actors.environments.registry import make_environment
+from actors.environments.registry import make_environment, naming
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.play import Played, echo, follow_script, play, play_model
 from actors.rewards.pool import Parts, RewardPool
 from broker.protocol.messages import TaskSpec
 from configs.errors import RewardError, SettingsError
 from configs.loader import load
-from configs.settings import Settings
+from configs.settings import ActorSettings, RunSettings, Settings
 from console.arguments import AsJson, Config, ConfigOption, Overrides, one_of
 from console.display.display import print_line
 from console.run.run_folder import RunFolder
@@ -52,6 +53,7 @@ class Policy(StrEnum):
 class Shown:
     """An episode, who played it, and what the reward functions of the run give for it."""
 
+    environment: str
     policy: Policy
     played: Played
     rewards: Parts | RewardError
@@ -62,6 +64,13 @@ class Shown:
         if isinstance(self.rewards, RewardError):
             return None
         return sum(self.rewards.values()) if self.rewards else self.played.score.reward
+
+
+class Model(NamedTuple):
+    """The model of a run, ready to play."""
+
+    engine: Engine
+    tokenizer: ModelTokenizer
 
 
 @app.callback()
@@ -96,29 +105,48 @@ def show(
         return
     console = Console()
     for each in shown:
-        _print(console, each)
+        _print(console, each, of=f" of {each.environment}" * bool(settings.run.environments))
 
 
 async def _play_all(settings: Settings, policies: Sequence[Policy], n: int) -> list[Shown]:
-    run, limit_s = settings.run, settings.actors.environment_timeout_s
+    async with AsyncExitStack() as stack:
+        model: Model | None = None
+        if Policy.MODEL in policies:
+            await stack.enter_async_context(asyncio.timeout(LONGEST_S))
+            model = await stack.enter_async_context(_model(settings))
+        shown = []
+        for name, run in settings.run.by_environment.items():
+            with naming(run):
+                played = await _play_one(run, settings.actors, policies, n, model)
+                rewards = await _judge(run, settings.actors, [each for _, each in played])
+            shown += [
+                Shown(name, *pair, given) for pair, given in zip(played, rewards, strict=True)
+            ]
+        return shown
+
+
+async def _play_one(
+    run: RunSettings, actors: ActorSettings, policies: Sequence[Policy], n: int, model: Model | None
+) -> list[tuple[Policy, Played]]:
+    """Let everyone play an environment."""
     environment = make_environment(run)
-    specs = [TaskSpec(i, i, SEED, "train", run.temperature) for i in range(n)]
+    purpose, limit_s = "train" if run.is_trained else "eval", actors.environment_timeout_s
+    specs = [TaskSpec(i, i, SEED, purpose, run.temperature) for i in range(n)]
     played: list[tuple[Policy, Played]] = []
     for policy, speak in ((Policy.SCRIPT, follow_script), (Policy.ECHO, echo)):
         if policy in policies:
             found = [await play(environment, spec, speak, limit_s=limit_s) for spec in specs]
             played += [(policy, each) for each in found]
-    if Policy.MODEL in policies:
-        async with asyncio.timeout(LONGEST_S):
-            found = await _play_model(settings, environment, specs)
+    if model is not None:
+        maker = EpisodeMaker(model.tokenizer, run, "env-test", limit_s=limit_s)
+        found = await play_model(model.engine, model.tokenizer, maker, environment, specs)
         played += [(Policy.MODEL, each) for each in found]
-    rewards = await _judge(settings, [each for _, each in played])
-    return [Shown(*pair, given) for pair, given in zip(played, rewards, strict=True)]
+    return played
 
 
-async def _play_model(
-    settings: Settings, environment: Environment, specs: Sequence[TaskSpec]
-) -> list[Played]:
+@asynccontextmanager
+async def _model(settings: Settings) -> AsyncIterator[Model]:
+    """Start the engine of the run's model, and end it."""
     run = settings.run
     if run.model == "init" and not (RunFolder(run.folder).init / "config.json").exists():
         raise SettingsError(
@@ -126,30 +154,33 @@ async def _play_model(
             f"with `nyala init-model`, or leave it out with --policy script --policy echo"
         )
     tokenizer = ModelTokenizer.of(run)
-    maker = EpisodeMaker(tokenizer, run, "env-test", limit_s=settings.actors.environment_timeout_s)
     engine, _ = make_engine(settings)
     await engine.start()
     try:
-        return await play_model(engine, tokenizer, maker, environment, specs)
+        yield Model(engine, tokenizer)
     finally:
         await engine.close()
 
 
-async def _judge(settings: Settings, played: Sequence[Played]) -> list[Parts | RewardError]:
-    if not settings.run.reward_functions:
+async def _judge(
+    run: RunSettings, actors: ActorSettings, played: Sequence[Played]
+) -> list[Parts | RewardError]:
+    if not run.reward_functions:
         return [{} for _ in played]
-    pool = RewardPool(settings.run, settings.actors)
+    pool = RewardPool(run, actors)
     try:
         return await pool.score([each.sample for each in played])
     finally:
         await pool.close()
 
 
-def _print(console: Console, shown: Shown) -> None:
+def _print(console: Console, shown: Shown, *, of: str) -> None:
     played, sample = shown.played, shown.played.sample
     failed = isinstance(shown.rewards, RewardError)
     reward = f"no reward: {shown.rewards}" if failed else f"reward {shown.reward:.3f}"
-    print_line(console, f"{shown.policy}, item {sample.index}: {reward}, ended by {played.ended}")
+    print_line(
+        console, f"{shown.policy}, item {sample.index}{of}: {reward}, ended by {played.ended}"
+    )
     lines = [("prompt", text_of(sample.prompt))]
     lines += [
         ("policy" if turn.role == "assistant" else "environment", turn.content)
@@ -169,6 +200,7 @@ def _as_json(shown: Shown) -> dict[str, Any]:
     played, sample = shown.played, shown.played.sample
     failed = isinstance(shown.rewards, RewardError)
     return {
+        "environment": shown.environment,
         "policy": shown.policy,
         "item": sample.index,
         "prompt": text_of(sample.prompt),

@@ -72,8 +72,11 @@ class Session:
         except KeyboardInterrupt:
             outcome = None
         run = self._settings.run
-        task = run.environment_settings.get("dataset", run.environment)
-        plot = draw_reward(self._folder, title=f"{run.name}: {task}")
+        tasks = [
+            each.environment_settings.get("dataset", name) if not run.environments else name
+            for name, each in run.by_environment.items()
+        ]
+        plot = draw_reward(self._folder, title=f"{run.name}: {', '.join(tasks)}")
         if outcome is not None and outcome.is_finished:
             print_result(self._console, self._folder)
             return 0

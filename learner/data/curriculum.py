@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -48,6 +48,17 @@ def training_task(run: RunSettings, task_id: int) -> TaskSpec:
     )
 
 
+def environment_by_group(run: RunSettings, ledger: Ledger) -> Callable[[int], str]:
+    """Return what names the environment of a group; a second try has that of its prompt."""
+    names, mixture = list(run.by_environment), run.mixture
+
+    def name(group_id: int) -> str:
+        asked = ledger.facts.second_tries.get(group_id, group_id)
+        return names[mixture.training(asked).environment]
+
+    return name
+
+
 def training_tasks(
     run: RunSettings, group_ids: Iterable[int], second_tries: Mapping[int, int]
 ) -> list[NewTask]:
@@ -68,21 +79,26 @@ def training_tasks(
     return tasks
 
 
-def eval_task(run: RunSettings, index: int, task_id: int) -> TaskSpec:
+def eval_task(run: RunSettings, index: int, task_id: int, *, sampled: bool = False) -> TaskSpec:
     """Make the spec of held-out item `index`; every round asks the same questions."""
     return TaskSpec(
         group_id=task_id,
         index=index,
         seed=_seed(run.seed, "eval", index),
         purpose="eval",
-        temperature=0.0,
+        temperature=run.temperature if sampled else 0.0,
     )
 
 
-def eval_task_id(run: RunSettings, lineage: int, step: int, index: int) -> int:
+def num_eval_tasks(run: RunSettings) -> int:
+    """Count the tasks of a round: each question greedily, then `run.eval_samples` times sampled."""
+    return run.mixture.num_questions * (1 + run.eval_samples)
+
+
+def eval_task_id(run: RunSettings, lineage: int, step: int, number: int) -> int:
     """Number an evaluation task; no number occurs in two rounds or two lineages."""
     round_number = lineage * (run.steps + 1) + step
-    return EVAL_BASE + round_number * run.eval_episodes + index
+    return EVAL_BASE + round_number * num_eval_tasks(run) + number
 
 
 def units_to_create(stats: Stats, *, steps: int, units_per_batch: int, ahead: int) -> int:

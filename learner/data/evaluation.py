@@ -1,4 +1,6 @@
-"""Evaluation rounds beside training: held-out questions, answered greedily by one policy version.
+"""Evaluation rounds beside training: held-out questions, answered by one policy version.
+
+Each question is answered greedily, and `run.eval_samples` times as in training.
 
 A round is created, collected while training goes on, and closed when it is complete or at its
 deadline, which begins when actors sample. Consumes the store's evaluation results; waits only at
@@ -8,27 +10,27 @@ the end of the run, up to `learner.eval_timeout_s`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import structlog
 
 from broker.protocol.codec import encode_spec
 from buffer import operations
-from buffer.operations.values import EvalRound, NewTask
+from buffer.operations.values import NewTask
 from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import RecordError
 from configs.settings import RunSettings
 
-from .curriculum import eval_task, eval_task_id
+from .answers import Answer, environment_figures, figures_of
+from .curriculum import eval_task, eval_task_id, num_eval_tasks
 from .ledger import Ledger
 from .retrying_store import RetryingStore
 
 log = structlog.get_logger()
 
-COLLECT_EVERY_S = 0.5  # each time reads all results so far
+COLLECT_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,14 @@ class Evaluation:
     step: int
     """Batches trained by the policy that answered."""
     accuracy: float
-    """Mean of the reward's part `exact` (of the reward itself where it has no such part)."""
+    """Mean of the reward's part `exact` (of the reward itself where it has no such part), of greedy
+    answers."""
     reward: float
+    """Of greedy answers."""
+    sampled: dict[str, float]
+    """`avg@n` and `pass@k` of sampled answers; empty where none are asked for."""
+    environments: dict[str, dict[str, float]]
+    """Name of an environment -> the same figures of its answers alone."""
     episodes: int
     """Answers that arrived in time."""
     expected: int
@@ -54,17 +62,18 @@ class Evaluation:
 
 def is_due(run: RunSettings, step: int) -> bool:
     """Whether the policy after `step` batches is evaluated."""
-    if not run.eval_episodes:
+    if not run.mixture.num_questions:
         return False
     return step in (0, run.steps) or bool(run.eval_every and step % run.eval_every == 0)
 
 
 def round_tasks(run: RunSettings, lineage: int, step: int) -> list[NewTask]:
     """Make the tasks of a round; only actors at version (lineage, step) or newer lease them."""
+    first, questions = eval_task_id(run, lineage, step, 0), run.mixture.num_questions
     tasks = []
-    for index in range(run.eval_episodes):
-        task_id = eval_task_id(run, lineage, step, index)
-        spec = encode_spec(eval_task(run, index, task_id))
+    for number in range(num_eval_tasks(run)):
+        task_id, (sample, index) = first + number, divmod(number, questions)
+        spec = encode_spec(eval_task(run, index, task_id, sampled=sample > 0))
         tasks.append(NewTask(task_id, task_id, spec, eval_step=step))
     return tasks
 
@@ -99,6 +108,7 @@ class Evaluations:
         self._clock = clock
         self._open: list[_Open] = []
         self._is_sampled = False
+        self._names, self._mixture = list(run.by_environment), run.mixture
         self._collected_at = -COLLECT_EVERY_S
 
     def begin(self, step: int) -> None:
@@ -121,15 +131,20 @@ class Evaluations:
         self._collected_at = now
         for round_ in list(self._open):
             result = self._store.run(operations.eval_round(self._lineage, round_.step))
-            self._is_sampled = self._is_sampled or bool(result.records or result.failed)
+            self._is_sampled = self._is_sampled or bool(result.done or result.failed)
             if not self._is_sampled:
                 round_.counted_from = now
             if result.unfinished and now - round_.counted_from < self._timeout_s:
                 continue
+            first = eval_task_id(self._run, self._lineage, round_.step, 0)
+            ids = range(first, first + num_eval_tasks(self._run))
+            result = self._store.run(operations.eval_round(self._lineage, round_.step, ids))
+            if result.unfinished and now - round_.counted_from < self._timeout_s:
+                continue  # Redis lost answers in the meantime
             self._open.remove(round_)
             self._ledger.close_round(round_.step)
             self._store.run(operations.close_eval(self._lineage, round_.step))
-            self._close(round_, result, now)
+            self._close(round_, result.records, now)
 
     def finish(self, *, until: Callable[[], bool]) -> None:
         """Wait until every open round has closed, each by its own deadline, or `until` is true."""
@@ -138,30 +153,40 @@ class Evaluations:
             self.collect()
             time.sleep(0.05)
 
-    def _close(self, round_: _Open, result: EvalRound, now: float) -> None:
-        episodes = [episode for record in result.records.values() if (episode := _read(record))]
-        if not episodes:
-            log.warning("an evaluation had no answer", step=round_.step)
+    def _close(self, round_: _Open, records: Mapping[int, bytes], now: float) -> None:
+        answers = self._answers(round_.step, records)
+        figures = figures_of(answers)
+        if "accuracy" not in figures:
+            log.warning("an evaluation had no greedy answer", step=round_.step)
             return
+        episodes = [answer.episode for answer in answers]
         writers = [{span.version for span in e.completion.versions} for e in episodes]
         evaluated = PolicyVersion(self._lineage, round_.step)
         self._report(
             Evaluation(
                 step=round_.step,
-                accuracy=float(np.mean([exactness(episode) for episode in episodes])),
-                reward=float(np.mean([episode.reward for episode in episodes])),
-                episodes=len(episodes),
-                expected=self._run.eval_episodes,
+                accuracy=figures.pop("accuracy"),
+                reward=figures.pop("reward"),
+                sampled=figures,
+                environments=environment_figures(answers, self._names),
+                episodes=len(answers),
+                expected=num_eval_tasks(self._run),
                 versions=[list(version) for version in sorted(set().union(*writers))],
                 off_version=sum(versions != {evaluated} for versions in writers),
                 wall_s=round(now - round_.created, 3),
             )
         )
 
-
-def exactness(episode: Episode) -> float:
-    """Grade an answer: 0 to 1 = right."""
-    return episode.reward_parts.get("exact", episode.reward)
+    def _answers(self, step: int, records: Mapping[int, bytes]) -> list[Answer]:
+        """Read records; what a task asked follows from its number in the round."""
+        first = eval_task_id(self._run, self._lineage, step, 0)
+        answers = []
+        for task_id, record in sorted(records.items()):
+            sample, question = divmod(task_id - first, self._mixture.num_questions)
+            environment = self._mixture.held_out(question).environment
+            if (episode := _read(record)) is not None:
+                answers.append(Answer(self._names[environment], question, sample, episode))
+        return answers
 
 
 def _read(record: bytes) -> Episode | None:

@@ -6,7 +6,7 @@ Owns the totals of the run, and which alerts have been logged. Rank 0 alone has 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 
 import structlog
@@ -17,7 +17,7 @@ from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 
 from .journal import Journal
-from .metrics import BatchFigures, StepTimes, Totals, batch_figures
+from .metrics import BatchFigures, StepTimes, Totals, batch_figures, environment_figures
 
 log = structlog.get_logger()
 
@@ -33,6 +33,7 @@ class BatchLog:
         lineage: int,
         lineages: dict[int, int],
         totals: Totals,
+        environment_of: Callable[[int], str],
     ) -> None:
         """Continue the counts of a checkpoint.
 
@@ -42,11 +43,13 @@ class BatchLog:
             lineage: The learner's own.
             lineages: lineage -> step it forked at.
             totals: Of the run so far; copied.
+            environment_of: Names the environment of a group.
         """
         self._journal = journal
         self._dropped = dropped
         self._lineage = lineage
         self._lineages = lineages
+        self._environment_of = environment_of
         self.totals = replace(totals)
         self._counted_from: float | None = None
         self._began = time.monotonic()
@@ -85,6 +88,7 @@ class BatchLog:
                 "time": time.time(),
                 "is_replay": batch.is_replay,
                 **asdict(figures),
+                "environments": environment_figures(batch.episodes, self._environment_of),
                 **_training_figures(trained),
                 "alerts": [alert.name for alert in alerts],
                 "sampling_alarms": sampling_alarms,

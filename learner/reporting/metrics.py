@@ -7,7 +7,7 @@ span a restart are in `Totals`, which each checkpoint carries.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +125,36 @@ def batch_figures(
         reused_policy_lag_mean=float(reused_lags_N.mean()) if len(reused_lags_N) else 0.0,
         reuse_count_max=max(uses.values(), default=0),
     )
+
+
+def environment_figures(
+    episodes: Sequence[Episode], environment_of: Callable[[int], str]
+) -> dict[str, dict[str, float]]:
+    """Count the contents of a batch by environment.
+
+    Args:
+        episodes: All of them.
+        environment_of: Names the environment of a group.
+
+    Returns:
+        Name of an environment -> `episodes`, `groups`, `zero_variance_groups`, `reward_mean`, and
+        `accuracy`, the mean of the reward's part `exact`, where it has one.
+    """
+    by_name: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        by_name[environment_of(episode.group_id)].append(episode)
+    return {name: _figures_of(by_name[name]) for name in sorted(by_name)}
+
+
+def _figures_of(episodes: Sequence[Episode]) -> dict[str, float]:
+    figures: dict[str, float] = {
+        "episodes": len(episodes),
+        "groups": len({episode.group_id for episode in episodes}),
+        "zero_variance_groups": _zero_variance_groups(episodes),
+        "reward_mean": float(np.mean([episode.reward for episode in episodes])),
+    }
+    exact = [e.reward_parts["exact"] for e in episodes if "exact" in e.reward_parts]
+    return figures | ({"accuracy": float(np.mean(exact))} if exact else {})
 
 
 def _trained_lags(

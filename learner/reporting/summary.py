@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from buffer.operations.values import Stats
 from configs.settings import RunSettings
 from learner.training.guards import GuardState
 from learner.weights.log import paused_fraction
 
-from .metrics import Figure, Totals
+from .metrics import Totals
 
 
 def summarise(
@@ -17,7 +18,7 @@ def summarise(
     totals: Totals,
     guards: GuardState,
     stats: Stats,
-    evaluations: Sequence[dict[str, Figure]],
+    evaluations: Sequence[dict[str, Any]],
 ) -> dict[str, object]:
     """Return the figures of the whole run.
 
@@ -31,9 +32,15 @@ def summarise(
     paused = paused_fraction(run.folder)
     span_s = totals.busy_span_s
     accuracy = {line["step"]: line["accuracy"] for line in evaluations}
+    last = next((line for line in evaluations if line["step"] == run.steps), {})
+    by_environment = last.get("environments") if run.environments else None
     return {
         "held_out_accuracy_before": accuracy.get(0),
         "held_out_accuracy_after": accuracy.get(run.steps),
+        "held_out_accuracy_by_environment": {
+            name: figures.get("accuracy") for name, figures in (by_environment or {}).items()
+        },
+        "held_out_sampled": last.get("sampled", {}),
         "steps": run.steps,
         "episodes": totals.episodes,
         "reused_episodes": totals.reused_episodes,

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from actors.environments.base import Conversation
+from actors.environments.calculator import Calculator
+from actors.environments.calls import EnvironmentSource
 from actors.loop import Phase
 from broker.protocol.messages import Failure
 from broker.server.store_cache import PUBLICATION_S
@@ -357,6 +362,49 @@ def test_a_reward_function_judges_and_what_it_refuses_is_dead(redis_url, keys, t
             assert episode.reward_parts["environment"] == 1.0
 
     in_ring(redis_url, keys, story, groups=3)
+
+
+class Waiting:
+    """The calculator behind a network."""
+
+    async def begin(self, index: int, seed: int, *, held_out: bool) -> Conversation:
+        await asyncio.sleep(0)
+        return Calculator().begin(index, seed, held_out=held_out)
+
+
+@pytest.mark.slow
+def test_tasks_of_several_environments_are_asked_and_judged_in_their_own(redis_url, keys, tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(
+        "def f(completion, index, data_source):\n"
+        "    return 100 + index if data_source == 'waiting' else -1\n"
+    )
+    run = {
+        "environments": [
+            {"name": "plain", "environment": "calculator", "share": 2},
+            {"name": "waiting", "environment": "calculator", "reward": f"{path}:f"},
+        ]
+    }
+    waiting: Any = Waiting
+    sources = [EnvironmentSource(Calculator, is_shared=True), EnvironmentSource(waiting, True)]
+
+    async def story(ring):
+        actor = Actor(ring, "a", run=run, environments=sources)
+        await until(ring, lambda stats: stats.buffered == 12 * GROUP)
+        made = await episodes(ring, 12 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        mixture, calculator = actor.settings.run.mixture, Calculator()
+        places = {group: mixture.training(group) for group in range(12)}
+        assert Counter(place.environment for place in places.values()) == {0: 8, 1: 4}
+        for episode in made:
+            environment, index = places[episode.group_id]
+            prompt = CharacterTokenizer().decode(episode.prompt_ids.tolist())
+            assert prompt == calculator.begin(index, 0, held_out=False).prompt
+            assert episode.reward == (100 + index if environment else 1.0)
+
+    in_ring(redis_url, keys, story, groups=12)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 
+from actors.environments.registry import check_environment
 from actors.rewards import process as reward_process
 from actors.rewards.functions import RewardSample
 from actors.rewards.pool import RewardPool, check_reward
@@ -92,7 +93,7 @@ def test_check_describes_every_function(tmp_path: Path) -> None:
     )
 
     settings = _settings([one, two])
-    described = check_reward(settings.run, settings.actors)
+    described = check_reward(settings.run, settings.actors, check_environment(settings.run))
 
     assert described == f"{one}, called with a sample; {two}, called with a batch"
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from actors.environments.registry import check_environment
 from actors.rewards.functions import RewardSample
 from actors.rewards.pool import check_reward
 from actors.rewards.process import RewardProcess
@@ -243,7 +244,7 @@ def make_settings(reward: str | None) -> Settings:
 
 
 def check(settings: Settings) -> str:
-    return check_reward(settings.run, settings.actors)
+    return check_reward(settings.run, settings.actors, check_environment(settings.run))
 
 
 def test_check_describes_what_will_judge(write):

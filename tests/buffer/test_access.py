@@ -119,7 +119,7 @@ def _learn(learner: Store) -> None:
     learner.run(operations.recovered(1, "f" * 40))
     for look in (operations.known_tasks(), operations.committed_tasks(), operations.lineages()):
         learner.run(look)
-    learner.run(operations.eval_round(1, 0))
+    learner.run(operations.eval_round(1, 0, [EVAL_BASE]))
     learner.run(operations.close_eval(1, 0))
     learner.run(operations.closed())
 

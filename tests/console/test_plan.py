@@ -126,6 +126,20 @@ def test_neither_do_those_that_pythonpath_names(tmp_path: Path) -> None:
     assert succeeds(nyala, "--help", folder=tmp_path, **given)
 
 
+def test_files_of_each_environment_become_absolute(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("")
+    own = "{environment: 'env.py:Guess', reward: ['a.py:f', 'm:g']}"
+    data = "{environment: dataset, environment_settings: {path: a.jsonl}}"
+
+    found, rows = settings(tmp_path, f"run.environments=[{own}, {data}]").run.environments
+
+    assert rows.environment_settings == {"path": f"{tmp_path}/a.jsonl"}
+    assert rows.reward is None
+    assert found.environment == f"{tmp_path}/env.py:Guess"
+    assert found.reward == [f"{tmp_path}/a.py:f", "m:g"]
+
+
 def test_files_of_the_users_code_become_absolute(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = settings(tmp_path, "run.environment=env.py:Env", "run.reward=rewards.py:f").run

@@ -195,6 +195,24 @@ def test_a_good_reward_file_passes(tmp_path):
     preflight.check_reward(settings(reward=f"{path}:score"))
 
 
+def test_each_environment_of_several_is_checked_and_the_bad_one_is_named(tmp_path):
+    path = tmp_path / "reward.py"
+    path.write_text(GOOD_REWARD)
+    good = {"name": "good", "environment": "calculator", "reward": f"{path}:score"}
+    bad = {"name": "bad", "environment": "calculator", "environment_settings": {"operand": 3}}
+
+    def check(*environments):
+        run = RunSettings(model="init", environments=environments)
+        preflight.check_reward(Settings(run=run))
+
+    check(good)
+    check(good, {"environment": "calculator", "share": 0})
+    with pytest.raises(SettingsError, match=r"^bad: run\.environment_settings\.operand must"):
+        check(good, bad)
+    with pytest.raises(NyalaError, match=r"^good: run\.reward must be a function of"):
+        check(good | {"reward": f"{path}:none"})
+
+
 def test_more_ranks_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
 

@@ -104,6 +104,24 @@ def test_a_learner_that_comes_back_takes_its_progress_back(tmp_path):
     assert (progress.look().step, progress.look().accuracy) == (1, 0.1)
 
 
+def test_the_newest_accuracy_of_each_environment_is_shown_where_there_are_several(tmp_path):
+    folder = RunFolder(tmp_path)
+    progress = RunProgress(folder, steps=10)
+    one = {"step": 0, "accuracy": 0.1, "environments": {"sums": {"accuracy": 0.1}}}
+    write(folder.evaluations, one)
+    assert progress.look().accuracies == {}
+
+    both = {"sums": {"accuracy": 0.5}, "words": {"accuracy": 0.25}, "late": {"episodes": 0}}
+    write(folder.evaluations, one, {"step": 3, "accuracy": 0.4, "environments": both})
+
+    shown = figures(View(progress.look(), {}, 1))
+    assert list(shown.items())[1:4] == [
+        ("accuracy", "0.400"),
+        ("of sums", "0.500"),
+        ("of words", "0.250"),
+    ]
+
+
 def test_a_long_run_takes_no_more_memory_than_its_last_batches(tmp_path):
     folder = RunFolder(tmp_path)
     progress = RunProgress(folder, steps=100_000)

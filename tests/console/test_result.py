@@ -11,6 +11,20 @@ def test_what_did_not_happen_is_left_out_and_what_is_not_known_is_a_dash():
     assert rows == {"  dead": "0", "held-out accuracy after": "-"}
 
 
+def test_what_was_evaluated_is_shown_by_environment_and_for_sampled_answers():
+    rows = rows_of(
+        {
+            "held_out_accuracy_by_environment": {"sums": 0.5, "words": None},
+            "held_out_sampled": {"avg@2": 0.25, "pass@1": 0.25},
+        }
+    )
+
+    assert rows == {
+        "  by environment": "sums 0.500",
+        "  of sampled answers": "avg@2 0.250, pass@1 0.250",
+    }
+
+
 def test_what_happened_is_counted_with_its_reasons():
     rows = rows_of(
         {"rollbacks": 2, "tasks_dropped_by_reason": {"stale": 1600, "zero_variance": 3}, "new": [1]}

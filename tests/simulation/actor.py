@@ -148,8 +148,8 @@ class MovingWeights:
 class InlineEnvironment(EnvironmentWorkers):
     """The environment's work without its threads, which would run in real time."""
 
-    def open(self, source: EnvironmentSource) -> None:
-        self._environment = source.make()
+    def open(self, sources: Sequence[EnvironmentSource]) -> None:
+        self._environment = sources[0].make()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
 
     def put(
@@ -255,7 +255,7 @@ class Actor:
 
     async def _prepare(self) -> EpisodeTools:
         maker = EpisodeMaker(CharacterTokenizer(), self._settings.run, self._name)
-        return EpisodeTools(maker, EnvironmentSource(Talks), None)
+        return EpisodeTools(maker, [EnvironmentSource(Talks)], [None])
 
 
 def _outcome(work: Coroutine[Any, Any, Any]) -> Any:

@@ -131,17 +131,17 @@ class Dataset:
         self._rows = open_rows(self._settings.path, split=self._settings.split)
         self._held_out_rows = self._rows
         self._training, self._held_out = self._divide()
-        if not self._training:
-            raise SettingsError(
-                f"run.environment_settings.path must have rows to train on, got "
-                f"{len(self._rows)} in {self._settings.path}, all of them held out"
-            )
         self._order = lru_cache(CACHED_ORDERS)(self._shuffle)
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> DatasetConversation:  # noqa: ARG002 - a row is its number
         """Make the conversation of an item; members of a group share it, whatever their seeds."""
         if held_out:
             return DatasetConversation(self._held_out_row(index), self._settings)
+        if not self._training:
+            raise SettingsError(
+                f"run.environment_settings.path must have rows to train on, got "
+                f"{len(self._rows)} in {self._settings.path}, all of them held out"
+            )
         turn, place = divmod(index, len(self._training))
         row = self._rows[self._training[int(self._order(turn)[place])]]
         return DatasetConversation(row, self._settings)

@@ -133,7 +133,7 @@ def test_a_row_that_cannot_be_asked_or_scored_is_named(
     given = {"path": str(path), "prompt": "question", "answer": "answer", "scorer": "numeric"}
 
     with pytest.raises(SettingsError, match=answer):
-        Dataset(**given | settings)
+        Dataset(**given | settings).begin(0, 0, held_out=False)
 
 
 def test_settings_that_are_wrong_are_named(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ async def play(
     settings = {"environment_workers": 8, "environment_timeout_s": limit_s} | options
     workers = EnvironmentWorkers(ActorSettings(**settings))
     first = kind()
-    workers.open(EnvironmentSource.of(first, first, kind))
+    workers.open([EnvironmentSource.of(first, first, kind)])
     maker = EpisodeMaker(CharacterTokenizer(), RunSettings(model="-"), "me", limit_s=limit_s)
     serving = asyncio.create_task(workers.serve())
     helds = [HeldLease(Lease(n, 1, SPEC, 0), 0, 0.0) for n in range(episodes)]
@@ -235,7 +235,7 @@ def test_an_environment_that_always_hangs_is_given_up():
         settings = ActorSettings(environment_workers=1, environment_timeout_s=0.2)
         workers = EnvironmentWorkers(settings)
         first = Dead()
-        workers.open(EnvironmentSource.of(first, first, Dead))
+        workers.open([EnvironmentSource.of(first, first, Dead)])
         for number in range(8):
             held = HeldLease(Lease(number, 1, SPEC, 0), 0, 0.0)
             workers.put(held, _stepping, lambda _: None)

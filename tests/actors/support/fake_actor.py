@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from actors.environments.arithmetic import evaluate
@@ -69,7 +69,7 @@ class Actor:
         reward: str | None = None,
         wrap: Callable[[Any], Any] = lambda client: client,
         kind: type[ActorLoop] = ActorLoop,
-        environment: EnvironmentSource | None = None,
+        environments: Sequence[EnvironmentSource] = (),
         give_up_s: float = 20.0,
         **actors: Any,
     ) -> None:
@@ -103,15 +103,18 @@ class Actor:
             give_up_s=give_up_s,
         )
         self.name = name
-        self.environment = environment or EnvironmentSource(Calculator, is_shared=True)
+        self.environments = environments or [EnvironmentSource(Calculator, is_shared=True)]
         self.life = asyncio.create_task(self.loop.run())
 
     async def _prepare(self) -> EpisodeTools:
         run, actors = self.settings.run, self.settings.actors
         limit_s = actors.environment_timeout_s
         maker = EpisodeMaker(CharacterTokenizer(), run, self.name, limit_s=limit_s)
-        rewards = RewardPool(run, actors) if run.reward else None
-        return EpisodeTools(maker, self.environment, rewards)
+        rewards = [
+            RewardPool(alone, actors) if alone.reward else None
+            for alone in run.by_environment.values()
+        ]
+        return EpisodeTools(maker, self.environments, rewards)
 
     async def end(self, timeout_s: float = 10.0) -> None:
         async with asyncio.timeout(timeout_s):

@@ -98,6 +98,35 @@ def test_reward_functions_get_messages_where_prompts_are_messages(config: Path) 
     assert found["reward of 8 empty answers"]["found"] == "said 0.000"
 
 
+def test_each_dataset_of_several_is_looked_at_under_its_name(config: Path) -> None:
+    sums, exam = config.with_name("sums.jsonl"), config.with_name("exam.jsonl")
+    exam.write_text("".join(f'{{"question": "{i}*2=", "answer": "{2 * i}"}}\n' for i in range(9)))
+    columns = "prompt: question, answer: answer"
+    config.write_text(f"""
+run:
+  model: init
+  environments:
+    - {{environment: calculator}}
+    - name: sums
+      environment: dataset
+      environment_settings: {{path: {sums}, {columns}}}
+    - name: exam
+      environment: dataset
+      environment_settings: {{path: {exam}, held_out: {exam}, {columns}}}
+      share: 0
+""")
+    done = CliRunner().invoke(app, ["data", "check", str(config), "--json"])
+
+    assert done.exit_code == 0, done.output
+    found = {(row["environment"], row["what"]): row["found"] for row in json.loads(done.stdout)}
+    assert {name for name, _ in found} == {"sums", "exam"}
+    assert (found["exam", "rows to train on"], found["exam", "rows held out"]) == ("0", "9")
+
+    config.write_text(config.read_text().replace("share: 0", "share: 1"))
+    up = CliRunner().invoke(app, ["up", str(config), "--dry-run"])
+    assert "exam: run.environment_settings.path must have rows to train on, got 9" in up.output
+
+
 @pytest.mark.slow
 def test_the_tokens_of_a_model_in_the_home_folder_are_counted(
     config: Path, monkeypatch: pytest.MonkeyPatch

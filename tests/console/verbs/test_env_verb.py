@@ -67,6 +67,21 @@ def test_a_reward_that_fails_is_shown_beside_its_episode(config: Path) -> None:
     assert "echo, item 0: no reward: reward raised ZeroDivisionError" in shown
 
 
+def test_each_environment_of_several_is_played_under_its_name(config: Path) -> None:
+    text = config.read_text()
+    several = """environments:
+    - {name: small, environment: calculator, environment_settings: {max_operand: 2}}
+    - {name: large, environment: calculator, share: 0}"""
+    config.write_text(text.replace("environment: calculator", several))
+
+    shown = run(config, "-n", "1", "--policy", "script").splitlines()
+
+    assert [line for line in shown if line.startswith("script")] == [
+        "script, item 0 of small: reward 1.000, ended by stop",
+        "script, item 0 of large: reward 1.000, ended by stop",
+    ]
+
+
 def test_a_model_that_is_not_made_yet_is_named(config: Path) -> None:
     assert "make it with `nyala init-model`" in run(config, code=2)
 

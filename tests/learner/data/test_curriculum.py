@@ -14,7 +14,14 @@ from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import ClaimCounts, EvalCounts, Stats
 from buffer.store import Store
 from configs.settings import BufferSettings, RunSettings
-from learner.data.curriculum import Feeder, eval_task, eval_task_id, training_task, units_to_create
+from learner.data.curriculum import (
+    Feeder,
+    environment_by_group,
+    eval_task,
+    eval_task_id,
+    training_task,
+    units_to_create,
+)
 from learner.data.retrying_store import RetryingStore
 from tests.learner.support.tiny_run import begin_run, new_ledger
 
@@ -65,6 +72,24 @@ def test_every_evaluation_asks_the_same_greedily_under_new_ids() -> None:
     first, second = eval_task(RUN, 3, ids[0]), eval_task(RUN, 3, ids[1])
     assert structs.replace(first, group_id=0) == structs.replace(second, group_id=0)
     assert (first.index, first.temperature, first.purpose) == (3, 0.0, "eval")
+
+
+def test_a_second_try_is_of_the_environment_of_its_prompt() -> None:
+    run = RunSettings(
+        model="m", environments=[{"environment": "calculator"}, {"environment": "reasoning_gym"}]
+    )
+    ledger = new_ledger(1)
+    name = environment_by_group(run, ledger)
+    first = {name(group): group for group in range(20)}
+    assert set(first) == {"calculator", "reasoning_gym"}
+
+    for dropped in first.values():
+        ledger.ask_again([dropped])
+    assigned = ledger.create([1000, 1001])
+
+    assert {name(dropped): name(group) for dropped, group in assigned.items()} == {
+        each: each for each in first
+    }
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from broker.protocol.codec import decode_spec
 from broker.protocol.messages import TaskSpec
 from buffer import operations
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
-from learner.data.evaluation import Evaluation, Evaluations, exactness, is_due
+from learner.data.answers import exactness
+from learner.data.evaluation import Evaluation, Evaluations, is_due, round_tasks
 from learner.data.retrying_store import RetryingStore
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
@@ -85,6 +87,119 @@ def test_a_complete_round_reports_accuracy_and_versions(
     assert (result.accuracy, result.reward) == (0.5, 0.75)
     assert result.versions == [[1, 2]]
     assert result.wall_s == 3.0
+
+
+TWO = [
+    {"name": "sums", "environment": "calculator"},
+    {"name": "exam", "environment": "dataset", "share": 0, "eval_episodes": 1},
+]
+
+
+def _answer_of_two(task_id: int, spec: TaskSpec) -> Episode:
+    """Right but for the sampled answers to question 2."""
+    assert spec.purpose == "eval"
+    reward = float(spec.index != 2 or not spec.temperature)
+    return make_episode(task_id, group_id=spec.group_id, purpose="eval", reward=reward)
+
+
+def _of_two(
+    store: Store, folder: Path, reported: list[Evaluation], clock: FakeClock
+) -> Evaluations:
+    run = tiny_settings(
+        folder, run={"eval_episodes": 2, "eval_samples": 3, "environments": TWO}
+    ).run
+    return Evaluations(
+        RetryingStore(store),
+        run,
+        ledger=new_ledger(1),
+        timeout_s=10,
+        report=reported.append,
+        clock=clock,
+    )
+
+
+def test_each_question_of_each_environment_is_answered_greedily_and_sampled(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    reported: list[Evaluation] = []
+    evaluations = _of_two(store, tmp_path, reported, clock)
+    evaluations.begin(0)
+    assert answer_leases(store, (1, 0), _answer_of_two, n=64) == 3 * 4
+
+    clock.now = 1.0
+    evaluations.collect()
+
+    (result,) = reported
+    assert (result.accuracy, result.episodes, result.expected) == (1.0, 12, 12)
+    assert result.sampled == {"avg@3": 2 / 3, "pass@1": 2 / 3, "pass@2": 2 / 3}
+    assert result.environments == {
+        "sums": {
+            "accuracy": 1.0,
+            "reward": 1.0,
+            "avg@3": 1.0,
+            "pass@1": 1.0,
+            "pass@2": 1.0,
+            "episodes": 8,
+        },
+        "exam": {
+            "accuracy": 1.0,
+            "reward": 1.0,
+            "avg@3": 0.0,
+            "pass@1": 0.0,
+            "pass@2": 0.0,
+            "episodes": 4,
+        },
+    }
+
+
+def test_answers_of_lost_actors_are_asked_again_or_counted_as_missing(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    reported: list[Evaluation] = []
+    evaluations = _of_two(store, tmp_path, reported, clock)
+    evaluations.begin(0)
+    store.run(operations.lease("dies", ttl_ms=60_000, n=5, version=(1, 0)))
+    assert len(store.run(operations.release_dead_actor("dies", "", max_attempts=3))) == 5
+    dead = store.run(operations.lease("fails", ttl_ms=60_000, n=2, version=(1, 0))).tasks
+    failures = [(task.task_id, task.fence, "data", "broken") for task in dead]
+    store.run(operations.fail(max_attempts=1, max_data_failures=1, failures=failures))
+    assert answer_leases(store, (1, 0), _answer_of_two, n=64) == 10
+
+    clock.now = 1.0
+    evaluations.collect()
+
+    (result,) = reported
+    assert (result.episodes, result.expected) == (10, 12)
+    assert sum(each["episodes"] for each in result.environments.values()) == 10
+
+
+def test_a_round_without_a_greedy_answer_has_no_line(
+    store: Store, tmp_path: Path, clock: FakeClock
+) -> None:
+    reported: list[Evaluation] = []
+    evaluations = _of_two(store, tmp_path, reported, clock)
+    evaluations.begin(0)
+    store.run(operations.lease("slow", ttl_ms=60_000, n=3, version=(1, 0)))
+    assert answer_leases(store, (1, 0), _answer_of_two, n=64) == 9
+
+    clock.now = 1.0
+    evaluations.collect()
+    clock.now = 11.0
+    evaluations.collect()
+
+    assert not reported
+    assert store.run(operations.stats()).eval.leased == 0
+
+
+def test_a_round_has_every_answer_under_a_number_of_its_own(tmp_path: Path) -> None:
+    run = tiny_settings(tmp_path, run={"eval_episodes": 2, "eval_samples": 3, "environments": TWO})
+    tasks = [task for step in (0, 4) for task in round_tasks(run.run, 1, step)]
+    specs = [decode_spec(task.spec) for task in tasks[:12]]
+
+    assert len({task.task_id for task in tasks}) == 24
+    assert [spec.index for spec in specs] == [0, 1, 2] * 4
+    assert [spec.temperature for spec in specs] == [0.0] * 3 + [1.0] * 9
+    assert len({spec.seed for spec in specs}) == 3  # one item, however often it is answered
 
 
 def test_answers_that_another_version_took_part_in_are_counted(

@@ -14,7 +14,12 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import PolicyLoss
 from learner.algorithm.microbatch import Microbatch, empty_microbatch
 from learner.model.ranks import Ranks
-from learner.reporting.metrics import BatchFigures, StepTimes, batch_figures
+from learner.reporting.metrics import (
+    BatchFigures,
+    StepTimes,
+    batch_figures,
+    environment_figures,
+)
 from learner.training import histogram
 from learner.training.critic import CriticFigures
 from learner.training.divergence import Divergence
@@ -223,6 +228,29 @@ def test_a_batch_without_a_trained_token_counts_as_on_policy(ranks: Ranks) -> No
     assert (figures.effective_sample_size, figures.sequence_effective_sample_size) == (1.0, 1.0)
     assert (figures.kl_pi_mu_k3, figures.kl_mu_pi_k1, figures.chi_square) == (0.0, 0.0, 0.0)
     assert (figures.advantage_min, figures.advantage_max, figures.lag0_tokens) == (0.0, 0.0, 0)
+
+
+def test_figures_of_a_batch_are_counted_by_environment() -> None:
+    rewards = {0: [1.0, 0.0], 1: [0.5, 0.5], 2: [0.25, 1.0]}
+    episodes = [
+        make_episode(2 * group + i, group_id=group, reward=reward)
+        for group, pair in rewards.items()
+        for i, reward in enumerate(pair)
+    ]
+    episodes[:4] = [replace(episode, reward_parts={}) for episode in episodes[:4]]
+
+    figures = environment_figures(episodes, lambda group: "words" if group == 2 else "sums")
+
+    assert figures == {
+        "sums": {"episodes": 4, "groups": 2, "zero_variance_groups": 1, "reward_mean": 0.5},
+        "words": {
+            "episodes": 2,
+            "groups": 1,
+            "zero_variance_groups": 0,
+            "reward_mean": 0.625,
+            "accuracy": 0.5,
+        },
+    }
 
 
 def test_batch_figures_count_trained_tokens_by_lag() -> None:

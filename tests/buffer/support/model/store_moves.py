@@ -140,7 +140,9 @@ def look(h: Modelled) -> None:
     h.same(operations.recreations(), lambda: model.recreated)
     h.same(operations.lineages(), lambda: model.forks)
     key = rng.choice(list(model.rounds) or [(0, 0)])
-    h.same(operations.eval_round(*key), lambda: views.eval_round(model, key))
+    asked = [i for i in model.tasks if i >= EVAL_BASE]
+    asked = [*rng.sample(asked, min(len(asked), 3)), EVAL_BASE + 2**40]
+    h.same(operations.eval_round(*key, asked), lambda: views.eval_round(model, key, asked))
 
 
 def some_dead(h: Modelled) -> list[int]:

@@ -121,9 +121,10 @@ def records(model: Model, ids: Sequence[int]) -> list[bytes | None]:
     return [model.tasks[i].record if i in model.tasks else kept.get(i) for i in ids]
 
 
-def eval_round(model: Model, key: tuple[int, int]) -> EvalRound:
+def eval_round(model: Model, key: tuple[int, int], ids: Sequence[int]) -> EvalRound:
     """A round so far, open or closed."""
     found = model.rounds.get(key)
     if found is None:
-        return EvalRound(0, 0, {})
-    return EvalRound(len(found.unfinished), len(found.failed), found.results)
+        return EvalRound(0, 0, 0, {})
+    records = {i: found.results[i] for i in ids if i in found.results}
+    return EvalRound(len(found.unfinished), len(found.failed), len(found.results), records)

@@ -1,0 +1,120 @@
+"""`run.environments`: several environments of one run, and which of them an item is of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from random import Random
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+
+from .base import NonNegative, Table
+
+BLOCK = 1000
+"""Items among which shares are kept exactly: a share is a number of thousandths."""
+PATTERNS = 8  # of the blocks that groups in flight are of, and of those that metrics look back at
+
+
+class OneEnvironment(Table):
+    """One environment of several; what it leaves out is as in `run`."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
+    """Its name in metrics and messages; null = that of the environment or its class."""
+    environment: str
+    """As `run.environment`."""
+    environment_settings: dict[str, Any] = Field(default_factory=dict)
+    """As `run.environment_settings`."""
+    share: NonNegative = 1.0
+    """Its part of the groups that are trained, over the sum of all shares; 0 = it is evaluated and
+    never trained."""
+    reward: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """As `run.reward`; null = `run.reward`."""
+    eval_episodes: Annotated[int, Field(ge=0)] | None = None
+    """As `run.eval_episodes`; null = `run.eval_episodes`."""
+
+    @property
+    def title(self) -> str:
+        """Its name, given or taken from what it names."""
+        return self.name or self.environment.rpartition(":")[2]
+
+
+class Place(NamedTuple):
+    """Where an item is found."""
+
+    environment: int
+    """Number of the environment, in the order of the settings."""
+    item: int
+    """Its number among the items of this environment."""
+
+
+class Mixture:
+    """Which environment each item of a run is of, in every process and in every life of it.
+
+    Training items come in blocks. Each block has as many items of an environment as its share says,
+    spread evenly, and their order follows from the seed and the number of the block: the place of
+    an item needs no other item. Items of one environment are numbered without gaps.
+
+    Example:
+        >>> mixture = Mixture(0, shares=[3, 1], eval_episodes=[2, 2])
+        >>> sorted(mixture.training(item) for item in range(1000))[-1]
+        Place(environment=1, item=249)
+        >>> mixture.held_out(3)
+        Place(environment=1, item=1)
+    """
+
+    def __init__(self, seed: int, *, shares: Sequence[float], eval_episodes: Sequence[int]) -> None:
+        """Divide.
+
+        Args:
+            seed: Of the run.
+            shares: Of each environment; at least one is above 0.
+            eval_episodes: Questions of each in an evaluation.
+        """
+        self._seed = seed
+        self._counts = _apportion(shares)
+        self._eval_episodes = tuple(eval_episodes)
+
+    @property
+    def num_questions(self) -> int:
+        """Held-out questions of an evaluation, of all environments together."""
+        return sum(self._eval_episodes)
+
+    def training(self, item: int) -> Place:
+        """Find a training item."""
+        if len(self._counts) == 1:
+            return Place(0, item)
+        block, at = divmod(item, BLOCK)
+        environment, nth = _pattern(self._seed, block, self._counts)[at]
+        return Place(environment, block * self._counts[environment] + nth)
+
+    def held_out(self, item: int) -> Place:
+        """Find a held-out item: those of the first environment come first."""
+        for environment, count in enumerate(self._eval_episodes[:-1]):
+            if item < count:
+                return Place(environment, item)
+            item -= count
+        return Place(len(self._eval_episodes) - 1, item)
+
+
+def _apportion(shares: Sequence[float]) -> tuple[int, ...]:
+    """Divide a block by shares; what is left over goes to the largest remainders."""
+    exact = [BLOCK * share / sum(shares) for share in shares]
+    counts = [int(each) for each in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: counts[i] - exact[i])
+    for i in by_remainder[: BLOCK - sum(counts)]:
+        counts[i] += 1
+    return tuple(counts)
+
+
+@lru_cache(PATTERNS)
+def _pattern(seed: int, block: int, counts: tuple[int, ...]) -> Sequence[tuple[int, int]]:
+    """List the environment of each item of a block, and its number among those of it there."""
+    random = Random((seed << 40) + block)
+    # One at random within each of `count` equal stretches: no batch is far from the shares.
+    places = [
+        ((nth + random.random()) / count, environment, nth)
+        for environment, count in enumerate(counts)
+        for nth in range(count)
+    ]
+    return [(environment, nth) for _, environment, nth in sorted(places)]
