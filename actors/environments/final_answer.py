@@ -27,16 +27,25 @@ def candidates(text: str) -> tuple[str, ...]:
         >>> candidates("8 and 7 make 15.\\nThe answer is 15.")[-1]
         '15'
     """
-    _, has_thought, rest = text.rpartition("</think>")
-    if not has_thought and "<think>" in text:
-        return ("",)
-    rest = rest.strip()
-    marked = _tagged(rest) or _boxed(rest)
+    rest, marked = without_thinking(text), marked_answer(text)
     if marked is not None:
-        return (marked.strip(),)
+        return (marked,)
     last = rest.rpartition("\n")[2].strip()
     said = ANSWER_IS.search(last)
     return tuple(dict.fromkeys((rest, last, *(said.groups() if said else ()))))
+
+
+def marked_answer(text: str) -> str | None:
+    r"""Return what stands in the last `<answer>`, or else the last `\boxed{}`."""
+    rest = without_thinking(text)
+    marked = _tagged(rest) or _boxed(rest)
+    return None if marked is None else marked.strip()
+
+
+def without_thinking(text: str) -> str:
+    """Return what follows `</think>`: nothing where a completion is still thinking."""
+    _, has_thought, rest = text.rpartition("</think>")
+    return "" if not has_thought and "<think>" in text else rest.strip()
 
 
 def _tagged(text: str) -> str | None:

@@ -27,10 +27,12 @@ from actors.environments.final_answer import FORMAT
 from actors.environments.held_out import is_held_out
 from configs.errors import SettingsError
 
+from .programs import FORM
 from .rows import Row, Rows, open_rows
-from .scorers import SCORERS, score_of
+from .scorers import Scorer, make_scorer
 
-NEEDS_ITS_OWN_FORM = ("regex", "json_schema")
+FORMS = {"regex": "", "json_schema": "", "code": FORM}
+"""Sentences about the form of an answer that is none itself in its column."""
 CACHED_ORDERS = 2  # of this pass and of the next
 
 
@@ -46,12 +48,15 @@ class DatasetSettings(BaseModel):
     """The column of the prompt, a text or a list of messages; or a text with columns in braces,
     such as `Translate: {english}`."""
     answer: str | None = None
-    """The column of the reference answer; null where a reward function needs none."""
-    scorer: Literal["exact", "numeric", "choice", "regex", "json_schema"] | None = None
+    """The column of the reference answer, or of tests; or a text with columns in braces; null where
+    a reward function needs none."""
+    scorer: (
+        Literal["exact", "numeric", "choice", "regex", "json_schema", "math-verify", "code"] | None
+    ) = None
     """How an answer is compared with the reference; null = `exact` where there is one."""
     answer_format: str | None = None
     """Tells the model how to answer, behind the prompt; empty = nothing does, null = Nyala's own
-    sentence where `scorer` is exact, numeric or choice."""
+    sentence, which `regex` and `json_schema` do without."""
     held_out: str | None = None
     """Where held-out rows are, as in `path`; null = a tenth of `path`."""
     split: str = "train"
@@ -63,14 +68,19 @@ class DatasetSettings(BaseModel):
     of skyrl-gym's, that the rows are played with."""
     factory_settings: dict[str, Any] = Field(default_factory=dict)
     """Keywords of `factory`."""
+    time_limit_s: float = Field(default=5.0, gt=0)
+    """Of `code`: CPU time of a program in one test."""
+    memory_limit_mb: int = Field(default=512, ge=64)
+    """Of `code`: memory of a program."""
 
 
 class DatasetConversation:
     """One row: its question, and one answer to it."""
 
-    def __init__(self, row: Row, settings: DatasetSettings) -> None:
+    def __init__(self, row: Row, settings: DatasetSettings, scorer: Scorer) -> None:
         self._row = row
         self._settings = settings
+        self._scorer = scorer
         self._text = ""
 
     @property
@@ -88,8 +98,8 @@ class DatasetConversation:
     @property
     def answer(self) -> str | None:
         """The reference answer, if the rows have one."""
-        column = self._settings.answer
-        return None if column is None else str(self._row[column])
+        reference = reference_of(self._row, self._settings)
+        return None if reference is None else str(reference)
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -99,7 +109,8 @@ class DatasetConversation:
     @property
     def demonstration(self) -> tuple[Segment, ...]:
         """The reference answer as the only turn."""
-        return () if self.answer is None else (Segment(self.answer, trained=True),)
+        is_one = self.answer is not None and _scorer(self._settings) not in FORMS
+        return (Segment(str(self.answer), trained=True),) if is_one else ()
 
     def step(self, text: str) -> Step:
         """Take the answer; there is no second turn."""
@@ -110,8 +121,7 @@ class DatasetConversation:
         """Compare the final answer with the reference; 0 without one: a reward function judges."""
         if self._settings.answer is None:
             return Score(0.0)
-        reference = self._row[self._settings.answer]
-        score = score_of(self._text, reference, SCORERS[_scorer(self._settings)])
+        score = self._scorer(self._text, reference_of(self._row, self._settings))
         right = score or 0.0
         return Score(right, {"exact": right}, {"unparsed": float(score is None)})
 
@@ -128,6 +138,11 @@ class Dataset:
 
     def __init__(self, **settings: Any) -> None:
         self._settings = DatasetSettings(**settings)
+        self._scorer = make_scorer(
+            _scorer(self._settings),
+            time_s=self._settings.time_limit_s,
+            memory_mb=self._settings.memory_limit_mb,
+        )
         self._rows = open_rows(self._settings.path, split=self._settings.split)
         self._held_out_rows = self._rows
         self._training, self._held_out = self._divide()
@@ -136,7 +151,7 @@ class Dataset:
     def begin(self, index: int, seed: int, *, held_out: bool) -> DatasetConversation:  # noqa: ARG002 - a row is its number
         """Make the conversation of an item; members of a group share it, whatever their seeds."""
         if held_out:
-            return DatasetConversation(self._held_out_row(index), self._settings)
+            return DatasetConversation(self._held_out_row(index), self._settings, self._scorer)
         if not self._training:
             raise SettingsError(
                 f"run.environment_settings.path must have rows to train on, got "
@@ -144,14 +159,17 @@ class Dataset:
             )
         turn, place = divmod(index, len(self._training))
         row = self._rows[self._training[int(self._order(turn)[place])]]
-        return DatasetConversation(row, self._settings)
+        return DatasetConversation(row, self._settings, self._scorer)
 
     def all_rows(self) -> Iterator[tuple[DatasetConversation, bool]]:
         """Yield every row in the order of its file, and whether it is held out."""
         for number in self._training:
-            yield DatasetConversation(self._rows[number], self._settings), False
+            yield DatasetConversation(self._rows[number], self._settings, self._scorer), False
         for number in self._held_out:
-            yield DatasetConversation(self._held_out_rows[number], self._settings), True
+            yield (
+                DatasetConversation(self._held_out_rows[number], self._settings, self._scorer),
+                True,
+            )
 
     @property
     def factory(self) -> str | None:
@@ -171,7 +189,7 @@ class Dataset:
     @property
     def describes_answers(self) -> bool:
         """The column of answers says what they must be like, and is none itself."""
-        return _scorer(self._settings) in NEEDS_ITS_OWN_FORM
+        return _scorer(self._settings) in FORMS
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -198,17 +216,53 @@ class Dataset:
         settings = self._settings
         if settings.held_out is None:
             sides = array("Q"), array("Q")
-            for number, question in _questions(self._rows, settings, settings.path):
+            for number, question in self._questions(self._rows, settings.path):
                 sides[is_held_out(question)].append(number)
             return sides
         self._held_out_rows = open_rows(settings.held_out, split=settings.split)
-        known = _questions(self._held_out_rows, settings, settings.held_out)
+        known = self._questions(self._held_out_rows, settings.held_out)
         held_out = {_digest(question) for _, question in known}
         training = array("Q")  # what is asked in evaluation is not trained
-        for number, question in _questions(self._rows, settings, settings.path):
+        for number, question in self._questions(self._rows, settings.path):
             if _digest(question) not in held_out:
                 training.append(number)
         return training, range(len(self._held_out_rows))
+
+    def _questions(self, rows: Rows, path: str) -> Iterator[tuple[int, str]]:
+        """Check every row, and yield its number and its question without case.
+
+        Raises:
+            SettingsError: Names the first row that cannot be asked or scored.
+        """
+        settings = self._settings
+        wanted = _columns(settings.prompt)
+        wanted |= _columns(settings.answer) if settings.answer else set()
+        for number in range(len(rows)):
+            row, where = rows[number], f"row {number + 1} of {path}"
+            missing = wanted - row.keys()
+            if missing:
+                raise SettingsError(
+                    f"run.environment_settings must name columns of {path}, got "
+                    f"{', '.join(sorted(missing))}; row {number + 1} has {', '.join(row)}"
+                )
+            given = prompt_of(row, settings)
+            if not given or not isinstance(given, str | Sequence):
+                raise SettingsError(
+                    f"{where} must have a text or messages to ask, got {given!r:.60}"
+                )
+            self._check_reference(row, where)
+            yield number, text_of(read_prompt(given)).casefold()
+
+    def _check_reference(self, row: Row, where: str) -> None:
+        reference = reference_of(row, self._settings)
+        if self._settings.answer is None:
+            return
+        if reference is None or reference == "":
+            raise SettingsError(f"{where} must have an answer in {self._settings.answer}, got none")
+        try:
+            self._scorer("", reference)
+        except ValueError as error:
+            raise SettingsError(f"{self._settings.answer} of {where} {error}") from None
 
     def _shuffle(self, turn: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         key = hashlib.blake2b(f"{self._settings.seed} {turn}".encode(), digest_size=8).digest()
@@ -218,45 +272,23 @@ class Dataset:
 
 def prompt_of(row: Row, settings: DatasetSettings) -> GivenPrompt:
     """Return the prompt of a row: a column, or a text with columns in it."""
-    if columns_in(settings.prompt):
-        return fill_in(settings.prompt, lambda column: str(row[column]))
-    prompt: GivenPrompt = row[settings.prompt]
+    prompt: GivenPrompt = _filled(settings.prompt, row)
     return prompt
 
 
-def _questions(rows: Rows, settings: DatasetSettings, path: str) -> Iterator[tuple[int, str]]:
-    """Check every row, and yield its number and its question without case.
-
-    Raises:
-        SettingsError: Names the first row that cannot be asked or scored.
-    """
-    wanted = columns_in(settings.prompt) or {settings.prompt}
-    wanted |= {settings.answer} if settings.answer else set()
-    for number in range(len(rows)):
-        row, where = rows[number], f"row {number + 1} of {path}"
-        missing = wanted - row.keys()
-        if missing:
-            raise SettingsError(
-                f"run.environment_settings must name columns of {path}, got "
-                f"{', '.join(sorted(missing))}; row {number + 1} has {', '.join(row)}"
-            )
-        given = prompt_of(row, settings)
-        if not given or not isinstance(given, str | Sequence):
-            raise SettingsError(f"{where} must have a text or messages to ask, got {given!r:.60}")
-        _check_reference(row, settings, where)
-        yield number, text_of(read_prompt(given)).casefold()
+def reference_of(row: Row, settings: DatasetSettings) -> Any:
+    """Return what an answer to a row is compared with, in the same way; None = nothing."""
+    return None if settings.answer is None else _filled(settings.answer, row)
 
 
-def _check_reference(row: Row, settings: DatasetSettings, where: str) -> None:
-    if settings.answer is None:
-        return
-    reference = row[settings.answer]
-    if reference is None or reference == "":
-        raise SettingsError(f"{where} must have an answer in {settings.answer}, got none")
-    try:
-        SCORERS[_scorer(settings)]("", reference)
-    except ValueError as error:
-        raise SettingsError(f"{settings.answer} of {where} {error}") from None
+def _filled(column: str, row: Row) -> Any:
+    if columns_in(column):
+        return fill_in(column, lambda named: str(row[named]))
+    return row[column]
+
+
+def _columns(named: str) -> set[str]:
+    return columns_in(named) or {named}
 
 
 def _scorer(settings: DatasetSettings) -> str:
@@ -264,10 +296,9 @@ def _scorer(settings: DatasetSettings) -> str:
 
 
 def _form(settings: DatasetSettings) -> str:
-    if settings.answer_format is not None:
-        return settings.answer_format
-    needs_ours = settings.answer is not None and _scorer(settings) not in NEEDS_ITS_OWN_FORM
-    return FORMAT if needs_ours else ""
+    if settings.answer_format is not None or settings.answer is None:
+        return settings.answer_format or ""
+    return FORMS.get(_scorer(settings), FORMAT)
 
 
 def _digest(question: str) -> bytes:

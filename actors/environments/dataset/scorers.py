@@ -1,7 +1,8 @@
 """Scorers of final answers, by the name in `environment_settings.scorer`.
 
 Each compares one candidate (`final_answer.py`) with the reference: 1 = right, 0 = wrong, None = it
-cannot be read as such an answer.
+cannot be read as such an answer. Those that need a process of their own are in `programs.py` and
+`mathematics.py`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,36 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.environments.final_answer import candidates
+from actors.sandbox.sandbox import Limits, Sandbox
+
+from .mathematics import MathScorer
+from .programs import CodeScorer
 
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?:\s*/\s*\d+)?")
 LETTER = re.compile(r"\W*([A-Za-z])(?:\W*|[).:\]]+\s.*)", re.DOTALL)
 FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 CLOSE = 1e-6  # relative: 0.333333 is a third
+LASTING = 3  # a program may last so many times its CPU time: others run beside it
 
 Scorer = Callable[[str, Any], float | None]
+
+
+def make_scorer(name: str, *, time_s: float, memory_mb: int) -> Scorer:
+    """Return what scores whole completions.
+
+    Args:
+        name: As in the settings.
+        time_s: Of a program of `code` in one test.
+        memory_mb: The same.
+
+    Raises:
+        SettingsError: It cannot work on this machine.
+    """
+    if name == "code":
+        return CodeScorer(Sandbox.find(), Limits(time_s, LASTING * time_s + 1, memory_mb))
+    if name == "math-verify":
+        return MathScorer()
+    return lambda text, reference: score_of(text, reference, SCORERS[name])
 
 
 def score_of(text: str, reference: Any, scorer: Scorer) -> float | None:

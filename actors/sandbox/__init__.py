@@ -1,0 +1,1 @@
+"""Sandbox for programs that a model wrote."""
