@@ -34,8 +34,10 @@ from benchmarks.delivery.records import NEWEST, Records
 from benchmarks.delivery.sources import greeting
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
+    Beat,
     BeatRequest,
     Bye,
+    Lease,
     LeaseRequest,
     Refusal,
     Submission,
@@ -100,6 +102,7 @@ class LoadActor:
         self._numbers = count(1)
         self._answers: dict[int, asyncio.Future[object]] = {}
         self._reader = asyncio.create_task(self._read())
+        self._held: tuple[Lease, ...] = ()
         self._sent_at = time.perf_counter()
         self.quiet_s = 0.0
         """Longest time in which it sent nothing, because this process had no time for it."""
@@ -156,8 +159,9 @@ class LoadActor:
         await self.call(Bye(), tally, "hello")
 
     async def beat(self, tally: Tally, *, due: float | None = None) -> None:
-        """Send one empty heartbeat."""
-        await self.call(BeatRequest((), NEWEST), tally, "beat", due=due)
+        """Send one heartbeat, for the leases that it has."""
+        beats = tuple(Beat(lease.task_id, lease.fence) for lease in self._held)
+        await self.call(BeatRequest(beats, NEWEST), tally, "beat", due=due)
 
     async def keep_beating(self, tally: Tally) -> None:
         """Beat as an actor does, from a random moment on."""
@@ -173,8 +177,10 @@ class LoadActor:
             if not reply.leases:
                 tally.seconds["lease"].pop()  # it waited for work, as it should
                 continue
+            self._held = reply.leases
             parcels = [Submission(x.task_id, x.fence, records.of(x.task_id)) for x in reply.leases]
             answer = await self.call(SubmitRequest(tuple(parcels)), tally, "submit")
+            self._held = ()
             taken = sum(v.verdict in (Verdict.OK, Verdict.DUP) for v in answer.verdicts)
             tally.episodes += taken
             tally.lost += len(parcels) - taken

@@ -37,7 +37,8 @@ TICK_S = 0.1  # new work is noticed this soon
 TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis does on one core
 REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
 SHARE_AFTER_S = 0.4  # without work, before others have to share theirs: it has some within a second
-SHARE_EVERY_S = 0.4
+SHARE_EVERY_S = 0.4  # if the last time brought nothing
+SHARE_PAUSES = 20  # times what the last one took, if it brought something: others wait as well
 SHARE_STILL_MS = 5000  # without a token, or at a slower pace than the slowest: what grows stays
 SLOWEST_TOKENS = 64  # in one progress_timeout_s, on average: half a token a second by default
 
@@ -230,7 +231,7 @@ class Leasing:
     async def _share(self, peer: Peer, seq: int, request: LeaseRequest) -> None:
         """Let an actor without work have some of what one holder has beyond an even share.
 
-        A few times a second for all of them together: it looks at every lease.
+        It looks at every lease, so it has a twentieth of the time for all of them together.
         """
         now = time.monotonic()
         if self._is_overtaken(peer, seq) or peer.is_draining or self._is_closed(peer):
@@ -247,6 +248,8 @@ class Leasing:
         )
         tasks = await self._store.run(share)
         if tasks:
+            ended = time.monotonic()
+            self._shares_at = min(self._shares_at, ended + SHARE_PAUSES * (ended - now))
             log.info("leases shared with a key that had none", key=peer.tag, count=len(tasks))
 
     async def _fit(self, tasks: list[LeasedTask], key: str) -> tuple[Lease, ...]:
