@@ -18,20 +18,18 @@ import json
 import random
 import resource
 import time
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import uvloop
 import zmq
 import zmq.asyncio
 
 from benchmarks.delivery.records import NEWEST, Records
 from benchmarks.delivery.sources import greeting
+from benchmarks.delivery.tally import Tally
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Beat,
@@ -59,39 +57,6 @@ QUICK_S = 0.2  # an answer that is not waited for
 RECOVER_S = 60.0
 
 
-@dataclass(slots=True)
-class Tally:
-    """What came of the requests, by kind."""
-
-    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    busy: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    resent: int = 0
-    """Tries that had no answer in time."""
-    rejoined: int = 0
-    """HELLOs that a broker asked for again."""
-    episodes: int = 0
-    lost: int = 0
-    """Submitted episodes whose verdict was neither OK nor DUP."""
-
-    def shown(self, seconds: float) -> dict[str, Any]:
-        """Return rates, and percentiles in milliseconds."""
-        figures: dict[str, Any] = {
-            "episodes_per_s": round(self.episodes / seconds, 1),
-            "lost": self.lost,
-            "resent": self.resent,
-            "rejoined": self.rejoined,
-        }
-        for kind, waits in sorted(self.seconds.items()):
-            p50, p99 = (np.percentile(waits, (50, 99)) * 1e3).tolist()
-            figures[kind] = {
-                "per_s": round(len(waits) / seconds, 1),
-                "p50_ms": round(p50, 1),
-                "p99_ms": round(p99, 1),
-                "busy": self.busy[kind],
-            }
-        return figures
-
-
 class LoadActor:
     """One connection, over which several requests may be under way."""
 
@@ -103,9 +68,12 @@ class LoadActor:
         self._answers: dict[int, asyncio.Future[object]] = {}
         self._reader = asyncio.create_task(self._read())
         self._held: tuple[Lease, ...] = ()
+        self._beating: asyncio.Task[None] | None = None
+        self.tally = Tally()
+        """Of its heartbeats."""
         self._sent_at = time.perf_counter()
         self.quiet_s = 0.0
-        """Longest time in which it sent nothing, because this process had no time for it."""
+        """Longest time in which it sent nothing, whatever the reason."""
 
     async def _read(self) -> None:
         while True:
@@ -156,6 +124,9 @@ class LoadActor:
 
     async def leave(self, tally: Tally) -> None:
         """Say BYE."""
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
         await self.call(Bye(), tally, "hello")
 
     async def beat(self, tally: Tally, *, due: float | None = None) -> None:
@@ -163,11 +134,16 @@ class LoadActor:
         beats = tuple(Beat(lease.task_id, lease.fence) for lease in self._held)
         await self.call(BeatRequest(beats, NEWEST), tally, "beat", due=due)
 
-    async def keep_beating(self, tally: Tally) -> None:
-        """Beat as an actor does, from a random moment on."""
+    async def join_and_beat(self, tally: Tally) -> None:
+        """Say HELLO, and from then on beat as an actor does, until it leaves."""
+        await self.join(tally)
+        self._sent_at = time.perf_counter()
+        self._beating = asyncio.create_task(self._keep_beating())
+
+    async def _keep_beating(self) -> None:
         await asyncio.sleep(random.uniform(0, BEAT_EVERY_S))
         while True:
-            await self.beat(tally)
+            await self.beat(self.tally)
             await asyncio.sleep(BEAT_EVERY_S)
 
     async def work(self, records: Records, tally: Tally) -> None:
@@ -184,10 +160,6 @@ class LoadActor:
             taken = sum(v.verdict in (Verdict.OK, Verdict.DUP) for v in answer.verdicts)
             tally.episodes += taken
             tally.lost += len(parcels) - taken
-
-    def begin(self) -> None:
-        """Forget how long it was quiet."""
-        self.quiet_s, self._sent_at = 0.0, time.perf_counter()
 
     def close(self) -> None:
         """Stop reading."""
@@ -219,9 +191,9 @@ class Fleet:
         )
         return LoadActor(socket, self._settings, f"load-{random.getrandbits(40):x}-{number}")
 
-    async def join(self) -> Tally:
+    async def join(self, *, and_beat: bool) -> Tally:
         """Let all say HELLO."""
-        return await self._ask_all(LoadActor.join)
+        return await self._ask_all(LoadActor.join_and_beat if and_beat else LoadActor.join)
 
     async def leave(self) -> None:
         """Let all say BYE: who only vanished would be silent for the brokers, and so suspect."""
@@ -276,18 +248,16 @@ async def make_episodes(fleet: Fleet, seconds: float) -> dict[str, Any]:
     """Let all actors work as fast as they are let."""
     tally, records = Tally(), Records()
     for actor in fleet.actors:
-        actor.begin()
+        actor.quiet_s, actor.tally = 0.0, tally
     tasks = [asyncio.create_task(actor.work(records, tally)) for actor in fleet.actors]
-    beats = [asyncio.create_task(actor.keep_beating(tally)) for actor in fleet.actors]
-    await asyncio.wait([*tasks, *beats], timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     figures = tally.shown(seconds)
-    for task in (*tasks, *beats):
+    for task in tasks:
         if task.done():
             task.result()
         task.cancel()
-    await asyncio.gather(*tasks, *beats, return_exceptions=True)
-    quiet = [actor.quiet_s for actor in fleet.actors]
-    return figures | {"late": sum(s > fleet.silent_s for s in quiet), "quiet_s": max(quiet)}
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return figures
 
 
 async def play(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -296,7 +266,7 @@ async def play(chosen: argparse.Namespace) -> dict[str, Any]:
     is_beats = chosen.what == "beats"
     fleet = Fleet(settings, chosen.endpoints, BEATING if is_beats else chosen.actors)
     try:
-        joined = (await fleet.join()).shown(1.0)["hello"]
+        joined = (await fleet.join(and_beat=not is_beats)).shown(1.0)["hello"]
         cpu = time.process_time()
         if is_beats:
             figures = await offer_beats(fleet, chosen.rate, chosen.seconds)
@@ -306,6 +276,9 @@ async def play(chosen: argparse.Namespace) -> dict[str, Any]:
         figures["joining_busy"] = joined["busy"]
         figures["recovered_s"] = round(await fleet.until_quick(), 2)
         await fleet.leave()
+        quiet = [actor.quiet_s for actor in fleet.actors]
+        figures["late"] = sum(seconds > fleet.silent_s for seconds in quiet)
+        figures["quiet_s"] = round(max(quiet), 2)
         return figures
     finally:
         fleet.close()
