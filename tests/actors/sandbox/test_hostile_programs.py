@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from actors.environments.dataset.programs import CodeScorer
-from actors.sandbox.file_view import NAMESPACES, VIEWS
+from actors.sandbox import entry
+from actors.sandbox.file_view import VIEWS
 from actors.sandbox.sandbox import Limits, Sandbox
 from tests.actors.support.hostile_programs import hostile_programs, programs_that_reach_out
 from tests.actors.support.sandboxes import sandbox_of
@@ -41,8 +42,9 @@ class World:
         (folder / "to_key").symlink_to(self.secret)
         for path in (folder, *folder.iterdir()):  # only the sandbox is in the way
             path.chmod(0o777)
-        for parent in folder.parents[:-2]:
-            parent.chmod(0o755)
+        for parent in folder.parents:
+            if parent.name.startswith("pytest-"):  # pytest closes its own to other users
+                parent.chmod(0o755)
         self.abstract = f"nyala-{os.getpid()}"
         self.socket = f"/tmp/nyala-{os.getpid()}.sock"
         self.listeners = [opened.enter_context(socket.socket()) for _ in range(1)]
@@ -70,7 +72,7 @@ class World:
             "PORT": str(self.port),
             "SOCKET": self.socket,
             "ABSTRACT": self.abstract,
-            "SOME_THREADS": "64",
+            "SOME_THREADS": str(entry.MAX_THREADS + entry._threads_of_all() + 8),
         }
         for name, value in names.items():
             program = program.replace(name, value)
@@ -121,7 +123,8 @@ def test_every_hostile_program_costs_its_own_reward_and_nothing_else(
     signals: list[int] = []
     old = signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
     scorer = CodeScorer(sandbox, LIMITS)
-    programs = hostile_programs() if sandbox.view == NAMESPACES else programs_that_reach_out()
+    is_first = sandbox.view == Sandbox.find().view
+    programs = hostile_programs() if is_first else programs_that_reach_out()
     programs |= {"right": RIGHT, "right again": "import heapq\n" + RIGHT}
 
     def score(name: str) -> float | None:
@@ -245,16 +248,24 @@ while True:
 """
 
 
+NAMED_ALIKE = "class math: isclose = lambda *a: True\nabs = lambda x: 0\ndef f(x): return 1"
+
+
 @pytest.mark.parametrize(
-    "tests",
+    ("tests", "program"),
     [
-        "assert abs(f(3) - 4243) < 1",
-        "assert isinstance(f(3), str) == 0 and math.isclose(f(3), 4243)",
-        "def test_it(): assert f(3) == 4243",
+        ("assert abs(f(3) - 4243) < 1", NAMED_ALIKE),
+        ("assert math.isclose(f(3), 4243)", NAMED_ALIKE),
+        ("assert abs(f(3) - 4243) < 1", LIES),
+        ("assert math.isclose(f(3), 4243)", LIES),
+        ("def test_it(): assert f(3) == 4243", LIES),
+        ("assert all(map(lambda x: f(x) == 4243, [3]))", "def f(x): raise StopIteration"),
+        ("try:\n    assert f(3) == 4243\nexcept SystemExit: pass", "import os\nos._exit(0)"),
+        ("try:\n    assert f(3) == 4243\nexcept SystemExit: pass", "def f(x): raise SystemExit"),
     ],
 )
-def test_what_tests_use_of_python_is_pythons(tests: str) -> None:
+def test_what_tests_use_of_python_is_pythons(tests: str, program: str) -> None:
     scorer = CodeScorer(Sandbox.find(), LIMITS)
 
-    assert scorer(f"```python\n{LIES}\n```", tests) == 0.0
+    assert scorer(f"```python\n{program}\n```", tests) == 0.0
     assert scorer("```python\nimport math\ndef f(x): return x + 4240\n```", tests) == 1.0

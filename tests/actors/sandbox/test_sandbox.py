@@ -112,7 +112,6 @@ def test_a_process_that_is_not_locked_in_runs_nothing(monkeypatch: pytest.Monkey
     [
         "e.filter_for = lambda pid: struct.pack('HBBI', 6, 0, 0, 0x7FFF0000)",
         "e.enter_namespaces = e.restrict_with_landlock = lambda *a, **k: None",
-        "e.MAX_THREADS = 0",
     ],
 )
 def test_a_sandbox_that_does_not_hold_is_refused(
