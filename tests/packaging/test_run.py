@@ -359,4 +359,4 @@ def test_peers_that_cannot_be_had_fail_the_tests(checkout):
     done = with_tools(checkout).run("test", REFUSE="peers.lock")
 
     assert done.returncode == 1
-    assert "FAILED  against rlax, TRL and datasets" in done.stderr
+    assert "FAILED  against rlax, TRL, datasets" in done.stderr

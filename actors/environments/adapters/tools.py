@@ -156,7 +156,7 @@ def _appended(prompt: GivenPrompt, told: object) -> GivenPrompt:
 
 
 def _schema(method: Callable[..., Any], setting: str) -> dict[str, Any]:
-    from transformers.utils import get_json_schema  # noqa: PLC0415 - transformers
+    from transformers.utils.chat_template_utils import get_json_schema  # noqa: PLC0415 - transformers
 
     try:
         schema: dict[str, Any] = get_json_schema(method)
