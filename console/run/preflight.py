@@ -159,6 +159,7 @@ def check_reward(settings: Settings) -> None:
             sample = call_within(REWARD_TIMEOUT_S, work, what="run.environment")
             try_reward(run, settings.actors, sample)
             _check_prompt(run, sample)
+            _check_echo(settings.learner, run, sample)
 
 
 def _check_prompt(run: RunSettings, sample: Conversation) -> None:
@@ -177,6 +178,16 @@ def _check_prompt(run: RunSettings, sample: Conversation) -> None:
         raise SettingsError(
             f"run.max_prompt_tokens must be enough for the prompts of {run.environment}, got "
             f"{run.max_prompt_tokens} for one of {length} tokens; raise it, or shorten the prompts"
+        )
+
+
+def _check_echo(learner: LearnerSettings, run: RunSettings, sample: Conversation) -> None:
+    """A supervised start can repeat a question, and nothing that comes later."""
+    turns = sum(turn.trained for turn in sample.demonstration)
+    if run.model == "init" and learner.warm_start_echo and turns > 1:
+        raise SettingsError(
+            f"learner.warm_start_echo must be 0 for an environment of several turns, got "
+            f"{learner.warm_start_echo:g} for {run.environment}; set it to 0"
         )
 
 
