@@ -77,7 +77,13 @@ def _export(arguments: list[str]) -> int:
     configure_logging("actor")
     try:
         settings = load(chosen.config, chosen.set)
-        written = export(settings.run, chosen.out, count=chosen.count, seed=chosen.seed)
+        written = export(
+            settings.run,
+            chosen.out,
+            count=chosen.count,
+            seed=chosen.seed,
+            needs_answers=settings.learner.warm_start_steps > 0,
+        )
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
         return exit_code(error)

@@ -23,7 +23,9 @@ from configs.settings import RunSettings
 TIMEOUT_S = 600.0  # a hundred thousand items take seconds; a generator may be slow, not endless
 
 
-def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
+def export(
+    run: RunSettings, out: Path, *, count: int, seed: int, needs_answers: bool = True
+) -> int:
     """Write `count` demonstrations to `out`, which is complete once it exists.
 
     Args:
@@ -31,6 +33,7 @@ def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
         out: The file.
         count: Items to write.
         seed: Where among the training items to begin; RL begins at item 0.
+        needs_answers: There is a supervised start; else only the characters matter.
 
     Raises:
         SettingsError: The environment cannot be made, or has no demonstrations.
@@ -41,14 +44,16 @@ def export(run: RunSettings, out: Path, *, count: int, seed: int) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         unfinished = out.with_name(f".{out.name}.{os.getpid()}")
         with unfinished.open("w", encoding="utf-8") as file:
-            num_lines = sum(file.write(line) > 0 for line in _lines(run, count, seed))
+            num_lines = sum(
+                file.write(line) > 0 for line in _lines(run, count, seed, needs_answers)
+            )
         unfinished.replace(out)
         return num_lines
 
     return call_within(TIMEOUT_S, write, what="export of run.environment")
 
 
-def _lines(run: RunSettings, count: int, seed: int) -> Iterator[str]:
+def _lines(run: RunSettings, count: int, seed: int, needs_answers: bool) -> Iterator[str]:
     mixture, alone = run.mixture, run.by_environment
     environments = [make_environment(each) for each in alone.values()]
     for number in range(seed * count, (seed + 1) * count):
@@ -57,7 +62,7 @@ def _lines(run: RunSettings, count: int, seed: int) -> Iterator[str]:
         work = call(begin, place.item, seed, held_out=False, limit_s=TIMEOUT_S)
         conversation = finish(work) if iscoroutinefunction(begin) else drive(work)
         segments = conversation.demonstration
-        if not segments:
+        if needs_answers and not segments:
             raise SettingsError(
                 f"run.environment must know right answers for a supervised start, got none from "
                 f"{list(alone)[place.environment]}; set learner.warm_start_steps to 0"

@@ -12,8 +12,10 @@ import pytest
 from actors.environments.adapters.shared_generators import SharedGenerators
 from actors.environments.base import Environment, columns_of
 from actors.environments.registry import make_environment, try_environment
+from actors.export import export
 from configs.errors import SettingsError
 from configs.settings import RunSettings
+from learner.initial_model.warm_start import read_pairs
 
 GYMNASIUM = '''
 import random
@@ -192,6 +194,17 @@ def test_a_textarena_game_says_only_what_is_new(make):
     assert any(guess.done for guess in guesses)
     assert conversation.score().reward == 1.0
     assert environment.begin(1, 0, held_out=False).prompt == "[GAME] guess"
+
+
+def test_a_model_without_a_supervised_start_needs_no_right_answers(tmp_path):
+    (tmp_path / "env.py").write_text(GYMNASIUM)
+    run = settings_of(f"{tmp_path}/env.py:Guess", {})
+
+    assert export(run, tmp_path / "pairs", count=3, seed=0, needs_answers=False) == 3
+    (pair,) = {pair.segments for pair in read_pairs(tmp_path / "pairs")}
+    assert pair == ()
+    with pytest.raises(SettingsError, match=r"set learner.warm_start_steps to 0"):
+        export(run, tmp_path / "others", count=3, seed=0)
 
 
 @pytest.mark.parametrize(
