@@ -48,7 +48,8 @@ def write_project(folder: Path, pages: Sequence[str]) -> Path:
                 for table, keys in yaml.safe_load(block.text).items():
                     settings.setdefault(table, {}).update(keys)
             elif block.file is not None:
-                (folder / block.file).write_text(block.text, encoding="utf-8")
+                with (folder / block.file).open("a", encoding="utf-8") as file:
+                    file.write(block.text)
     path = folder / SETTINGS
     path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
     return path
