@@ -90,12 +90,12 @@ def eval_round(lineage: int, step: int, task_ids: Sequence[int] = ()) -> Operati
 
     def steps() -> Steps[EvalRound]:
         records: dict[int, bytes] = {}
+        unfinished = failed = done = 0
         for start in range(0, max(1, len(task_ids)), SLICE):
             part = task_ids[start : start + SLICE]
-            reply = yield Call("eval_round", (lineage, step, *part))
-            found = zip(part, reply[3], strict=True)
-            records |= {task: record for task, record in found if record is not None}
-        unfinished, failed, done, _ = reply
+            unfinished, failed, done, found = yield Call("eval_round", (lineage, step, *part))
+            pairs = zip(part, found, strict=True)
+            records |= {task: record for task, record in pairs if record is not None}
         return EvalRound(unfinished, failed, done, records)
 
     return Operation("eval_round", steps)
