@@ -18,4 +18,11 @@ class Explained(NamedTuple):
     reason: str
 
 
-EXPLAINED: tuple[Explained, ...] = ()
+EXPLAINED = (
+    Explained(
+        "buffer/lua/batches/commit.lua",
+        "+ #call('ZRANGEBYSCORE', REUSED, '-inf', ARGV[2], 'LIMIT', 0, 1)",
+        "+ #call('ZRANGEBYSCORE', REUSED, '-inf', ARGV[2], 'LIMIT', 0, 2)",
+        "only whether there is one is asked",
+    ),
+)

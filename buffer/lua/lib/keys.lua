@@ -74,11 +74,8 @@ local function set_bits(bitmap, ids)
       changes[#changes + 1] = part
     end
     i = i + length
-    if #changes == 2000 or i > #ids then -- Lua cannot unpack much longer lists
-      call('BITFIELD', bitmap, unpack(changes))
-      changes = {}
-    end
   end
+  if #changes > 0 then call('BITFIELD', bitmap, unpack(changes)) end
 end
 
 -- The learner's fence. Returns an error reply for a learner that no longer owns the run, else nil.
