@@ -31,7 +31,8 @@ from .process import PYTHON
 from .run_folder import RunFolder
 
 STAMP = "made_from.json"
-PAIRS_PER_MODEL = 20_000  # several times what a short supervised start sees
+NUM_PAIRS = 20_000  # several times what a short supervised start sees
+NUM_TEXTS = 1000  # whose characters the model has where there is no supervised start
 TAIL_LINES = 12  # of a failed process's log: enough for the last traceback
 
 Show = Callable[[str, int, int], None]
@@ -114,8 +115,9 @@ def make_model(settings: Settings, target: Path, *, show: Show) -> None:
         pairs, made = Path(scratch) / "pairs.jsonl", Path(scratch) / "model"
         config = Path(scratch) / "config.yaml"
         save(settings, config)
+        count = NUM_PAIRS if settings.learner.warm_start_steps else NUM_TEXTS
         show("writing examples", 0, 0)
-        for _ in _run(settings, "actor", export_command(config, pairs)):
+        for _ in _run(settings, "actor", export_command(config, pairs, count=count)):
             pass
         show("building the model", 0, settings.learner.warm_start_steps)
         for line in _run(settings, "learner", warm_start_command(config, pairs, made)):
@@ -139,10 +141,10 @@ def reuse(settings: Settings, archived: Path, folder: RunFolder) -> bool:
     return True
 
 
-def export_command(config: Path, pairs: Path) -> list[str]:
+def export_command(config: Path, pairs: Path, *, count: int) -> list[str]:
     """Return the command of the actors' room."""
     # Block 1 of the training items: block 0 is what the run itself begins with.
-    arguments = {"config": config, "out": pairs, "count": PAIRS_PER_MODEL, "seed": 1}
+    arguments = {"config": config, "out": pairs, "count": count, "seed": 1}
     return _command("actors", "export", arguments)
 
 

@@ -37,7 +37,7 @@ def rooms(monkeypatch):
         monkeypatch.setattr(
             init_model,
             "export_command",
-            lambda _, pairs: [sys.executable, "-c", export, str(pairs)],
+            lambda _, pairs, *, count: [sys.executable, "-c", export, str(pairs), str(count)],
         )
         monkeypatch.setattr(
             init_model,
@@ -67,6 +67,16 @@ def test_the_model_is_made_with_progress_and_then_kept(settings, rooms, tmp_path
     assert (tmp_path / "init" / "config.json").exists()
     assert is_made(settings, tmp_path / "init")
     assert [path.name for path in tmp_path.iterdir()] == ["init"]
+
+
+@pytest.mark.parametrize(("steps", "count"), [(0, 1000), (5, 20_000)])
+def test_without_a_supervised_start_few_examples_give_the_characters(
+    settings, rooms, tmp_path, steps, count
+):
+    learner = settings.learner.model_copy(update={"warm_start_steps": steps})
+    rooms(export=f"{EXPORT}; assert sys.argv[2] == '{count}', sys.argv")
+
+    make(settings.model_copy(update={"learner": learner}), tmp_path / "init")
 
 
 def test_only_settings_that_the_model_depends_on_make_it_anew(settings, rooms, tmp_path):
