@@ -50,7 +50,8 @@ def lease(
         key: Tag of its key. Keys whose tags begin with the same `holder~` are one holder
             (`values.holder_of`).
         seq: Number of the request. The actor's last one, repeated because its answer was lost, gets
-            what it was granted and has not renewed, under the same fence; 0 = it is not repeated.
+            what it was granted and has not renewed, under the same fence; one lower than the last
+            gets nothing; 0 = it is not repeated.
         abandoned: Earlier requests whose answers nobody waits for: if the last one that was granted
             is among them, what has not been renewed of it is given back first.
     """

@@ -290,6 +290,20 @@ def test_what_a_request_was_granted_that_was_given_up_goes_back_uncharged(run: R
     assert run.submit(held) == ["OK"] * 4
 
 
+def test_a_late_copy_of_an_earlier_request_gets_nothing(run: RunInStore) -> None:
+    run.create(3)
+
+    def lease(seq: int, *abandoned: int) -> list[LeasedTask]:
+        call = operations.lease(
+            "a", ttl_ms=TTL_MS, n=4, version=(run.lineage, 0), seq=seq, abandoned=abandoned
+        )
+        return run.store.run(call).tasks
+
+    unheard = lease(15, 10)
+    assert lease(10) == [], "given up; through a broker that still held it"
+    assert lease(15, 10) == unheard, "it is still the last that was granted"
+
+
 def _store(
     run: RunInStore, task: LeasedTask, offset: int, tokens: int, *fences: int
 ) -> tuple[str, int]:

@@ -7,7 +7,8 @@
 -- tokens of a task may have: that of its holder's weights, or of those whose tokens came with the lease.
 -- A request whose answer was lost comes again under its number (0 = never), perhaps through another broker: it is
 -- granted once more what nobody has renewed since, under the same fence. What was granted to one that was given up
--- goes back. An hour later a request is forgotten.
+-- goes back. An hour later a request is forgotten. A copy of an earlier one, late through another broker, gets
+-- nothing: its grant would be remembered in place of the newer one's, whose answer may be lost.
 local meta = call('HMGET', META, 'state', 'lineage', 'version', 'group_size', 'units_per_batch',
   'max_policy_lag', 'margin', 'fence', 'paused')
 if meta[1] == 'ENDED' then return { 'DONE' } end
@@ -75,6 +76,7 @@ end
 local request_key = requests_key(ARGV[1], ARGV[6])
 local last = call('HMGET', request_key, 'seq', 'fence', 'deadline')
 local is_repeated = last[1] == ARGV[7]
+if ARGV[7] ~= '0' and tonumber(last[1] or '0') > tonumber(ARGV[7]) then return { 'WAIT' } end
 if is_repeated or (last[1] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, true)) then
   for _, leases in ipairs({ EVAL_LEASES, LEASES }) do
     for _, id in ipairs(call('ZRANGEBYSCORE', leases, last[3], last[3])) do

@@ -26,13 +26,14 @@ def lease(
     """Evaluations first, then tasks of started units, then new units as far as there is room.
 
     A request that is repeated under its number is granted the same once more; what was granted to
-    one that was given up goes back.
+    one that was given up goes back. One with a lower number than the last is overtaken.
     """
     if model.state != "RUNNING":
         return LeaseAnswer("DONE" if model.state == "ENDED" else "WAIT", [])
     if model.paused is not None and not _end_pause(model, holder_of(key)):
         return LeaseAnswer("WAIT", [])
-    if version[0] > model.lineage:  # the store was rewound: wait for the learner
+    is_overtaken = 0 < seq < model.requests.get((key, incarnation), (0, 0, 0))[0]
+    if version[0] > model.lineage or is_overtaken:  # the store was rewound: wait for the learner
         return LeaseAnswer("WAIT", [])
     fence, resumed = _granted_before(model, (key, incarnation), seq, abandoned)
     begun = list[int]()
