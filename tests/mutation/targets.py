@@ -26,30 +26,48 @@ class Target(NamedTuple):
     stages: tuple[tuple[str, ...], ...]
 
 
+# Tests that look for a text in the scripts fail for every mutant of it, and notice nothing.
+OF_TEXTS = ("planted_bug", "a_store_that_differs", "broken_protocol", "of_a_text_that_is_gone")
+BEHAVIOUR = ("-k", " and ".join(f"not {name}" for name in OF_TEXTS))
+WITHOUT_LUA = ("--ignore=tests/buffer/client", "--ignore=tests/buffer/test_codec.py")
+
 STORE = (
-    ("tests/buffer", *FAST, "--deselect", "tests/buffer/test_history.py"),
-    ("tests/buffer", "tests/simulation", *NOT_LIVE),
+    ("tests/buffer/test_model.py", *BEHAVIOUR),
+    ("tests/buffer", *FAST, *BEHAVIOUR, *WITHOUT_LUA),
     ("tests/broker", "tests/learner/data", *FAST),
+    ("tests/buffer", "tests/simulation/test_memory_redis.py", *NOT_LIVE, *BEHAVIOUR, *WITHOUT_LUA),
+    ("tests/simulation", *NOT_LIVE),
 )
+LEASING = ("tests/broker/test_decisions.py", "tests/broker/server", "tests/broker/test_life.py")
 BROKER = (
+    (*LEASING, *FAST),
     ("tests/broker", *FAST),
-    ("tests/broker", "tests/simulation", *NOT_LIVE),
+    ("tests/broker", *NOT_LIVE),
+    ("tests/simulation", *NOT_LIVE),
 )
+CLAIMS = (
+    ("tests/learner/data/test_claims.py", "tests/learner/data/test_ledger.py", *FAST),
+    ("tests/learner/data", *FAST),
+    ("tests/learner/data", "tests/learner/test_loop.py", *NOT_LIVE),
+    ("tests/system/test_rewind.py", *NOT_LIVE),
+)
+RECOVERY = ("test_recovery.py", "test_checkpoint.py", "test_rollback.py")
 CHECKPOINTS = (
-    ("tests/learner/checkpointing", "tests/configs/test_durable.py", *FAST),
-    ("tests/learner/checkpointing", "tests/system/test_rewind.py", *NOT_LIVE),
+    (
+        "tests/configs/test_durable.py",
+        *(f"tests/learner/checkpointing/{x}" for x in RECOVERY),
+        *FAST,
+    ),
+    ("tests/learner/checkpointing", *FAST),
+    ("tests/learner/checkpointing", *NOT_LIVE),
+    ("tests/system/test_rewind.py", *NOT_LIVE),
 )
 
 TARGETS = (
     Target(("buffer/lua/**/*.lua",), STORE),
     Target(("broker/server/leasing.py", "broker/server/liveness.py"), BROKER),
     Target(
-        ("learner/data/claims.py", "learner/data/ledger.py", "learner/data/group_filter.py"),
-        (
-            ("tests/learner/data", *FAST),
-            ("tests/learner/data", "tests/learner/test_loop.py", *NOT_LIVE),
-            ("tests/system/test_rewind.py", *NOT_LIVE),
-        ),
+        ("learner/data/claims.py", "learner/data/ledger.py", "learner/data/group_filter.py"), CLAIMS
     ),
     Target(
         (
@@ -62,7 +80,7 @@ TARGETS = (
     ),
     Target(
         ("broker/weights/sparse.py",),
-        (("tests/weights/test_sparse.py", *NOT_LIVE), ("tests/weights", "-k", "sparse", *NOT_LIVE)),
+        (("tests/weights/test_sparse.py", *NOT_LIVE), ("tests/weights", *FAST)),
     ),
 )
 

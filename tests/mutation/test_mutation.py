@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,9 @@ from .lua_mutants import lua_mutants
 from .mutant import Mutant
 from .python_mutants import python_mutants
 from .report import interval
-from .targets import ROOT, all_mutants
+from .results import Key, Results, by_key, in_random_order
+from .targets import ROOT, Target, all_mutants
+from .trial import Trial, workplace
 
 LUA = """\
 local function keep(a, b) return math.max(a, -b) end
@@ -98,3 +101,85 @@ def test_no_explanation_outlives_its_line(made: list[tuple[Mutant, str]]) -> Non
 )
 def test_the_interval_of_a_share(hits: int, of: int, low: float, high: float) -> None:
     assert interval(hits, of) == pytest.approx((low, high), abs=5e-4)
+
+
+def test_results_hold_when_lines_move_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    mutant, target = next(all_mutants())
+    twin = mutant._replace(kind="constant", new=mutant.new)
+    keys = list(by_key([(mutant, target), (twin, target)]))
+    assert [key.nth for key in keys] == [0, 1]
+
+    results = Results(tmp_path / "done.jsonl")
+    results.add(keys[0], Trial(mutant, "killed", 2.04))
+
+    again = Results(tmp_path / "done.jsonl")
+    moved = mutant._replace(start=mutant.start + 1000)
+    assert again.trial(keys[0], moved) == Trial(moved, "killed", 2.0)
+    assert keys[0] in again and keys[1] not in again
+
+
+def test_a_mutant_more_leaves_the_order_of_the_others(made: list[tuple[Mutant, str]]) -> None:
+    keys = [Key("x.py", f"line {i}", "", 0) for i in range(50)]
+
+    order = in_random_order(keys, seed=1)
+
+    assert order != keys and order != in_random_order(keys, seed=2)
+    assert in_random_order(keys[1:], seed=1) == [key for key in order if key != keys[0]]
+
+
+STAGES = (("test_a.py", "-k", "not slow"), ("test_a.py", "test_b.py"))
+A = """
+import pathlib
+from product import double
+def test_double(): assert double(2) == 4
+def test_slow(): pathlib.Path("slow").open("a").write(".")
+"""
+B = """
+import pathlib
+from product import double
+def test_flaky():
+    busy = pathlib.Path("busy")
+    if busy.exists():
+        busy.unlink()
+        raise AssertionError
+def test_more(): assert double(3) == 6
+"""
+
+
+@pytest.mark.slow
+def test_a_trial_runs_each_test_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    product = "def double(x):\n    return 2 * x\n"
+    for name, text in {"product": product, "test_a": A, "test_b": B}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    with workplace(tmp_path) as place:
+        target = Target(("product.py",), STAGES)
+        at = product.index("2 * x")
+
+        def outcome(new: str) -> str:
+            mutant = Mutant("product.py", at, at + len("2 * x"), new, "operator")
+            return place.try_mutant(mutant, target).outcome
+
+        assert outcome("2 + x") == "killed"  # by the second stage: 2 + 2 is 4
+        (tmp_path / "busy").touch()
+        assert outcome("x + x") == "survived"  # of a failure that does not repeat, too
+        assert outcome("3 * x") == "killed"
+        assert outcome("(") == "killed"
+    assert (tmp_path / "product.py").read_text() == product
+    assert not (tmp_path / "busy").exists()
+    assert (tmp_path / "slow").read_text() == "." * 4
+
+
+@pytest.mark.slow
+def test_a_mutant_that_does_not_end_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    text = (
+        "import pathlib, subprocess\n"
+        "def test():\n"
+        "    with subprocess.Popen(['sleep', '3600'], start_new_session=True) as sleeper:\n"
+        "        pathlib.Path('pid').write_text(str(sleeper.pid))\n"
+    )
+    (tmp_path / "test_a.py").write_text(text)
+    with workplace(tmp_path) as place:
+        assert place.run(("test_a.py",), timeout_s=4.0).code is None
+        assert place.run(("test_a.py", "-k", "none"), timeout_s=60.0).has_passed
+        pid = (tmp_path / "pid").read_text()
+        assert not Path(f"/proc/{pid}").exists()
