@@ -90,6 +90,8 @@ class TableEngine:
         tokens, _ = expected(task_id, index_of(request.token_ids[:PROMPT_TOKENS]))
         some = tokens[at : at + max(1, int(self._rng.uniform(0.5, 1.5) * self._speed))]
         reason = None
+        if not some:  # it goes on where a liar was, beyond the table: a model ends its turn there
+            some = (min(request.stop_token_ids),)
         for i, token in enumerate(some):
             if token in request.stop_token_ids:
                 some, reason = some[: i + 1], "stop"
