@@ -79,6 +79,15 @@ def test_what_has_changed_all_over_is_not_encoded():
     assert num_changed == 700  # one look was enough
 
 
+@pytest.mark.parametrize("count", [200, NUM_ELEMENTS], ids=["of all", "of the first segment"])
+def test_where_many_of_those_seen_have_changed_nothing_is_encoded(count):
+    old = random_elements("bfloat16")[:count]
+
+    update, num_changed = encode_changes(old, changed(old, range(0, 200, 2)))
+
+    assert update is None and num_changed == 100
+
+
 def test_one_change_in_a_hundred_costs_a_hundredth_of_the_bytes():
     rng = np.random.default_rng(2)
     old = elements(bytearray(rng.bytes(2 * 10**6)), "bfloat16")
