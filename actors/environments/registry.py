@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -23,6 +23,9 @@ from configs.settings import RunSettings
 from .adapters.forms import adapt
 from .base import Conversation, Environment
 from .calls import EnvironmentSource, call, finish
+from .dataset.environment import Dataset
+
+T = TypeVar("T")
 
 CALL_S = 60.0  # of one call while the environment is tried
 
@@ -59,10 +62,24 @@ def make_environment(run: RunSettings) -> Environment:
     Raises:
         SettingsError: The environment is unknown, refuses its settings, or fails.
     """
+    return _made(run, adapt)
+
+
+def make_dataset(run: RunSettings) -> Dataset:
+    """Make the rows of a run with the environment `dataset`, without a class that plays them.
+
+    Raises:
+        SettingsError: They are refused.
+    """
+    dataset: Dataset = _made(run, lambda made, *_: made)
+    return dataset
+
+
+def _made(run: RunSettings, adapted: Callable[[Any, RunSettings, Callable[[], Any]], T]) -> T:
     factory = _load_factory(run.environment)
     make = partial(factory, **run.environment_settings)
     try:
-        return adapt(make(), run, make)
+        return adapted(make(), run, make)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])

@@ -12,7 +12,7 @@ from actors.chat import Message, Prompt, text_of
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.dataset.environment import Dataset
 from actors.environments.dataset.examination import Finding, examine
-from actors.environments.registry import make_environment, naming
+from actors.environments.registry import make_dataset, naming
 from actors.rewards.functions import RewardSample
 from actors.rewards.pool import RewardPool
 from configs.errors import RewardError, SettingsError
@@ -76,13 +76,7 @@ def check(
 
 def _examine(run: RunSettings, actors: ActorSettings, rows: int) -> list[Finding]:
     """Look at the dataset of a run that has one environment."""
-    questions = {
-        key: value
-        for key, value in run.environment_settings.items()
-        if not key.startswith("factory")
-    }
-    dataset = make_environment(run.model_copy(update={"environment_settings": questions}))
-    assert isinstance(dataset, Dataset)
+    dataset = make_dataset(run)
     findings = list(examine(dataset, run, tokens=_counter(run), rows=rows))
     return findings + (asyncio.run(_rewards(dataset, run, actors)) if run.reward else [])
 

@@ -7,11 +7,13 @@
 Every row is a question of one turn. Training goes through all rows in a shuffled order, then in
 another one: row and order are a pure function of the item's number, so a restart or a rewind
 changes nothing. A tenth of the questions, chosen by their text, is held out; or a second file is.
+With a class that plays the rows a question is the whole row: the class asks by its columns.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -105,6 +107,11 @@ class DatasetConversation:
     def columns(self) -> dict[str, Any]:
         """All columns of the row."""
         return dict(self._row)
+
+    @property
+    def identity(self) -> str:
+        """What is asked: rows with the same are one question."""
+        return identity_of(self._row, self._settings)
 
     @property
     def demonstration(self) -> tuple[Segment, ...]:
@@ -229,7 +236,7 @@ class Dataset:
         return training, range(len(self._held_out_rows))
 
     def _questions(self, rows: Rows, path: str) -> Iterator[tuple[int, str]]:
-        """Check every row, and yield its number and its question without case.
+        """Check every row, and yield its number and what is asked.
 
         Raises:
             SettingsError: Names the first row that cannot be asked or scored.
@@ -251,7 +258,7 @@ class Dataset:
                     f"{where} must have a text or messages to ask, got {given!r:.60}"
                 )
             self._check_reference(row, where)
-            yield number, text_of(read_prompt(given)).casefold()
+            yield number, identity_of(row, settings)
 
     def _check_reference(self, row: Row, where: str) -> None:
         reference = reference_of(row, self._settings)
@@ -279,6 +286,13 @@ def prompt_of(row: Row, settings: DatasetSettings) -> GivenPrompt:
 def reference_of(row: Row, settings: DatasetSettings) -> Any:
     """Return what an answer to a row is compared with, in the same way; None = nothing."""
     return None if settings.answer is None else _filled(settings.answer, row)
+
+
+def identity_of(row: Row, settings: DatasetSettings) -> str:
+    """Return what is asked: the question without case; the whole row, where a class plays it."""
+    if settings.factory is not None:
+        return json.dumps(row, sort_keys=True, default=str)
+    return text_of(read_prompt(prompt_of(row, settings))).casefold()
 
 
 def _filled(column: str, row: Row) -> Any:

@@ -8,7 +8,7 @@ from itertools import islice
 from statistics import median
 from typing import NamedTuple
 
-from actors.chat import Prompt, read_prompt, text_of
+from actors.chat import Prompt, read_prompt
 from configs.settings import RunSettings
 
 from .environment import Dataset, DatasetConversation
@@ -52,7 +52,7 @@ def examine(
     if answers:
         limit, name = run.max_completion_tokens, "run.max_completion_tokens"
         yield _lengths("answer", map(tokens, answers), limit, name)
-    asked = Counter(text_of(prompt).casefold() for prompt in prompts)
+    asked = Counter(conversation.identity for conversation, _ in seen)
     again = sum(asked.values()) - len(asked)
     yield Finding("questions asked twice", f"{again:,}", "they count twice as much" * bool(again))
     if answers and not dataset.describes_answers:

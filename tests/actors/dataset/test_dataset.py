@@ -88,6 +88,22 @@ def test_a_question_of_the_held_out_file_is_not_trained(tmp_path: Path) -> None:
     assert len(set(prompts(dataset, range(1000)))) == 40
 
 
+def test_rows_that_a_class_plays_are_told_apart_by_all_their_columns(tmp_path: Path) -> None:
+    rows = [{"question": "Spend it.", "budget": i % 100} for i in range(200)]
+    path = str(write(tmp_path / "budgets.jsonl", rows))
+    settings: dict[str, Any] = {"path": path, "prompt": "question", "factory": "shop.py:Shop"}
+    held_out = str(write(tmp_path / "held_out.jsonl", rows[:10]))
+
+    split, given = Dataset(**settings), Dataset(**settings, held_out=held_out)
+
+    budgets = [
+        {split.begin(i, 0, held_out=side).columns["budget"] for i in range(400)}
+        for side in (False, True)
+    ]
+    assert len(budgets[0]) + len(budgets[1]) == 100 and 2 <= len(budgets[1]) <= 25
+    assert given.counts == (180, 10, 20)
+
+
 def test_prompts_are_written_out_or_messages(tmp_path: Path) -> None:
     written = make(tmp_path, prompt="Level {level}: {question}", answer_format="")
     assert str(written.begin(0, 1, held_out=False).prompt).startswith("Level ")

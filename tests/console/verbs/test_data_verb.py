@@ -146,3 +146,16 @@ def test_a_run_without_a_dataset_is_refused(config: Path) -> None:
 
     assert done.exit_code == 2
     assert "run.environment must be dataset, got calculator" in done.output
+
+
+def test_rows_that_a_class_plays_are_counted_by_their_columns(config: Path) -> None:
+    rows = [{"question": "Spend it.", "budget": i % 39} for i in range(40)]
+    path = config.with_name("budgets.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    factory = f"path: {path}, prompt: question, factory: 'shop.py:Shop'"
+
+    found = check(config, "--set", f"run.environment_settings={{{factory}}}")
+
+    counts = (int(found[f"rows {side}"]["found"]) for side in ("to train on", "held out"))
+    assert sum(counts) == 40
+    assert found["questions asked twice"]["found"] == "1"
