@@ -24,7 +24,8 @@ from configs.architecture import attention_of
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
-from .kv_cache import MaskForm, RowCache
+from .kv_cache import RowCache
+from .mask_form import MaskForm
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
 
