@@ -31,7 +31,8 @@ class LearnerSettings(Table):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradient norm above which gradients are scaled down."""
     microbatch_tokens: Positive = 16384
-    """Tokens per forward pass."""
+    """Most tokens of a forward pass, as many as fit the memory. Episodes are packed into it without
+    pads; loss and gradient do not depend on it. A longer episode has a pass of its own."""
     checkpoint_every: Positive = 50
     """Batches between checkpoints."""
     keep_checkpoints: Positive = 3

@@ -2,7 +2,7 @@
 
 An episode is never cut, so a microbatch has all tokens of each of its episodes.
 
-Shapes: B episodes, T tokens (prompt, completion, pads), N trained tokens (flat).
+Shapes: B episodes, T tokens of all of them (prompts and completions), N of these that are trained.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .sequences import Sequences
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Microbatch:
     """Tensors of one forward pass. Flat arrays hold trained tokens only."""
 
-    token_ids_BT: Tensor
-    """Right-padded prompts with completions. Shape [B, T], int64."""
-    positions_N: Tensor
-    """Trained tokens: b * T + t. Shape [N], int64."""
+    sequences: Sequences
+    """Prompts with completions, B of them."""
+    indices_N: Tensor
+    """Place of each trained token among the T. Shape [N], int64."""
     behaviour_logprobs_N: Tensor
     """log mu, nats. Shape [N], float32."""
     advantages_N: Tensor
@@ -32,7 +34,7 @@ class Microbatch:
     lags_N: Tensor
     """Policy lag of each token, batches. Shape [N], int64."""
     episodes_N: Tensor
-    """Row of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
+    """Number of each token's episode, ascending: 0 to B - 1. Shape [N], int64."""
     rewards_B: Tensor
     """Reward of each episode. Shape [B], float32."""
     minibatch: int
@@ -42,7 +44,9 @@ class Microbatch:
         """Copy to a device."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         moved: dict[str, Any] = {
-            name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)
+            name: value.to(device)
+            for name, value in values.items()
+            if isinstance(value, Tensor | Sequences)
         }
         return replace(self, **moved)
 
@@ -67,13 +71,13 @@ class Prepared:
 def empty_microbatch(minibatch: int = 0) -> Microbatch:
     """Make a microbatch without a trained token.
 
-    A rank with fewer microbatches than another pads with these, to take part in every collective
-    of FSDP2.
+    A rank with fewer microbatches than another adds these, to take part in every collective of
+    FSDP2.
     """
     nothing = torch.zeros(0)
     return Microbatch(
-        token_ids_BT=torch.zeros(1, 1, dtype=torch.int64),
-        positions_N=nothing.long(),
+        sequences=Sequences.of([[0]]),
+        indices_N=nothing.long(),
         behaviour_logprobs_N=nothing,
         advantages_N=nothing,
         weights_N=nothing,
@@ -89,7 +93,7 @@ class Segments:
     """Token-to-episode index of a microbatch."""
 
     episodes_N: Tensor
-    """Row of each token's episode, ascending. Shape [N], int64."""
+    """Number of each token's episode, ascending. Shape [N], int64."""
     num_episodes: int
     """B; some may have no trained token."""
 

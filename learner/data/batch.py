@@ -1,10 +1,10 @@
 """Batches: the plan of a sealed claim's episodes, and their microbatches on each rank.
 
 Owns the plan (rank, advantage and minibatch of each episode), its encoding for the other ranks, and
-padding. Rank 0 plans, all ranks pack; both are pure functions, so a replayed claim gives the same
+packing. Rank 0 plans, all ranks pack; both are pure functions, so a replayed claim gives the same
 bytes.
 
-Shapes: B episodes, T tokens of a microbatch, N scored tokens (flat).
+Shapes: B episodes of a microbatch, T their tokens, N of these that are trained.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from learner.algorithm.advantages import estimate
 from learner.algorithm.aggregations import AGGREGATIONS, Counts
 from learner.algorithm.group_statistics import Outcomes
 from learner.algorithm.microbatch import Microbatch
+from learner.algorithm.sequences import Sequences
 
 from .policy_lag import token_lags
 
@@ -133,18 +134,21 @@ def num_tokens(episode: Episode) -> int:
 
 
 def cut_microbatches(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
-    """Cut rows into microbatches within the budget, those of similar length together.
+    """Cut rows into few microbatches within the budget: longest first, each where it fits first.
 
-    The budget counts padded tokens. A row longer than the budget gets a microbatch of its own.
+    A row longer than the budget gets a microbatch of its own. Within a microbatch rows ascend in
+    length: attention takes those of equal length together.
     """
     cuts: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (lengths[row], row)):
-        # Rows come in ascending length, so the newest one sets the padded width.
-        if cuts and (len(cuts[-1]) + 1) * lengths[row] <= microbatch_tokens:
-            cuts[-1].append(row)
-        else:
-            cuts.append([row])
-    return cuts
+    room: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
+        place = next((j for j, left in enumerate(room) if left >= lengths[row]), len(cuts))
+        if place == len(cuts):
+            cuts.append([])
+            room.append(microbatch_tokens)
+        cuts[place].append(row)
+        room[place] -= lengths[row]
+    return [sorted(rows, key=lambda row: (lengths[row], row)) for rows in cuts]
 
 
 def pack(
@@ -162,7 +166,7 @@ def pack(
         plan: The whole batch.
         episodes: This rank's share, any order.
         settings: The aggregation.
-        microbatch_tokens: Most tokens of one forward pass, padding included.
+        microbatch_tokens: Most tokens of one forward pass.
         lineages: lineage -> step it forked at.
         lineage: The learner's own.
 
@@ -183,7 +187,7 @@ def pack(
         lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in own], dtype=np.int64)
         weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
         microbatches += [
-            _pad(
+            _concatenate(
                 [own[row] for row in rows],
                 [planned[own[row].task_id] for row in rows],
                 [float(weights_E[row]) for row in rows],
@@ -194,21 +198,16 @@ def pack(
     return microbatches
 
 
-def _pad(
+def _concatenate(
     episodes: Sequence[Episode],
     plan_rows: Sequence[PlanRow],
     weights: Sequence[float],
     lags: Sequence[np.ndarray],
 ) -> Microbatch:
-    width = max(num_tokens(episode) for episode in episodes)
-    token_ids_BT = np.zeros((len(episodes), width), dtype=np.int64)
-    trained_BT = np.zeros((len(episodes), width), dtype=bool)
-    for b, episode in enumerate(episodes):
-        start, end = len(episode.prompt_ids), num_tokens(episode)
-        token_ids_BT[b, :start] = episode.prompt_ids
-        token_ids_BT[b, start:end] = episode.completion.token_ids
-        trained_BT[b, start:end] = episode.completion.loss_mask
     masks = [episode.completion.loss_mask.astype(bool) for episode in episodes]
+    trained_T = np.concatenate(
+        [np.pad(mask, (len(e.prompt_ids), 0)) for e, mask in zip(episodes, masks, strict=True)]
+    )
     repeats = [int(mask.sum()) for mask in masks]
     behaviour_logprobs_N = np.concatenate(
         [e.completion.behaviour_logprobs[mask] for e, mask in zip(episodes, masks, strict=True)]
@@ -216,8 +215,10 @@ def _pad(
     advantages_B = np.array([row.advantage for row in plan_rows], dtype=np.float32)
     lags_N = np.concatenate([lag[mask] for lag, mask in zip(lags, masks, strict=True)])
     return Microbatch(
-        token_ids_BT=torch.from_numpy(token_ids_BT),
-        positions_N=torch.from_numpy(np.flatnonzero(trained_BT)),
+        sequences=Sequences.of(
+            [np.concatenate([e.prompt_ids, e.completion.token_ids]) for e in episodes]
+        ),
+        indices_N=torch.from_numpy(np.flatnonzero(trained_T)),
         behaviour_logprobs_N=torch.from_numpy(behaviour_logprobs_N.astype(np.float32)),
         advantages_N=torch.from_numpy(np.repeat(advantages_B, repeats)),
         weights_N=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), repeats)),

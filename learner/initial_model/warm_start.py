@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
+from learner.algorithm.sequences import Sequences
 from learner.data.batch import cut_microbatches
 from learner.model.policy import Policy
 from learner.training.optimizer import AdamWithSchedule, Schedule
@@ -161,15 +162,10 @@ def supervised_step(
     num_trained = sum(sum(pair.trained) for pair in pairs)
     total = 0.0
     for rows in cut_microbatches([len(pair.token_ids) for pair in pairs], microbatch_tokens):
-        width = max(len(pairs[row].token_ids) for row in rows)
-        token_ids_BT = np.zeros((len(rows), width), dtype=np.int64)
-        trained_BT = np.zeros((len(rows), width), dtype=bool)
-        for b, row in enumerate(rows):
-            token_ids_BT[b, : len(pairs[row].token_ids)] = pairs[row].token_ids
-            trained_BT[b, : len(pairs[row].trained)] = pairs[row].trained
-        trained_BT[:, 0] = False  # nothing predicts the first token
-        positions_N = torch.from_numpy(np.flatnonzero(trained_BT))
-        scores = policy(torch.from_numpy(token_ids_BT), positions_N)
+        trained_T = np.concatenate([pairs[row].trained for row in rows])
+        sequences = Sequences.of([pairs[row].token_ids for row in rows])
+        trained_T[sequences.bounds[:-1].numpy()] = False  # nothing predicts a first token
+        scores = policy(sequences, torch.from_numpy(np.flatnonzero(trained_T)))
         loss = -scores.logprobs_N.sum() / max(1, num_trained)
         loss.backward()
         total += loss.item()

@@ -3,12 +3,9 @@
 Owns loading and sharding; `output_layer.py` turns hidden states into log-probs. Losses, batches and
 the publication of weights lie elsewhere.
 
-Sequences come right-padded: under a causal mask a pad never reaches the token before it, so no
-attention mask is built and SDPA takes its fast causal path. Microbatches are sorted by length,
-which keeps pads few.
+Sequences come packed, one after another without pads; `attention.py` keeps them apart.
 
-Shapes: B episodes, T tokens (prompt, completion, pads), N scored tokens of the microbatch (flat), D
-model width.
+Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D model width.
 """
 
 from __future__ import annotations
@@ -23,9 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from configs.architecture import attention_of, check_architecture
+from configs.architecture import check_architecture
 from configs.errors import SettingsError
+from learner.algorithm.sequences import Sequences
 
+from .attention import check_packing, pack_attention, run_trunk
 from .output_layer import (
     CHUNK_LOGITS,
     check_output_layer,
@@ -54,6 +53,7 @@ class Policy(nn.Module):
 
     def __init__(self, causal_lm: PreTrainedModel, *, temperature: float) -> None:
         super().__init__()
+        pack_attention(causal_lm)
         self.causal_lm = causal_lm
         self.temperature = temperature
         self.logit_change = logit_change(causal_lm)
@@ -62,25 +62,25 @@ class Policy(nn.Module):
 
     def forward(
         self,
-        token_ids_BT: Tensor,
-        positions_N: Tensor,
+        sequences: Sequences,
+        indices_N: Tensor,
         *,
         entropy_gradient: bool = False,
         temperature: float | None = None,
     ) -> Scores:
-        """Score the tokens at `positions_N`, none of which is in the first column.
+        """Score the tokens at `indices_N`, none of which is the first of its sequence.
 
         Args:
-            token_ids_BT: Right-padded sequences. Shape [B, T], int64.
-            positions_N: Tokens to score: b * T + t with t >= 1. Shape [N], int64.
+            sequences: The packed ones.
+            indices_N: Tokens to score, of all T. Shape [N], int64.
             entropy_gradient: Let gradients flow through the entropies too.
             temperature: Of the softmax; None = the one that training episodes are sampled at.
 
         Returns:
             Log-probs, entropies and states of the scored tokens.
         """
-        states_ND = states_before(self.causal_lm.base_model, token_ids_BT, positions_N)
-        targets_N = token_ids_BT.flatten().index_select(0, positions_N)
+        states_ND = states_before(self.causal_lm.base_model, sequences, indices_N)
+        targets_N = sequences.token_ids_T.index_select(0, indices_N)
         logprobs_N, entropies_N = score_tokens(
             output_layer(self.causal_lm),
             states_ND,
@@ -93,11 +93,9 @@ class Policy(nn.Module):
         return Scores(logprobs_N, entropies_N, states_ND)
 
 
-def states_before(trunk: nn.Module, token_ids_BT: Tensor, positions_N: Tensor) -> Tensor:
+def states_before(trunk: nn.Module, sequences: Sequences, indices_N: Tensor) -> Tensor:
     """Run a model without its output layer; the state before a token predicts it. Shape [N, D]."""
-    assert token_ids_BT.ndim == 2 and positions_N.ndim == 1
-    hidden_BTD: Tensor = trunk(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-    return hidden_BTD.flatten(0, 1).index_select(0, positions_N - 1)
+    return run_trunk(trunk, sequences).index_select(0, indices_N - 1)
 
 
 def load_causal_lm(path: str | Path) -> PreTrainedModel:
@@ -116,11 +114,12 @@ def load_causal_lm(path: str | Path) -> PreTrainedModel:
     check_architecture(config)
     try:
         causal_lm = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch.float32, attn_implementation=attention_of(config)
+            str(path), dtype=torch.float32, attn_implementation="eager"
         )
     except (OSError, ValueError) as error:
         raise _no_model(path, error) from error
     check_output_layer(causal_lm)
+    check_packing(causal_lm)
     return cast("PreTrainedModel", causal_lm)
 
 
@@ -137,7 +136,7 @@ def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype) -> Policy:
     Args:
         policy: The whole policy, equal on every rank.
         mesh: One dimension over all ranks; its device is where parameters move.
-        dtype: Of forward and backward passes. Gradients are reduced in float32.
+        dtype: Of forward and backward passes. Gradients are reduced in float32 at least.
     """
     shard_units(policy, layers_of(policy.causal_lm.base_model), mesh, dtype=dtype)
     return policy
@@ -155,7 +154,8 @@ def shard_units(
 ) -> None:
     """Shard each of `layers` as a unit of its own, and the rest of `module` as one more."""
     precision = MixedPrecisionPolicy(
-        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32
+        param_dtype=None if dtype == torch.float32 else dtype,
+        reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
     for unit in (*layers, module):  # a unit within another is sharded before it
         fully_shard(unit, mesh=mesh, mp_policy=precision)
@@ -185,8 +185,8 @@ def release(module: nn.Module) -> None:
 def probe_logprobs(policy: Policy, token_ids: tuple[int, ...]) -> list[float]:
     """Score tokens 1.. of one sequence at temperature 1, nats; every rank must call it."""
     device = next(policy.parameters()).device
-    token_ids_BT = torch.tensor([token_ids], device=device)
-    positions_N = torch.arange(1, len(token_ids), device=device)
-    logprobs: list[float] = policy(token_ids_BT, positions_N, temperature=1.0).logprobs_N.tolist()
+    indices_N = torch.arange(1, len(token_ids), device=device)
+    scores = policy(Sequences.of([token_ids]).to(device), indices_N, temperature=1.0)
+    logprobs: list[float] = scores.logprobs_N.tolist()
     release(policy)
     return logprobs

@@ -6,7 +6,7 @@
 
 It is checkpointed with the policy, but neither published nor part of the saved model.
 
-Shapes: B episodes, T tokens (prompt, completion, pads), N scored tokens (flat), D model width.
+Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D model width.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 from configs.settings import CriticSettings, LearnerSettings
 from learner.algorithm.microbatch import Microbatch
+from learner.algorithm.sequences import Sequences
 from learner.model.policy import (
     Policy,
     layers_of,
@@ -44,19 +45,19 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, token_ids_BT: Tensor, positions_N: Tensor, states_ND: Tensor) -> Tensor:
-        """Value the states before the tokens at `positions_N`.
+    def forward(self, sequences: Sequences, indices_N: Tensor, states_ND: Tensor) -> Tensor:
+        """Value the states before the tokens at `indices_N`.
 
         Args:
-            token_ids_BT: Right-padded sequences. Shape [B, T], int64.
-            positions_N: b * T + t with t >= 1. Shape [N], int64.
+            sequences: The packed ones.
+            indices_N: Tokens whose states are valued, of all T. Shape [N], int64.
             states_ND: The policy's hidden states there; unused by a model with a trunk.
 
         Returns:
             Shape [N, 1], float32: a view of it would lose the hooks that FSDP2 attaches to outputs.
         """
         if self.trunk is not None:
-            states_ND = states_before(self.trunk, token_ids_BT, positions_N)
+            states_ND = states_before(self.trunk, sequences, indices_N)
         elif not self.trunk_gradient:
             states_ND = states_ND.detach()
         values_N1: Tensor = self.head(states_ND.float())
@@ -117,7 +118,7 @@ class Critic:
         return meter.merge(ranks)
 
     def _values(self, microbatch: Microbatch, states_ND: Tensor) -> Tensor:
-        values_N1: Tensor = self.model(microbatch.token_ids_BT, microbatch.positions_N, states_ND)
+        values_N1: Tensor = self.model(microbatch.sequences, microbatch.indices_N, states_ND)
         return values_N1.squeeze(-1)
 
 

@@ -74,7 +74,7 @@ def prepare(
 @torch.no_grad()
 def score(policy: Policy, microbatch: Microbatch) -> Scores:
     """Score a microbatch's tokens without a gradient; every rank must call it."""
-    scores: Scores = policy(microbatch.token_ids_BT, microbatch.positions_N)
+    scores: Scores = policy(microbatch.sequences, microbatch.indices_N)
     release(policy)
     return scores
 

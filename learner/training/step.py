@@ -142,8 +142,8 @@ def accumulate(
     """Add one microbatch's gradient to the parameters' and return its share of the policy loss."""
     microbatch = prepared.microbatch
     scores = policy(
-        microbatch.token_ids_BT,
-        microbatch.positions_N,
+        microbatch.sequences,
+        microbatch.indices_N,
         entropy_gradient=settings.entropy_bonus > 0,
     )
     found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)

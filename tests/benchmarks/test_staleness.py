@@ -13,6 +13,7 @@ from benchmarks.staleness.lagged_run import LaggedRun
 from benchmarks.staleness.report import Point, area, draw, ratios, summarise, table
 from benchmarks.support.workload import Workload
 from buffer.record.episode import Episode
+from learner.algorithm.sequences import Sequences
 from learner.model.policy import Scores
 from tests.learner.support.tiny_policy import save_tiny_model
 
@@ -56,7 +57,7 @@ class WatchedRun(LaggedRun):
         self._policy.causal_lm.load_state_dict(self.versions[version], strict=False)
         positions = torch.arange(len(prompt), len(prompt) + len(completion))
         with torch.no_grad():
-            scores: Scores = self._policy(torch.tensor([prompt + completion]), positions)
+            scores: Scores = self._policy(Sequences.of([prompt + completion]), positions)
         return scores.logprobs_N
 
 

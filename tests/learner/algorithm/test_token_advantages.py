@@ -35,7 +35,7 @@ def test_a_trajectory_is_the_trained_tokens_of_an_episode(name: str) -> None:
         lineages={1: 0},
         lineage=1,
     )
-    num_tokens = len(microbatch.positions_N)
+    num_tokens = len(microbatch.indices_N)
     torch.manual_seed(0)
     log_rhos_N, values_N = torch.randn(2, num_tokens)
 

@@ -120,18 +120,30 @@ def test_a_plan_survives_the_wire() -> None:
     assert BatchPlan.decode(plan.encode()) == plan
 
 
-def test_no_microbatch_exceeds_its_budget_of_padded_tokens() -> None:
+def test_no_microbatch_exceeds_its_budget_and_few_are_made() -> None:
     random = np.random.default_rng(0)
     lengths = random.integers(1, 40, size=200).tolist()
 
     cuts = cut_microbatches(lengths, 100)
 
     assert sorted(row for rows in cuts for row in rows) == list(range(200))
-    assert all(len(rows) * max(lengths[row] for row in rows) <= 100 for rows in cuts)
+    assert all(sum(lengths[row] for row in rows) <= 100 for rows in cuts)
+    assert len(cuts) <= 1.05 * sum(lengths) / 100
 
 
 def test_a_row_longer_than_the_budget_stands_alone() -> None:
-    assert cut_microbatches([5, 500, 5], 100) == [[0, 2], [1]]
+    assert cut_microbatches([5, 500, 4], 100) == [[1], [2, 0]]
+
+
+@pytest.mark.parametrize("num_groups", [8, 64])
+@pytest.mark.parametrize("microbatch_tokens", [16, 100, 1000])
+def test_no_token_is_run_that_is_not_an_episodes(num_groups: int, microbatch_tokens: int) -> None:
+    episodes = random_group_episodes(num_groups, 8)
+
+    packed = _pack(_plan(episodes), episodes, microbatch_tokens=microbatch_tokens)
+
+    run = sum(len(microbatch.sequences.token_ids_T) for microbatch in packed)
+    assert run == sum(num_tokens(episode) for episode in episodes)
 
 
 def test_packed_tokens_are_those_of_the_episodes() -> None:
@@ -141,14 +153,14 @@ def test_packed_tokens_are_those_of_the_episodes() -> None:
 
     (microbatch,) = _pack(_plan([episode]), [episode])
 
-    assert microbatch.token_ids_BT.tolist() == [[3, 4, 5, 6, 7]]
-    assert microbatch.positions_N.tolist() == [2, 4]
+    assert microbatch.sequences.token_ids_T.tolist() == [3, 4, 5, 6, 7]
+    assert microbatch.indices_N.tolist() == [2, 4]
     assert microbatch.behaviour_logprobs_N.tolist() == [-1, -2]
     assert microbatch.weights_N.tolist() == [0.5, 0.5]
     assert microbatch.lags_N.tolist() == [0, 0]
 
 
-def test_tokens_know_the_row_of_their_episode_and_rows_their_reward() -> None:
+def test_tokens_have_the_number_of_their_episode_and_episodes_their_reward() -> None:
     episodes = [
         make_episode(0, completion=[5, 6, 7], mask=[1, 0, 1], reward=0.25),
         make_episode(1, completion=[5, 6, 7], mask=[0, 0, 0], reward=0.5),
@@ -157,9 +169,9 @@ def test_tokens_know_the_row_of_their_episode_and_rows_their_reward() -> None:
 
     (microbatch,) = _pack(_plan(episodes), episodes)
 
-    width = microbatch.token_ids_BT.shape[1]
+    bounds = microbatch.sequences.bounds[1:]
     assert microbatch.episodes_N.tolist() == [0, 0, 2, 2, 2, 2]
-    assert microbatch.episodes_N.tolist() == (microbatch.positions_N // width).tolist()
+    assert torch.bucketize(microbatch.indices_N, bounds, right=True).tolist() == [0, 0, 2, 2, 2, 2]
     assert microbatch.rewards_B.tolist() == [0.25, 0.5, 1.0]
 
 

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from configs.architecture import LogitChange, attention_of
 from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
+from learner.algorithm.sequences import Sequences
 from learner.assembly import load_policy
 from learner.model.policy import Policy, load_causal_lm, shard
 from learner.model.ranks import Ranks
@@ -26,16 +27,16 @@ def test_the_policy_scores_as_the_models_own_forward_pass(
         tmp_path, dtype=torch.float32, attn_implementation="eager"
     )
     token_ids_BT = torch.randint(3, 48, (2, 12), generator=torch.Generator().manual_seed(1))
-    positions_N = torch.tensor([3, 4, 11, 12 + 1, 12 + 11])
+    indices_N = torch.tensor([3, 4, 11, 12 + 1, 12 + 11])
 
     policy = shard(
         Policy(load_causal_lm(tmp_path), temperature=0.7), ranks.mesh, dtype=torch.float32
     )
-    scores = policy(token_ids_BT, positions_N)
+    scores = policy(Sequences.of([*token_ids_BT.numpy()]), indices_N)
 
     log_pi_BTV = (expected(token_ids_BT).logits / 0.7).log_softmax(-1)
-    log_pi_NV = log_pi_BTV.flatten(0, 1)[positions_N - 1]
-    targets_N = token_ids_BT.flatten()[positions_N]
+    log_pi_NV = log_pi_BTV.flatten(0, 1)[indices_N - 1]
+    targets_N = token_ids_BT.flatten()[indices_N]
     expected_N = log_pi_NV.gather(1, targets_N[:, None])[:, 0]
     torch.testing.assert_close(scores.logprobs_N, expected_N, rtol=1e-5, atol=1e-5)
 
@@ -44,14 +45,16 @@ def test_dropout_of_a_models_configuration_is_not_applied(tmp_path: Path, ranks:
     save_random_model(tmp_path, "granite", attention_dropout=0.9)
     settings = Settings(run=RunSettings(model=str(tmp_path), environment="calculator"))
     policy = load_policy(settings, ranks)
-    token_ids_BT, positions_N = torch.arange(3, 15)[None], torch.arange(1, 12)
+    sequences, indices_N = Sequences.of([range(3, 15)]), torch.arange(1, 12)
 
-    one, other = (policy(token_ids_BT, positions_N).logprobs_N for _ in range(2))
+    one, other = (policy(sequences, indices_N).logprobs_N for _ in range(2))
 
     torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_a_cap_of_the_attentions_logits_needs_the_eager_implementation(tmp_path: Path) -> None:
+def test_an_engine_needs_the_eager_implementation_for_a_cap_of_the_attentions_logits(
+    tmp_path: Path,
+) -> None:
     save_random_model(tmp_path, "gemma2")
 
     assert attention_of(AutoConfig.from_pretrained(tmp_path).to_dict()) == "eager"

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from configs.errors import SettingsError
+from learner.algorithm.sequences import Sequences
 from learner.model.policy import Policy, load_causal_lm, probe_logprobs
 from learner.model.ranks import Ranks
 from tests.learner.support.tiny_policy import (
@@ -22,29 +23,25 @@ from tests.learner.support.tiny_policy import (
 LENGTHS = [3, 7, 5]
 
 
-def _batch() -> tuple[Tensor, Tensor]:
-    """Three padded sequences and the flat positions of all their tokens but the first."""
+def _batch() -> tuple[Sequences, Tensor]:
+    """Three packed sequences, and the places of all their tokens but the first."""
     torch.manual_seed(1)
-    token_ids_BT = torch.zeros(3, 7, dtype=torch.int64)
-    for b, length in enumerate(LENGTHS):
-        token_ids_BT[b, :length] = torch.randint(3, VOCABULARY, (length,))
-    positions = [b * 7 + t for b, length in enumerate(LENGTHS) for t in range(1, length)]
-    return token_ids_BT, torch.tensor(positions)
+    sequences = Sequences.of([torch.randint(3, VOCABULARY, (length,)) for length in LENGTHS])
+    return sequences, torch.arange(sum(LENGTHS))[sequences.positions_T > 0]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_scores_of_padded_sequences_equal_those_of_each_alone(temperature: float) -> None:
-    policy = tiny_policy(temperature=temperature)
-    token_ids_BT, positions_N = _batch()
+def test_scores_of_packed_sequences_equal_those_of_each_alone(temperature: float) -> None:
+    policy, plain = tiny_policy(temperature=temperature), tiny_causal_lm()
+    sequences, indices_N = _batch()
 
-    scores = policy(token_ids_BT, positions_N)
+    scores = policy(sequences, indices_N)
 
     expected, entropies = [], []
-    for b, length in enumerate(LENGTHS):
-        alone = token_ids_BT[b : b + 1, :length]
-        logits = policy.causal_lm(input_ids=alone).logits[0, :-1].double() / temperature
+    for alone in sequences.token_ids_T.split(LENGTHS):
+        logits = plain(input_ids=alone[None]).logits[0, :-1].double() / temperature
         log_pi = logits.log_softmax(-1)
-        expected.append(log_pi.gather(-1, alone[0, 1:, None]).squeeze(-1))
+        expected.append(log_pi.gather(-1, alone[1:, None]).squeeze(-1))
         entropies.append(-(log_pi.exp() * log_pi).sum(-1))
     assert torch.allclose(scores.logprobs_N.double(), torch.cat(expected), atol=1e-5)
     assert torch.allclose(scores.entropies_N.double(), torch.cat(entropies), atol=1e-5)
@@ -94,12 +91,12 @@ def test_entropies_carry_a_gradient_only_where_asked() -> None:
 
 
 def test_a_probe_leaves_the_parameters_sharded(ranks: Ranks) -> None:
-    policy, plain = tiny_policy(ranks.mesh, temperature=0.5), tiny_policy()
+    policy, plain = tiny_policy(ranks.mesh, temperature=0.5), tiny_causal_lm()
     token_ids = (4, 9, 3, 17)
 
     logprobs = probe_logprobs(policy, token_ids)
 
-    logits = plain.causal_lm(input_ids=torch.tensor([token_ids])).logits[0, :-1]
+    logits = plain(input_ids=torch.tensor([token_ids])).logits[0, :-1]
     expected = logits.log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None]).squeeze(-1)
     assert logprobs == pytest.approx(expected.tolist(), abs=1e-5)  # at temperature 1
     assert all(hasattr(parameter, "full_tensor") for parameter in policy.parameters())

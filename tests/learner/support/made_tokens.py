@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learner.algorithm.microbatch import Microbatch, Prepared
+from learner.algorithm.sequences import Sequences
 
 
 def make_prepared(
@@ -25,8 +26,8 @@ def make_prepared(
     assert sum(lengths) == len(log_mu_N)
     nothing_N = torch.zeros(len(log_mu_N), dtype=torch.int64)
     microbatch = Microbatch(
-        token_ids_BT=torch.zeros(len(lengths), 1, dtype=torch.int64),
-        positions_N=nothing_N,
+        sequences=Sequences.of([[0]] * len(lengths)),
+        indices_N=nothing_N,
         behaviour_logprobs_N=log_mu_N,
         advantages_N=advantages_N,
         weights_N=weights_N,

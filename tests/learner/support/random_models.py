@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 SIZE: dict[str, Any] = {
@@ -39,8 +39,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-def save_random_model(folder: Path, model_type: str, **changes: Any) -> None:
-    """Write a random model with 48 tokens in float32."""
+def make_random_model(model_type: str, **changes: Any) -> PreTrainedModel:
+    """Make a random model with 48 tokens in float32."""
     torch.manual_seed(0)
     config = CONFIG_MAPPING[model_type](**SIZE | ARCHITECTURES[model_type] | changes)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model.eval()
+
+
+def save_random_model(folder: Path, model_type: str, **changes: Any) -> None:
+    """Write a random model with 48 tokens in float32."""
+    make_random_model(model_type, **changes).save_pretrained(folder)

@@ -140,7 +140,7 @@ def test_only_a_shared_trunk_is_trained_by_the_value_loss(tmp_path: Path, ranks:
     norms = {}
     for kind, pair in pairs.items():
         microbatch = made_microbatches(random_group_episodes(4, 3), 2, ranks)[0]
-        scores = pair.policy(microbatch.token_ids_BT, microbatch.positions_N)
+        scores = pair.policy(microbatch.sequences, microbatch.indices_N)
         zeros_N = torch.zeros_like(microbatch.weights_N)
         loss = pair.critic.loss(microbatch, scores.states_ND, zeros_N, zeros_N + 1)
 

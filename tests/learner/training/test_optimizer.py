@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from configs.settings import LearnerSettings
+from learner.algorithm.sequences import Sequences
 from learner.model.ranks import Ranks
 from learner.training.optimizer import AdamWithSchedule, Schedule
 from tests.learner.support.tiny_policy import constant_rate, parameters_of, tiny_policy
@@ -33,12 +34,12 @@ def test_the_rate_warms_up_and_decays_to_its_floor(decay: str, expected: list[fl
 def test_a_gradient_that_is_not_finite_changes_nothing(ranks: Ranks, poison: float) -> None:
     policy = tiny_policy(ranks.mesh)
     optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
-    token_ids, positions = torch.tensor([[3, 4, 5]]), torch.tensor([1, 2])
-    policy(token_ids, positions).logprobs_N.sum().backward()
+    sequences, indices_N = Sequences.of([[3, 4, 5]]), torch.tensor([1, 2])
+    policy(sequences, indices_N).logprobs_N.sum().backward()
     assert not optimizer.step(1).skipped
     before = parameters_of(policy, optimizer)
 
-    (policy(token_ids, positions).logprobs_N.sum() * poison).backward()
+    (policy(sequences, indices_N).logprobs_N.sum() * poison).backward()
     outcome = optimizer.step(2)
 
     assert outcome.skipped
@@ -50,7 +51,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(ranks: Ranks, poison: flo
 def test_gradients_are_clipped_by_their_global_norm(ranks: Ranks) -> None:
     policy = tiny_policy(ranks.mesh)
     optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings(max_grad_norm=0.5))
-    policy(torch.tensor([[3, 4, 5]]), torch.tensor([1, 2])).logprobs_N.sum().backward()
+    policy(Sequences.of([[3, 4, 5]]), torch.tensor([1, 2])).logprobs_N.sum().backward()
     squares = [p.grad.full_tensor().square().sum() for p in policy.parameters()]  # type: ignore[union-attr]
 
     outcome = optimizer.step(1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from buffer.record.episode import Episode
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.algorithm.microbatch import Microbatch
+from learner.algorithm.sequences import Sequences
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -113,7 +114,7 @@ def _log_probs(policy: Policy, episode: Episode) -> Tensor:
     start = len(episode.prompt_ids)
     token_ids = [*episode.prompt_ids.tolist(), *episode.completion.token_ids.tolist()]
     trained = [start + t for t, mask in enumerate(episode.completion.loss_mask) if mask]
-    logprobs: Tensor = policy(torch.tensor([token_ids]), torch.tensor(trained)).logprobs_N
+    logprobs: Tensor = policy(Sequences.of([token_ids]), torch.tensor(trained)).logprobs_N
     return logprobs
 
 

@@ -1,0 +1,207 @@
+"""Attention within each of several packed sequences: the one place where they could meet.
+
+transformers calls `attend` in every layer, with what the layer defines (scale, window, cap), and
+hands on `sequences`, which the forward pass was given. What computes it:
+
+    CUDA, 16 bits, no cap     torch's kernel for sequences of different lengths
+    otherwise                 SDPA for each run of equally long neighbours, its causal path where no
+                              window ends within them
+    a cap of the logits       written out, as SDPA has none (Gemma-2)
+
+Shapes: T tokens of all sequences, H heads, G of them that share a head of keys and values, L tokens
+of one sequence, R sequences of that length, K width of a head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from configs.errors import SettingsError
+from learner.algorithm.sequences import Sequences
+
+PACKED = "packed"
+"""Name under which transformers finds `attend`. It builds no mask for a name of its own."""
+
+WIDEST_HEAD = 256  # of torch's kernel, as of flash attention's
+
+
+def attend(
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    sequences: Sequences,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attend within each sequence, to the token itself and those before it.
+
+    Args:
+        _module: The layer's attention.
+        query: Shape [1, H, T, K].
+        key: Shape [1, H / G, T, K].
+        value: Shape [1, H / G, T, K].
+        attention_mask: None: this function masks.
+        sequences: The packed ones.
+        scaling: Of the logits; None = 1 / sqrt(K).
+        sliding_window: Most tokens that one attends to, itself included; None = all before it.
+        softcap: Logits become cap * tanh(logits / cap); None = they do not.
+        dropout: 0: the sampler had none.
+
+    Returns:
+        Shape [1, T, H, K].
+    """
+    assert attention_mask is None and not dropout and len(query) == 1
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if has_varlen_kernel(query, softcap):
+        out_THK = _attend_at_once(query, key, value, sequences, scale=scale, window=sliding_window)
+        return out_THK[None], None
+    runs = list(sequences.equal_runs())
+    sizes = [number * length for number, length in runs]
+    split = zip(*(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True)
+    pieces = []
+    for (number, length), run in zip(runs, split, strict=True):
+        q, k, v = (x.unflatten(1, (number, length)).transpose(0, 1) for x in run)
+        mask = _window_mask(length, sliding_window, query.device)
+        out_RHLK = (
+            _attend_plainly(q, k, v, mask, scale=scale)
+            if softcap is None
+            else _attend_capped(q, k, v, mask, scale=scale, cap=softcap)
+        )
+        pieces.append(out_RHLK.transpose(1, 2).flatten(0, 1))
+    return torch.cat(pieces)[None], None
+
+
+def has_varlen_kernel(query: Tensor, softcap: float | None) -> bool:
+    """Whether torch's kernel for different lengths computes this attention."""
+    is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
+    return query.is_cuda and is_16_bit and softcap is None and query.shape[-1] <= WIDEST_HEAD
+
+
+def _attend_at_once(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sequences: Sequences,
+    *,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Attend in one kernel. Shape [T, H, K]."""
+    longest = max(sequences.lengths)
+    q_THK, k_THK, v_THK = (x[0].transpose(0, 1) for x in (query, key, value))
+    out_THK = varlen_attn(
+        q_THK,
+        k_THK,
+        v_THK,
+        sequences.bounds,
+        sequences.bounds,
+        longest,
+        longest,
+        scale=scale,
+        # Tokens before and after one's own; -1 = all.
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
+    assert isinstance(out_THK, Tensor)  # nothing else was asked for
+    return out_THK
+
+
+def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """True where a token may attend; None where that is every token up to itself."""
+    if window is None or length <= window:
+        return None
+    distances_LL = torch.arange(length, device=device)[:, None] - torch.arange(
+        length, device=device
+    )
+    return (distances_LL >= 0) & (distances_LL < window)
+
+
+def _attend_plainly(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float
+) -> Tensor:
+    is_shared = k.shape[1] != q.shape[1]
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=is_shared
+    )
+
+
+def _attend_capped(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, cap: float
+) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    logits_RHLL = ((q @ k.transpose(-1, -2)) * (scale / cap)).tanh() * cap
+    if mask is None:
+        mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
+    logits_RHLL = logits_RHLL.masked_fill(~mask, -torch.inf)
+    # bfloat16 has too few digits for a sum of weights; float64 keeps its own.
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return logits_RHLL.softmax(-1, dtype=wide).to(q.dtype) @ v
+
+
+AttentionInterface.register(PACKED, attend)
+
+
+def pack_attention(model: PreTrainedModel) -> None:
+    """Make a model attend within packed sequences, in place.
+
+    Raises:
+        SettingsError: It does not leave its attention to transformers' interface.
+    """
+    if model.config._attn_implementation != PACKED:
+        model.set_attn_implementation(PACKED)
+    if model.config._attn_implementation != PACKED:
+        raise _cannot_be_packed(model, "it computes its attention in a way of its own")
+
+
+def run_trunk(trunk: nn.Module, sequences: Sequences) -> Tensor:
+    """Run a model without its output layer over packed sequences. Shape [T, D]."""
+    hidden_1TD: Tensor = trunk(
+        input_ids=sequences.token_ids_T[None],
+        position_ids=sequences.positions_T[None],
+        use_cache=False,
+        sequences=sequences,
+    ).last_hidden_state
+    return hidden_1TD[0]
+
+
+@torch.no_grad()
+def check_packing(causal_lm: PreTrainedModel) -> None:
+    """Refuse a model whose packed sequences would see one another; leave it packed.
+
+    Such as one with a state that passes from token to token.
+
+    Args:
+        causal_lm: With an attention of transformers.
+
+    Raises:
+        SettingsError: They would, or it cannot be packed at all.
+    """
+    token_ids_BT = torch.arange(1, 11).view(2, 5).flip(0) % causal_lm.config.vocab_size
+    alone_BTD = causal_lm.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+    pack_attention(causal_lm)
+    try:
+        packed_TD = run_trunk(causal_lm.base_model, Sequences.of([*token_ids_BT.numpy()]))
+    except TypeError as error:  # `sequences` does not arrive
+        raise _cannot_be_packed(causal_lm, str(error)) from error
+    if not torch.allclose(packed_TD, alone_BTD.flatten(0, 1), rtol=1e-3, atol=1e-3):
+        raise _cannot_be_packed(causal_lm, "its sequences would see one another")
+
+
+def _cannot_be_packed(model: PreTrainedModel, reason: str) -> SettingsError:
+    return SettingsError(
+        "run.model must attend within sequences that are packed behind each other "
+        f"(docs/models.md), got {type(model).__name__}: {reason}; choose another model"
+    )
