@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +21,7 @@ FILES = {
     "env.py": "env.py",
     "project_test.txt": "test_PROJECT.py",
 }
-LARGEST = 20  # number in the sums of data.jsonl
+ROWS = 1000  # of data.jsonl
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -47,14 +48,14 @@ def new(
     for template, target in FILES.items():
         text = (TEMPLATES / template).read_text(encoding="utf-8").replace("PROJECT", name)
         (folder / target.replace("PROJECT", name)).write_text(text, encoding="utf-8")
-    (folder / "data.jsonl").write_text(sums(), encoding="utf-8")
+    (folder / "data.jsonl").write_text(reversals(), encoding="utf-8")
     say = Console()
     print_line(say, f"{folder}/  {name}.yaml, rewards.py, env.py, data.jsonl, test_{name}.py")
     print_line(say, f"next:  cd {folder}  then  nyala up {name}.yaml --dry-run")
 
 
-def sums() -> str:
-    """Write the rows of `data.jsonl`."""
-    pairs = ((a, b) for a in range(LARGEST) for b in range(LARGEST))
-    rows = ({"question": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs)
+def reversals() -> str:
+    """Write the rows of `data.jsonl`: numbers of three to five digits, and the same backwards."""
+    numbers = random.Random(0).sample(range(100, 100_000), ROWS)
+    rows = ({"question": f"{n}>", "answer": str(n)[::-1]} for n in numbers)
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -13,7 +13,12 @@ from typer.testing import CliRunner
 from console.main import app
 
 ROOT = Path(__file__).parents[3]
-GUESS = ("run.environment=env.py:Guess", "run.environment_settings={}", "run.reward=null")
+GUESS = (
+    "run.environment=env.py:Guess",
+    "run.environment_settings={}",
+    "run.reward=null",
+    "learner.warm_start_echo=0",
+)
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def test_its_own_tests_pass_and_can_fail(project: Path) -> None:
 
     assert run() == 0
     rewards = project / "rewards.py"
-    rewards.write_text(rewards.read_text().replace("1 + distance", "2 + distance"))
+    rewards.write_text(rewards.read_text().replace("right / max", "right / min"))
     assert run() == 1
 
 
