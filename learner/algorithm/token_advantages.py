@@ -11,7 +11,7 @@ pi/mu enters once: V-trace has it in its advantages, truncated, as it was at the
 batch, prox/mu; so the surrogate's ratio is pi/prox, and no correction weighs prox/mu again. GAE
 does not involve mu and leaves pi/mu to the correction.
 
-Shapes: N trained tokens of a microbatch (flat), B episodes, T steps of the longest trajectory.
+Shapes: N trained tokens of a microbatch (flat), B episodes.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ class TokenAdvantages(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectories:
-    """The trained tokens of a microbatch, time first; zeros past the end of each episode."""
+    """The trained tokens of a microbatch, one episode behind the other: a single column."""
 
-    log_rhos_TB: Tensor
-    """log(pi/mu) at the beginning of the batch, nats. Shape [T, B]."""
-    rewards_TB: Tensor
-    discounts_TB: Tensor
-    """gamma, and 0 at the last token. Shape [T, B]."""
-    values_TB: Tensor
-    bootstrap_values_B: Tensor
-    """Values past the last token: 0. Shape [B]."""
+    log_rhos_N1: Tensor
+    """log(pi/mu) at the beginning of the batch, nats. Shape [N, 1]."""
+    rewards_N1: Tensor
+    discounts_N1: Tensor
+    """gamma, and 0 at an episode's last token: nothing passes from one to the next."""
+    values_N1: Tensor
+    bootstrap_values_1: Tensor
+    """Value past the last token: 0. Shape [1]."""
 
 
 def _gae(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, Tensor]:
     return gae(
-        episodes.rewards_TB,
-        episodes.discounts_TB,
-        episodes.values_TB,
-        episodes.bootstrap_values_B,
+        episodes.rewards_N1,
+        episodes.discounts_N1,
+        episodes.values_N1,
+        episodes.bootstrap_values_1,
         lam=settings.lam,
     )
 
 
 def _vtrace(episodes: Trajectories, settings: CriticSettings) -> tuple[Tensor, Tensor]:
     found = vtrace(
-        episodes.log_rhos_TB,
-        episodes.rewards_TB,
-        episodes.discounts_TB,
-        episodes.values_TB,
-        episodes.bootstrap_values_B,
+        episodes.log_rhos_N1,
+        episodes.rewards_N1,
+        episodes.discounts_N1,
+        episodes.values_N1,
+        episodes.bootstrap_values_1,
         rho_bar=settings.rho_bar,
         c_bar=settings.c_bar,
     )
@@ -80,7 +80,7 @@ TOKEN_ADVANTAGES: Mapping[str, Callable[[Trajectories, CriticSettings], tuple[Te
     "gae": _gae,
     "vtrace": _vtrace,
 }
-"""`algorithm.advantage` -> advantages and targets, both [T, B]."""
+"""`algorithm.advantage` -> advantages and targets, both [N, 1]."""
 
 
 def token_advantages(
@@ -105,24 +105,15 @@ def token_advantages(
     if not len(values_N):
         return TokenAdvantages(values_N, values_N)
     episodes_N = microbatch.episodes_N
-    lengths_B = torch.bincount(episodes_N, minlength=len(microbatch.rewards_B))
-    first_B = lengths_B.cumsum(0) - lengths_B
-    steps_N = torch.arange(len(values_N), device=values_N.device) - first_B[episodes_N]
-    is_last_N = steps_N == lengths_B[episodes_N] - 1
-
-    def lay_out(tokens_N: Tensor) -> Tensor:
-        laid_out_TB = tokens_N.new_zeros(int(lengths_B.max()), len(lengths_B))
-        laid_out_TB[steps_N, episodes_N] = tokens_N
-        return laid_out_TB
-
+    is_last_N = torch.ones_like(episodes_N, dtype=torch.bool)
+    is_last_N[:-1] = episodes_N[1:] != episodes_N[:-1]
+    paid_N = microbatch.rewards_B[episodes_N] * is_last_N
     trajectories = Trajectories(
-        log_rhos_TB=lay_out(log_rhos_N),
-        rewards_TB=lay_out(
-            microbatch.rewards_B[episodes_N] * is_last_N + (0.0 if rewards_N is None else rewards_N)
-        ),
-        discounts_TB=lay_out(settings.gamma * (~is_last_N).float()),
-        values_TB=lay_out(values_N),
-        bootstrap_values_B=values_N.new_zeros(len(lengths_B)),
+        log_rhos_N1=log_rhos_N[:, None],
+        rewards_N1=(paid_N if rewards_N is None else paid_N + rewards_N)[:, None],
+        discounts_N1=settings.gamma * (~is_last_N).float()[:, None],
+        values_N1=values_N[:, None],
+        bootstrap_values_1=values_N.new_zeros(1),
     )
-    advantages_TB, targets_TB = TOKEN_ADVANTAGES[name](trajectories, settings)
-    return TokenAdvantages(advantages_TB[steps_N, episodes_N], targets_TB[steps_N, episodes_N])
+    advantages_N1, targets_N1 = TOKEN_ADVANTAGES[name](trajectories, settings)
+    return TokenAdvantages(advantages_N1.squeeze(1), targets_N1.squeeze(1))

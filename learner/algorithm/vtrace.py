@@ -77,7 +77,10 @@ def vtrace(
 
 
 def discounted_sums(terms: Tensor, factors: Tensor, last: Tensor | None = None) -> Tensor:
-    """Solve x_t = terms_t + factors_t x_{t+1} from the last step to the first.
+    """Solve x_t = terms_t + factors_t x_{t+1}, for all steps at once in log2(T) levels.
+
+    Each level doubles the steps that a sum reaches: over r steps from t on, x is affine in x_{t+r},
+    and two of these in a row are one over 2r. In float64, so that long products do not overflow.
 
     Args:
         terms: Shape [T, B].
@@ -87,12 +90,16 @@ def discounted_sums(terms: Tensor, factors: Tensor, last: Tensor | None = None) 
     Returns:
         Shape [T, B].
     """
-    sums = torch.empty_like(terms)
-    following = torch.zeros_like(terms[0]) if last is None else last
-    for t in range(len(terms) - 1, -1, -1):
-        following = terms[t] + factors[t] * following
-        sums[t] = following
-    return sums
+    sums, reaching = terms.to(torch.float64, copy=True), factors.double()
+    if last is not None:
+        sums[-1] += reaching[-1] * last
+    reach = 1
+    while reach < len(sums):
+        near = reaching[: len(sums) - reach]  # those past it have reached the end
+        sums[:-reach] += near * sums[reach:]
+        reaching = reaching[:-reach] * reaching[reach:]
+        reach *= 2
+    return sums.to(terms.dtype)
 
 
 def check_shapes(rewards: Tensor, bootstrap_value: Tensor, **others: Tensor) -> None:

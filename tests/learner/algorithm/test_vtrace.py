@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
-from learner.algorithm.vtrace import VTrace, vtrace
+from learner.algorithm.vtrace import VTrace, discounted_sums, vtrace
 from tests.learner.support.trajectories import (
     LENGTHS,
     NUM_STEPS,
@@ -179,3 +180,35 @@ def test_targets_and_advantages_equal_those_of_rlax(rho_bar: float) -> None:
         assert list(map(float, peers.errors)) == pytest.approx(errors, rel=1e-5, abs=1e-5)
         advantages = found.pg_advantages[:, b].tolist()
         assert list(map(float, peers.pg_advantage)) == pytest.approx(advantages, rel=1e-5, abs=1e-5)
+
+
+def _sums_one_by_one(terms: Tensor, factors: Tensor, last: Tensor) -> Tensor:
+    """Walk from the last step to the first."""
+    sums = torch.empty_like(terms)
+    for t in reversed(range(len(terms))):
+        last = terms[t] + factors[t] * last
+        sums[t] = last
+    return sums
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 64, 1000])
+def test_sums_of_all_steps_at_once_equal_those_one_after_the_other(steps: int) -> None:
+    """Resets in the middle, as between the episodes of a packed row, and factors beyond 1."""
+    generator = torch.Generator().manual_seed(steps)
+    terms, factors = torch.randn(2, steps, 3, dtype=torch.float64, generator=generator)
+    factors = factors.sigmoid() * 1.1 * (torch.rand(steps, 3, generator=generator) > 0.01)
+    last = torch.randn(3, dtype=torch.float64, generator=generator)
+
+    sums = discounted_sums(terms, factors, last)
+
+    torch.testing.assert_close(sums, _sums_one_by_one(terms, factors, last), rtol=1e-12, atol=1e-12)
+    assert discounted_sums(terms.float(), factors.float()).dtype == torch.float32
+
+
+def test_products_of_factors_that_overflow_in_float32_leave_no_trace() -> None:
+    terms = torch.zeros(300, 1)
+    terms[150] = 1.0
+
+    sums = discounted_sums(terms, torch.full((300, 1), 2.0))
+
+    assert not sums.isnan().any() and float(sums[140]) == 2.0**10
