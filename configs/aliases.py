@@ -151,6 +151,9 @@ ALIASES: dict[str, str] = {
         "micro_batch_size max_tokens_per_gpu ppo_max_token_len_per_gpu max_tokens_per_mb "
         "train_micro_batch_size gradient_accumulation_steps"
     ),
+    "learner.activation_checkpointing": (
+        "gradient_checkpointing enable_gradient_checkpointing recompute_granularity"
+    ),
     "learner.checkpoint_every": (
         "ckpt.interval ckpt_interval save_steps save_interval save_freq checkpoint.interval "
         "save_checkpoint_steps"

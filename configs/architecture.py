@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self
 
 from configs.tables.run import RunSettings
 
@@ -45,17 +45,6 @@ NUMBERS_OF_EXPERTS = (
 )
 
 
-class Logits(Protocol):
-    """The few operations that a tensor of logits needs here."""
-
-    def __mul__(self, factor: float) -> Self: ...
-    def __truediv__(self, divisor: float) -> Self: ...
-    def tanh(self) -> Self: ...
-
-
-L = TypeVar("L", bound=Logits)
-
-
 @dataclass(frozen=True, slots=True)
 class LogitChange:
     """Change of the logits between a model's output layer and its softmax.
@@ -72,14 +61,6 @@ class LogitChange:
         name, multiplies = FACTORS.get(config.get("model_type", ""), ("", True))
         factor = float(config.get(name) or 1.0)
         return cls(factor if multiplies else 1 / factor, config.get(CAP))
-
-    def apply(self, logits: L) -> L:
-        """Change logits of any shape."""
-        if self.factor != 1.0:
-            logits = logits * self.factor
-        if self.cap is not None:
-            logits = (logits / self.cap).tanh() * self.cap
-        return logits
 
 
 def attention_of(config: Mapping[str, Any]) -> str:

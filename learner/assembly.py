@@ -23,6 +23,7 @@ from learner.checkpointing.resume import StartState, take_over
 from learner.data.ledger import Ledger
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
+from learner.model.activation_checkpointing import choose
 from learner.model.policy import Policy, freeze, load_causal_lm, probe_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.critic import Critic, make_critic
@@ -159,7 +160,8 @@ def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -
     policy = Policy(load_causal_lm(path), temperature=settings.run.temperature)
     # As the sampler ran it: dropout would make ratios random. Gradients flow all the same.
     policy.eval()
-    return shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks))
+    activations = choose(settings.learner.activation_checkpointing, policy, ranks.device)
+    return shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks), activations=activations)
 
 
 def load_critic(policy: Policy, settings: Settings, ranks: Ranks) -> Critic | None:

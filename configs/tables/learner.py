@@ -33,6 +33,10 @@ class LearnerSettings(Table):
     microbatch_tokens: Positive = 16384
     """Most tokens of a forward pass, as many as fit the memory. Episodes are packed into it without
     pads; loss and gradient do not depend on it. A longer episode has a pass of its own."""
+    activation_checkpointing: Literal["none", "selective", "full"] | None = None
+    """What a layer keeps for its backward pass: `none` = all, `selective` = matrix products and
+    attention, `full` = its input alone, computing the rest again; null = `full` on a GPU above 1e9
+    parameters, else `none`."""
     checkpoint_every: Positive = 50
     """Batches between checkpoints."""
     keep_checkpoints: Positive = 3

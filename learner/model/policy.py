@@ -11,6 +11,7 @@ Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -24,14 +25,9 @@ from configs.architecture import check_architecture
 from configs.errors import SettingsError
 from learner.algorithm.sequences import Sequences
 
+from .activation_checkpointing import Kept, checkpoint_layers
 from .attention import check_packing, pack_attention, run_trunk
-from .output_layer import (
-    CHUNK_LOGITS,
-    check_output_layer,
-    logit_change,
-    output_layer,
-    score_tokens,
-)
+from .output_layer import check_output_layer, output_layer, score_tokens, softmax_of
 
 
 class Scores(NamedTuple):
@@ -55,10 +51,8 @@ class Policy(nn.Module):
         super().__init__()
         pack_attention(causal_lm)
         self.causal_lm = causal_lm
-        self.temperature = temperature
-        self.logit_change = logit_change(causal_lm)
+        self.softmax = softmax_of(causal_lm, temperature=temperature)
         self.vocabulary = int(causal_lm.config.vocab_size)
-        self.chunk_tokens = max(1, CHUNK_LOGITS // self.vocabulary)
 
     def forward(
         self,
@@ -85,10 +79,8 @@ class Policy(nn.Module):
             output_layer(self.causal_lm),
             states_ND,
             targets_N,
-            change=self.logit_change,
-            temperature=self.temperature if temperature is None else temperature,
+            self.softmax if temperature is None else replace(self.softmax, temperature=temperature),
             entropy_gradient=entropy_gradient,
-            chunk_tokens=self.chunk_tokens,
         )
         return Scores(logprobs_N, entropies_N, states_ND)
 
@@ -118,6 +110,7 @@ def load_causal_lm(path: str | Path) -> PreTrainedModel:
         )
     except (OSError, ValueError) as error:
         raise _no_model(path, error) from error
+    layers_of(causal_lm.base_model)  # refuses a model that could not be sharded
     check_output_layer(causal_lm)
     check_packing(causal_lm)
     return cast("PreTrainedModel", causal_lm)
@@ -130,22 +123,35 @@ def _no_model(path: str | Path, error: Exception) -> SettingsError:
     )
 
 
-def shard(policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype) -> Policy:
+def shard(
+    policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype, activations: Kept = "none"
+) -> Policy:
     """Shard a policy over the ranks of `mesh` with FSDP2: each layer a unit, the rest one more.
 
     Args:
         policy: The whole policy, equal on every rank.
         mesh: One dimension over all ranks; its device is where parameters move.
         dtype: Of forward and backward passes. Gradients are reduced in float32 at least.
+        activations: What each layer keeps for its backward pass.
     """
-    shard_units(policy, layers_of(policy.causal_lm.base_model), mesh, dtype=dtype)
+    layers = layers_of(policy.causal_lm.base_model)
+    checkpoint_layers(layers, activations)
+    shard_units(policy, layers, mesh, dtype=dtype)
     return policy
 
 
 def layers_of(trunk: nn.Module) -> Iterable[nn.Module]:
-    """List the transformer layers of a model without its output layer."""
-    layers = trunk.layers
-    assert isinstance(layers, nn.ModuleList)
+    """List the transformer layers of a model without its output layer.
+
+    Raises:
+        SettingsError: They are not where they are expected.
+    """
+    layers = getattr(trunk, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise SettingsError(
+            f"run.model must keep its transformer layers in a list named layers, as Llama and Qwen "
+            f"do, got {type(trunk).__name__} without one; choose another model"
+        )
     return layers
 
 

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from configs.settings import CriticSettings, LearnerSettings
 from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.sequences import Sequences
+from learner.model.activation_checkpointing import checkpoint_layers, choose
 from learner.model.policy import (
     Policy,
     layers_of,
@@ -136,7 +137,8 @@ def make_critic(
     Args:
         policy: Gives the width of the states.
         settings: Kind and learning rate.
-        learner: AdamW's betas and the bound of the gradient norm, as for the policy.
+        learner: AdamW's betas, the bound of the gradient norm and activation checkpointing, as for
+            the policy.
         model_path: Initial weights of a second model.
         ranks: Ranks to shard over.
         dtype: Of a second model's forward and backward passes; the head stays in float32.
@@ -145,6 +147,7 @@ def make_critic(
         return None
     model = _new_model(int(policy.causal_lm.config.hidden_size), settings, model_path)
     layers = [] if model.trunk is None else layers_of(model.trunk)
+    checkpoint_layers(layers, choose(learner.activation_checkpointing, model, ranks.device))
     shard_units(model.head, [], ranks.mesh, dtype=torch.float32)
     shard_units(model, layers, ranks.mesh, dtype=dtype)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)

@@ -13,6 +13,7 @@ from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
 from learner.algorithm.sequences import Sequences
 from learner.assembly import load_policy
+from learner.model.output_layer import Softmax
 from learner.model.policy import Policy, load_causal_lm, shard
 from learner.model.ranks import Ranks
 from tests.learner.support.random_models import ARCHITECTURES, save_random_model
@@ -66,9 +67,9 @@ def test_factor_and_cap_are_applied_in_this_order() -> None:
         {"model_type": "granite", "logits_scaling": 4.0, "final_logit_softcapping": 2.0}
     )
 
-    changed = change.apply(torch.tensor([8.0]))
+    prepared = Softmax(change, temperature=0.5).prepare(torch.tensor([8.0]))
 
-    torch.testing.assert_close(changed, torch.tensor([2.0]).div(2).tanh() * 2)
+    torch.testing.assert_close(prepared, torch.tensor([2.0]).div(2).tanh() * 2 / 0.5)
     assert LogitChange.of({"model_type": "qwen3", "logits_scaling": 4.0}) == LogitChange()
 
 

@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from transformers import OPTConfig, OPTForCausalLM
 
 from configs.errors import SettingsError
 from learner.algorithm.sequences import Sequences
-from learner.model.policy import Policy, load_causal_lm, probe_logprobs
+from learner.model.output_layer import CHUNK_SIZES, ChunkSize
+from learner.model.policy import Policy, load_causal_lm, probe_logprobs, shard
 from learner.model.ranks import Ranks
 from tests.learner.support.tiny_policy import (
     VOCABULARY,
@@ -58,29 +60,20 @@ def _gradients(policy: Policy) -> tuple[float, list[Tensor]]:
     return loss.item(), [g.clone() for g in whole]
 
 
-def test_chunks_change_neither_scores_nor_gradients() -> None:
-    policy = tiny_policy()
-    loss, gradients = _gradients(policy)
-
-    policy.chunk_tokens = 5
-    chunked_loss, chunked_gradients = _gradients(policy)
-
-    assert chunked_loss == pytest.approx(loss, abs=1e-5)
-    for chunked, whole in zip(chunked_gradients, gradients, strict=True):
-        assert torch.allclose(chunked, whole, atol=1e-5)
-
-
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("chunk_tokens", [1000, 5])
-def test_sharding_changes_neither_scores_nor_gradients(ranks: Ranks, chunk_tokens: int) -> None:
-    loss, gradients = _gradients(tiny_policy())
-    sharded = tiny_policy(ranks.mesh)
-    sharded.chunk_tokens = chunk_tokens
+def test_neither_shards_nor_chunks_change_scores_and_gradients(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, chunk_tokens: int, *, tied: bool
+) -> None:
+    loss, gradients = _gradients(Policy(tiny_causal_lm(tied=tied), temperature=1.0))
+    monkeypatch.setitem(CHUNK_SIZES, "cpu", ChunkSize(logits=0, tokens=chunk_tokens))
+    whole = Policy(tiny_causal_lm(tied=tied), temperature=1.0)
 
-    sharded_loss, sharded_gradients = _gradients(sharded)
+    sharded_loss, sharded_gradients = _gradients(shard(whole, ranks.mesh, dtype=torch.float32))
 
     assert sharded_loss == pytest.approx(loss, abs=1e-5)
-    for ours, whole in zip(sharded_gradients, gradients, strict=True):
-        assert torch.allclose(ours, whole, atol=1e-5)
+    for ours, expected in zip(sharded_gradients, gradients, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_entropies_carry_a_gradient_only_where_asked() -> None:
@@ -108,6 +101,21 @@ def test_a_saved_model_is_loaded_in_float32(tmp_path: Path) -> None:
     causal_lm = load_causal_lm(tmp_path)
 
     assert {parameter.dtype for parameter in causal_lm.parameters()} == {torch.float32}
+
+
+def test_a_model_without_a_list_of_layers_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
+    config = OPTConfig(
+        hidden_size=8,
+        word_embed_proj_dim=8,
+        ffn_dim=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        vocab_size=20,
+    )
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+
+    with pytest.raises(SettingsError, match=r"layers in a list named layers, .* got OPTModel"):
+        load_causal_lm(tmp_path)
 
 
 def test_a_missing_model_is_a_settings_error(tmp_path: Path) -> None:
