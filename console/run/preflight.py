@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from actors.chat import read_prompt
@@ -147,7 +148,7 @@ def check_model(run: RunSettings) -> None:
             f"`init` makes a small character model"
         )
     else:
-        _check_hub(model, tokens)
+        _check_config(_hub_config(model), tokens)
     ModelTokenizer.of(run)  # refuses what no actor could load
 
 
@@ -234,6 +235,10 @@ def _check_model_folder(path: Path, tokens: int) -> None:
 
 
 def _check_config(path: Path, tokens: int) -> None:
+    check_architecture(_read_config(path), tokens=tokens)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -242,10 +247,22 @@ def _check_config(path: Path, tokens: int) -> None:
         ) from None
     if not isinstance(config, dict):
         raise SettingsError(f"run.model must have a JSON object as its config.json, got {path}")
-    check_architecture(config, tokens=tokens)
+    return config
 
 
-def _check_hub(model: str, tokens: int) -> None:
+def model_config(run: RunSettings) -> dict[str, Any] | None:
+    """Read the configuration of the run's model; None where `init` is to make it.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    if run.model == "init":
+        return None
+    path = Path(run.model).expanduser()
+    return _read_config(path / "config.json" if path.exists() else _hub_config(run.model))
+
+
+def _hub_config(model: str) -> Path:
     from huggingface_hub import hf_hub_download  # noqa: PLC0415 - huggingface_hub
 
     try:
@@ -256,7 +273,7 @@ def _check_hub(model: str, tokens: int) -> None:
             f"run.model must be a model directory, a name on the Hugging Face hub, or `init`, got "
             f"{model!r}: there is no such directory, and the hub says: {first_line}"
         ) from None
-    _check_config(Path(config), tokens)
+    return Path(config)
 
 
 def _require_package(package: str, setting: str, instead: str) -> None:

@@ -23,9 +23,15 @@ from configs.settings import Settings
 from configs.weight_path import describe_weight_path
 from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
 from console.display.result import print_result
+from console.run.card_memory import GIB, card_memory, smallest_card
 from console.run.init_model import reuse
 from console.run.plan import commands, given_redis, resolve, with_value
-from console.run.preflight import redis_warning, refuse_what_cannot_run, weights_warning
+from console.run.preflight import (
+    model_config,
+    redis_warning,
+    refuse_what_cannot_run,
+    weights_warning,
+)
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 from console.typed import program
 from learner.algorithm.methods import overrides_of
@@ -52,6 +58,16 @@ def up(  # noqa: PLR0917 - typer calls it by name
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, start nothing, show the settings.")
     ] = False,
+    card_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--card-gib",
+            metavar="GIB",
+            help="With --dry-run: refuse what does not fit a GPU of this size. Default: the "
+            "smallest of this machine.",
+            show_default=False,
+        ),
+    ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Archive an earlier run of this name and begin anew.")
     ] = False,
@@ -74,6 +90,7 @@ def up(  # noqa: PLR0917 - typer calls it by name
         fresh=fresh,
         trust_checkpoint=trust_checkpoint,
         dry_run=dry_run,
+        card_gib=card_gib,
         plain=plain,
     )
     raise typer.Exit(start(launch, Console()))
@@ -89,6 +106,7 @@ class Launch:
     fresh: bool = False
     trust_checkpoint: str | None = None
     dry_run: bool = False
+    card_gib: float | None = None
     plain: bool = False
 
     @property
@@ -129,6 +147,8 @@ def start(launch: Launch, console: Console) -> int:
         if resumes:
             refuse_changes(folder, settings)
         redis_url = given_redis(settings.buffer, folder)
+        if launch.dry_run:
+            say_card_memory(console, settings, launch.card_gib)
         refuse_what_cannot_run(settings, redis_url=redis_url)
         _warn(console, settings, redis_url)
         if launch.dry_run:
@@ -165,6 +185,25 @@ def _warn(console: Console, settings: Settings, redis_url: str | None) -> None:
         warnings.append(redis_warning(settings.run, redis_url))
     for warning in filter(None, warnings):
         console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
+
+
+def say_card_memory(console: Console, settings: Settings, card_gib: float | None) -> None:
+    """Print what the learner takes of a card; refuse a card that is known and too small."""
+    config = model_config(settings.run)
+    if config is None:
+        return  # a character model
+    card_bytes = smallest_card() if card_gib is None else int(card_gib * GIB)
+    device = settings.learner.device
+    on_gpu = device == "cuda" or (device == "auto" and card_bytes is not None)
+    try:
+        memory = card_memory(settings, config, on_gpu=on_gpu)
+    except KeyError as error:
+        console.print(f"memory of the learner: not computed, config.json has no {error}")
+        return
+    for line in memory.lines():
+        console.print(line, highlight=False, soft_wrap=True)
+    if on_gpu and card_bytes is not None:
+        memory.check(card_bytes)
 
 
 def _trust(console: Console, settings: Settings, name: str) -> None:

@@ -1,0 +1,244 @@
+"""Memory of the learner on one card, computed from settings and the model's `config.json`.
+
+FSDP2 shards weights, gradients and moments over the ranks; what a rank computes with is its own:
+
+    all the time             float32 weights, gradients and AdamW's moments, each a share of a rank
+    the backward pass begins the activations of all layers, those of one layer once more where they
+                             are computed again, a chunk of logits, gathered weights
+    the backward pass ends   the embeddings' gradient, whole, and its float32 copy to be reduced
+    a publication            the largest tensor, whole
+
+The largest of the last three counts. Allocator and libraries take some more.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from configs.errors import SettingsError
+from configs.settings import Settings
+
+from .placement import QUERY_TIMEOUT_S
+
+GIB = 2**30
+LARGE = 1_000_000_000
+"""Parameters above which activations are checkpointed on a GPU by default."""
+QK_NORMS = ("gemma3_text", "olmo2", "qwen3")
+"""Types of models that normalise queries and keys."""
+# Elements of a chunk of logits, and its least tokens, as in `learner/model/output_layer.py`.
+CHUNKS = {"cpu": (2**22, 64), "cuda": (2**27, 1024)}
+BLOCKS_ALIVE = 3 / 8
+"""Blocks of an eighth of a chunk that are in float32 at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder."""
+
+    layers: int
+    width: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    vocabulary: int
+    is_tied: bool
+    has_qk_norm: bool
+    is_eager: bool
+    """Its attention keeps all its weights: a cap leaves no other way."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Read them from a model's configuration."""
+        heads, width = config["num_attention_heads"], config["hidden_size"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            width=width,
+            inner=config["intermediate_size"],
+            heads=heads,
+            kv_heads=config.get("num_key_value_heads") or heads,
+            head_width=config.get("head_dim") or width // heads,
+            vocabulary=config["vocab_size"],
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+            has_qk_norm=config.get("model_type") in QK_NORMS,
+            is_eager=config.get("attn_logit_softcapping") is not None,
+        )
+
+    @property
+    def queries_and_keys(self) -> int:
+        """Elements per token."""
+        return (self.heads + self.kv_heads) * self.head_width
+
+    @property
+    def attended(self) -> int:
+        """Elements per token that attention gives."""
+        return self.heads * self.head_width
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of a layer."""
+        projections = self.queries_and_keys + self.kv_heads * self.head_width + self.attended
+        norms = 2 * self.width + (2 * self.head_width if self.has_qk_norm else 0)
+        return self.width * projections + 3 * self.width * self.inner + norms
+
+    @property
+    def root_parameters(self) -> int:
+        """Parameters besides the layers: embeddings, output layer, last norm."""
+        matrices = 1 if self.is_tied else 2
+        return matrices * self.vocabulary * self.width + self.width
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.layers * self.layer_parameters + self.root_parameters
+
+    def kept(self, kind: str, itemsize: int, longest: int = 0) -> int:
+        """Bytes that a layer keeps per token for its backward pass.
+
+        Args:
+            kind: `learner.activation_checkpointing`.
+            itemsize: Bytes of an element in forward and backward passes.
+            longest: Tokens of the longest episode, which eager attention multiplies.
+        """
+        values = self.kv_heads * self.head_width
+        attention = itemsize * self.attended + 4 * self.heads
+        if kind == "full":
+            return itemsize * self.width
+        if kind == "selective":
+            products = self.queries_and_keys + values + 3 * self.width + 2 * self.inner
+            return itemsize * products + attention
+        # A norm keeps its input in float32, and its output before and after its weight.
+        norms = 2 * ((4 + 2 * itemsize) * self.width + 4)
+        if self.has_qk_norm:
+            norms += (4 + itemsize) * self.queries_and_keys + 4 * (self.heads + self.kv_heads)
+        inner = itemsize * 4 * self.inner
+        attention += itemsize * (self.queries_and_keys + values)
+        if self.is_eager:
+            attention += (4 + 2 * itemsize) * self.heads * longest
+        return norms + attention + inner
+
+
+@dataclass(frozen=True, slots=True)
+class CardMemory:
+    """Bytes on each card, and the settings that they come from."""
+
+    ranks: int
+    kind: str
+    """`learner.activation_checkpointing`, its default filled in."""
+    tokens: int
+    """Of a microbatch."""
+    states: Mapping[str, int]
+    """There all the time."""
+    step: Mapping[str, int]
+    """There when the backward pass begins."""
+    reduction: int
+    """There when it ends."""
+    publication: int
+
+    @property
+    def total(self) -> int:
+        """The most at a time."""
+        return sum(self.states.values()) + max(
+            sum(self.step.values()), self.reduction, self.publication
+        )
+
+    def lines(self) -> list[str]:
+        """Write the figures, one a line."""
+        rows = {
+            **self.states,
+            **self.step,
+            "or, as the backward pass ends": self.reduction,
+            "or, the largest tensor published": self.publication,
+            "at most at a time": self.total,
+        }
+        head = (
+            f"memory of the learner on each of {self.ranks} card(s), computed: microbatches of "
+            f"{self.tokens} tokens, activation_checkpointing {self.kind}"
+        )
+        return [head, *(f"  {size / GIB:8.2f} GiB  {name}" for name, size in rows.items())]
+
+    def check(self, card_bytes: int) -> None:
+        """Refuse a card that is too small.
+
+        Raises:
+            SettingsError: It is.
+        """
+        if self.total <= card_bytes:
+            return
+        raise SettingsError(
+            f"the learner must fit {card_bytes / GIB:.1f} GiB on each card, got "
+            f"{self.total / GIB:.1f} GiB (computed, of which {sum(self.states.values()) / GIB:.1f} "
+            f"GiB weights, gradients and moments); {self._way_out()}"
+        )
+
+    def _way_out(self) -> str:
+        largest_state = sum(self.states.values()) > sum(self.step.values())
+        if self.kind != "full" and not largest_state:
+            return "set learner.activation_checkpointing: full"
+        if largest_state:
+            return f"set learner.ranks above {self.ranks}, or choose a smaller model"
+        return f"set learner.microbatch_tokens below {self.tokens}"
+
+
+def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) -> CardMemory:
+    """Compute what the learner takes.
+
+    Args:
+        settings: Of the run.
+        config: Of its model.
+        on_gpu: In bfloat16 where `run.dtype` is, and with the defaults of a GPU.
+    """
+    run, learner = settings.run, settings.learner
+    shape = ModelShape.of(config)
+    itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
+    kind = learner.activation_checkpointing
+    if kind is None:
+        kind = "full" if on_gpu and shape.parameters > LARGE else "none"
+    longest = run.max_prompt_tokens + run.max_completion_tokens
+    tokens = max(learner.microbatch_tokens, longest)
+    share = 4 * -(-shape.parameters // learner.ranks)
+    has_model_critic = settings.critic.kind == "model"
+    models = 2 if has_model_critic else 1
+    again = shape.kept("none", itemsize, longest) if kind != "none" else 0
+    logits, least = CHUNKS["cuda" if on_gpu else "cpu"]
+    chunk = max(logits, least * shape.vocabulary)
+    states = {"weights, float32": share * models}
+    if settings.algorithm.kl_coefficient:
+        states["weights of the reference"] = share
+    states |= {"gradients": share * models, "moments of AdamW": 2 * share * models}
+    step = {
+        "activations": tokens * shape.layers * shape.kept(kind, itemsize, longest),
+        "activations of one layer, computed again": tokens * again,
+        "hidden states": tokens * shape.width * (4 + 3 * itemsize),
+        "a chunk of logits": int(chunk * (itemsize + 4 * BLOCKS_ALIVE)),
+        "gathered weights, and the output layer's gradient": itemsize
+        * (2 * shape.root_parameters + 2 * shape.layer_parameters),
+    }
+    return CardMemory(
+        ranks=learner.ranks,
+        kind=kind,
+        tokens=tokens,
+        states=states,
+        step=step,
+        reduction=(2 * itemsize + 4) * shape.root_parameters,
+        publication=shape.vocabulary * shape.width * (2 if run.dtype == "bfloat16" else 4),
+    )
+
+
+def smallest_card() -> int | None:
+    """Bytes of this machine's smallest card; None if there is none."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    listed = subprocess.run(
+        ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        timeout=QUERY_TIMEOUT_S,
+        check=False,
+    )
+    sizes = [int(text) for text in listed.stdout.split() if text.isdigit()]
+    return min(sizes) * 2**20 if sizes and listed.returncode == 0 else None
