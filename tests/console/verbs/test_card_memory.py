@@ -53,7 +53,7 @@ MIDDLE = {
     "head_dim": 64,
     "vocab_size": 8000,
 }
-MULTI_GPU = Path(__file__).parents[2] / "configs" / "multi-gpu.yaml"
+MULTI_GPU = Path(__file__).parents[3] / "configs" / "multi-gpu.yaml"
 
 
 def _multi_gpu(**learner: Any) -> Settings:
