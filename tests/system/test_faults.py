@@ -71,7 +71,7 @@ def test_killed_actors_work_is_continued_by_another(tmp_path: Path) -> None:
 
 
 def test_killed_learner_replays_its_sealed_claims(tmp_path: Path) -> None:
-    overrides = (*LONG, "learner.checkpoint_every=3", "console.max_restarts=0")
+    overrides = (*LONG, "run.steps=15", "learner.checkpoint_every=3", "console.max_restarts=0")
     run = LiveRun(tmp_path, "tiny.yaml", *overrides)
 
     with run.up() as process:
@@ -149,7 +149,7 @@ def test_a_run_of_two_turn_episodes_survives_killed_actors(tmp_path: Path) -> No
 
 
 def test_ctrl_c_saves_and_up_goes_on(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "learner.checkpoint_every=100")
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=20", "learner.checkpoint_every=100")
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 3, "three batches are trained")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from buffer import operations
 from buffer.store import Store
@@ -26,6 +27,9 @@ TORCH = ("actors.engine=torch", "actors.heartbeat_s=0.3", "actors.snapshot_s=0.1
 class LiveRun:
     """One run folder and the processes that work on it."""
 
+    _models: ClassVar[dict[tuple[str, ...], Path]] = {}
+    """The model that the first run of a test session made, by the overrides that it depends on."""
+
     def __init__(self, folder: Path, preset: str, *overrides: str) -> None:
         self._parent = folder
         self._arguments = [str(REPOSITORY / "configs" / preset), "--plain"]
@@ -34,15 +38,25 @@ class LiveRun:
         for override in overrides:
             self._arguments += ["--set", override]
         self.folder = folder / Path(preset).stem
+        decisive = ("learner.init_", "learner.warm_start_")
+        self._made_from = (preset, *sorted(x for x in overrides if x.startswith(decisive)))
 
     @contextmanager
     def up(self, *more: str) -> Iterator[subprocess.Popen[str]]:
         """`nyala up`, ended cleanly on the way out if it still runs."""
+        self._take_model_of_an_earlier_run()
         process = self.start("up", *self._arguments, *more)
         try:
             yield process
         finally:
             end(process)
+
+    def _take_model_of_an_earlier_run(self) -> None:
+        """Spare two processes; `nyala up` makes another if it is not what these settings say."""
+        own = self.folder / "init"
+        earlier = self._models.setdefault(self._made_from, own)
+        if earlier.exists() and not own.exists():
+            shutil.copytree(earlier, own)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start any `nyala` command from the repository's code."""
