@@ -129,12 +129,14 @@ class LiveRun:
                 found.append(int(entry.name))
         return sorted(found)
 
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, *, within_s: float = START_S
+    ) -> None:
         """Wait for something that is seen from outside; shows the logs if it does not come."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what}: not within {START_S:g} s\n{self.logs()}")
+                raise AssertionError(f"{what}: not within {within_s:g} s\n{self.logs()}")
             time.sleep(0.05)
 
     def logs(self) -> str:
@@ -142,9 +144,11 @@ class LiveRun:
         files = [*self._parent.glob("*.log"), *self.folder.glob("logs/*.log")]
         return "\n".join(f"== {file.name}\n{file.read_text()[-3000:]}" for file in files)
 
-    def finish(self, process: subprocess.Popen[str]) -> dict[str, Any]:
+    def finish(
+        self, process: subprocess.Popen[str], *, within_s: float = START_S
+    ) -> dict[str, Any]:
         """Wait for the end of the run, which must be a good one."""
-        self.wait_until(lambda: process.poll() is not None, "the run ends")
+        self.wait_until(lambda: process.poll() is not None, "the run ends", within_s=within_s)
         assert process.returncode == 0, self.logs()
         return self.summary()
 
