@@ -1,4 +1,4 @@
-"""Try machine-made mutants: `python -m tests.mutation --sample 600`, an hour of two cores."""
+"""Try machine-made mutants: `python -m tests.mutation --sample 600`, two hours of two cores."""
 
 from __future__ import annotations
 
