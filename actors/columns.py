@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 _BRACES = re.compile(r"\{(\w+)\}")
+KEPT = 64  # more than the texts of a run; asked for every row
 
 
-def columns_in(text: str) -> set[str]:
+@lru_cache(KEPT)
+def columns_in(text: str) -> frozenset[str]:
     """Name the columns of a text."""
-    return set(_BRACES.findall(text))
+    return frozenset(_BRACES.findall(text))
 
 
 def fill_in(text: str, value: Callable[[str], str]) -> str:

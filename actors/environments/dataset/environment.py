@@ -111,7 +111,7 @@ class DatasetConversation:
     @property
     def identity(self) -> str:
         """What is asked: rows with the same are one question."""
-        return identity_of(self._row, self._settings)
+        return identity_of(self._row, prompt_of(self._row, self._settings), self._settings)
 
     @property
     def demonstration(self) -> tuple[Segment, ...]:
@@ -223,20 +223,20 @@ class Dataset:
         settings = self._settings
         if settings.held_out is None:
             sides = array("Q"), array("Q")
-            for number, question in self._questions(self._rows, settings.path):
+            for number, question in enumerate(self._questions(self._rows, settings.path)):
                 sides[is_held_out(question)].append(number)
             return sides
         self._held_out_rows = open_rows(settings.held_out, split=settings.split)
         known = self._questions(self._held_out_rows, settings.held_out)
-        held_out = {_digest(question) for _, question in known}
+        held_out = set(map(_digest, known))
         training = array("Q")  # what is asked in evaluation is not trained
-        for number, question in self._questions(self._rows, settings.path):
+        for number, question in enumerate(self._questions(self._rows, settings.path)):
             if _digest(question) not in held_out:
                 training.append(number)
         return training, range(len(self._held_out_rows))
 
-    def _questions(self, rows: Rows, path: str) -> Iterator[tuple[int, str]]:
-        """Check every row, and yield its number and what is asked.
+    def _questions(self, rows: Rows, path: str) -> Iterator[str]:
+        """Check every row, and yield what it asks.
 
         Raises:
             SettingsError: Names the first row that cannot be asked or scored.
@@ -244,32 +244,30 @@ class Dataset:
         settings = self._settings
         wanted = _columns(settings.prompt)
         wanted |= _columns(settings.answer) if settings.answer else set()
-        for number in range(len(rows)):
-            row, where = rows[number], f"row {number + 1} of {path}"
-            missing = wanted - row.keys()
-            if missing:
+        for number, row in enumerate(rows, 1):
+            if not wanted <= row.keys():
+                missing = ", ".join(sorted(wanted - row.keys()))
                 raise SettingsError(
-                    f"run.environment_settings must name columns of {path}, got "
-                    f"{', '.join(sorted(missing))}; row {number + 1} has {', '.join(row)}"
+                    f"run.environment_settings must name columns of {path}, got {missing}; "
+                    f"row {number} has {', '.join(row)}"
                 )
             given = prompt_of(row, settings)
-            if not given or not isinstance(given, str | Sequence):
+            if not given or not isinstance(given, (str, Sequence)):
                 raise SettingsError(
-                    f"{where} must have a text or messages to ask, got {given!r:.60}"
+                    f"row {number} of {path} must have a text or messages to ask, got {given!r:.60}"
                 )
-            self._check_reference(row, where)
-            yield number, identity_of(row, settings)
+            if settings.answer is not None:
+                self._check_reference(reference_of(row, settings), number, path)
+            yield identity_of(row, given, settings)
 
-    def _check_reference(self, row: Row, where: str) -> None:
-        reference = reference_of(row, self._settings)
-        if self._settings.answer is None:
-            return
+    def _check_reference(self, reference: Any, number: int, path: str) -> None:
+        column = self._settings.answer
         if reference is None or reference == "":
-            raise SettingsError(f"{where} must have an answer in {self._settings.answer}, got none")
+            raise SettingsError(f"row {number} of {path} must have an answer in {column}, got none")
         try:
             self._scorer("", reference)
         except ValueError as error:
-            raise SettingsError(f"{self._settings.answer} of {where} {error}") from None
+            raise SettingsError(f"{column} of row {number} of {path} {error}") from None
 
     def _shuffle(self, turn: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         key = hashlib.blake2b(f"{self._settings.seed} {turn}".encode(), digest_size=8).digest()
@@ -288,11 +286,11 @@ def reference_of(row: Row, settings: DatasetSettings) -> Any:
     return None if settings.answer is None else _filled(settings.answer, row)
 
 
-def identity_of(row: Row, settings: DatasetSettings) -> str:
+def identity_of(row: Row, prompt: GivenPrompt, settings: DatasetSettings) -> str:
     """Return what is asked: the question without case; the whole row, where a class plays it."""
     if settings.factory is not None:
         return json.dumps(row, sort_keys=True, default=str)
-    return text_of(read_prompt(prompt_of(row, settings))).casefold()
+    return text_of(read_prompt(prompt)).casefold()
 
 
 def _filled(column: str, row: Row) -> Any:
@@ -301,8 +299,8 @@ def _filled(column: str, row: Row) -> Any:
     return row[column]
 
 
-def _columns(named: str) -> set[str]:
-    return columns_in(named) or {named}
+def _columns(named: str) -> frozenset[str]:
+    return columns_in(named) or frozenset((named,))
 
 
 def _scorer(settings: DatasetSettings) -> str:

@@ -48,6 +48,8 @@ def make_scorer(name: str, *, time_s: float, memory_mb: int) -> Scorer:
 
 def score_of(text: str, reference: Any, scorer: Scorer) -> float | None:
     """Score a completion by the best of what may be its final answer."""
+    if not text:
+        return scorer("", reference)
     scores = [scorer(candidate, reference) for candidate in candidates(text)]
     return max((score for score in scores if score is not None), default=None)
 
@@ -59,9 +61,10 @@ def exact(candidate: str, reference: Any) -> float | None:
 
 def numeric(candidate: str, reference: Any) -> float | None:
     """The same number, to a millionth: the last one on each side, such as `18` in `#### $18`."""
-    number, wanted = _number(candidate), _number(str(reference))
+    wanted = _number(str(reference))
     if wanted is None:
         raise ValueError(f"must have a number, got {reference!r:.60}")
+    number = _number(candidate) if candidate else None
     if number is None:
         return None
     return float(math.isclose(number, wanted, rel_tol=CLOSE, abs_tol=1e-12))
@@ -117,7 +120,10 @@ def _plain(text: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    found = NUMBER.findall(text)
+    before, _, last = text.rpartition("\n")
+    found = NUMBER.findall(last)  # a solution is long, and its end decides
+    if not found or last.lstrip().startswith("/") or before.rstrip().endswith("/"):
+        found = NUMBER.findall(text)
     if not found:
         return None
     over, _, under = found[-1].replace(",", "").partition("/")

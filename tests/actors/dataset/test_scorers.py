@@ -23,6 +23,7 @@ ADULT = {"type": "object", "required": ["age"], "properties": {"age": {"minimum"
         ("numeric", "0.333333", "<answer>1/3</answer>", 1.0),
         ("numeric", "0.33", "<answer>1/3</answer>", 0.0),
         ("numeric", "-3", "<answer>3</answer>", 0.0),
+        ("numeric", "3\n/ 4", "<answer>0.75</answer>", 1.0),
         ("numeric", "1e3", "<answer>1000</answer>", 1.0),
         ("numeric", "3", "<answer>1/0</answer>", None),
         ("numeric", "3", "three", None),
