@@ -8,7 +8,8 @@
     helpful = Judge(url="http://127.0.0.1:8000/v1", model="judge", rubric=rubric)
 
 A rubric is a text with `{prompt}`, `{completion}`, `{answer}` and the columns of the item in
-braces. The last number of the reply is the score.
+braces. The last number of the reply is the score. A reply without one, or with one beyond the
+scale, scores 0 and is counted: a judge that writes "2024" has not praised anything.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 RETRIES = 4  # of the client, with back-off and jitter
 REPORT_EVERY = 500  # replies
+MOST_UNREAD = 32  # replies without a score in a row, before the rubric is taken to be wrong
 MOST_SCORES = 1_000_000  # remembered
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -77,6 +79,8 @@ class Judge:
             )
         self._scores = Scores(cache)
         self.num_replies = self.num_cached = self.prompt_tokens = self.completion_tokens = 0
+        self.num_unread = 0
+        self._unread_in_row = MOST_UNREAD  # until there is a score: a rubric must work at first
 
     async def __call__(
         self, prompts: list[Any], completions: list[Any], answer: list[Any], **columns: Any
@@ -84,7 +88,8 @@ class Judge:
         """Ask for each completion; returns rewards from 0 to 1.
 
         Raises:
-            ValueError: The rubric asks for what there is not, or a reply has no score.
+            ValueError: The rubric asks for what there is not, or no reply has a score: the first,
+                or many in a row.
             openai.OpenAIError: The server does not answer, after some tries.
         """
         given = {**columns, "prompt": prompts, "completion": completions, "answer": answer}
@@ -131,7 +136,25 @@ class Judge:
             self.completion_tokens += reply.usage.completion_tokens
         if self.num_replies % REPORT_EVERY == 0:
             sys.stderr.write(f"{self.cost}\n")
-        score = read_score(reply.choices[0].message.content or "", self._most)
+        return self._read(key, reply.choices[0].message.content or "")
+
+    def _read(self, key: str, reply: str) -> float:
+        """Read a reply and remember its score; 0 where it has none.
+
+        Raises:
+            ValueError: There has been none for long.
+        """
+        try:
+            score = read_score(reply, self._most)
+        except ValueError as error:
+            self._unread_in_row += 1
+            if self._unread_in_row > MOST_UNREAD:
+                raise
+            self.num_unread += 1
+            if self.num_unread.bit_count() == 1:  # the first, and whenever there are twice as many
+                sys.stderr.write(f"{self.num_unread} replies without a score count 0: {error}\n")
+            return 0.0
+        self._unread_in_row = 0
         self._scores.put(key, score)
         return score
 
@@ -139,7 +162,8 @@ class Judge:
     def cost(self) -> str:
         """One line about what was asked so far."""
         return (
-            f"judge {self._model}: {self.num_replies} replies, {self.num_cached} from the cache, "
+            f"judge {self._model}: {self.num_replies} replies, {self.num_unread} without a score, "
+            f"{self.num_cached} from the cache, "
             f"{self.prompt_tokens} prompt and {self.completion_tokens} completion tokens"
         )
 

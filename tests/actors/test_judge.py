@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.rewards.functions import Convention, RewardSample, recognise
-from actors.rewards.judge import Judge, read_score
+from actors.rewards.judge import MOST_UNREAD, Judge, read_score
 from actors.rewards.pool import RewardPool
 from configs.errors import RewardError, SettingsError
 from configs.settings import ActorSettings, RunSettings
@@ -51,7 +51,8 @@ def test_a_completion_gets_the_last_number_of_the_reply(server: JudgeServer, rub
     letter = "From 0 to 10, how good is this?\nQUESTION: 1+1=\nLEVEL: hard\nANSWER: two"
     assert letter in server.letters
     assert judge.cost == (
-        "judge m: 2 replies, 0 from the cache, 40 prompt and 10 completion tokens"
+        "judge m: 2 replies, 0 without a score, 0 from the cache, "
+        "40 prompt and 10 completion tokens"
     )
 
 
@@ -103,7 +104,23 @@ def test_a_rubric_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Judge(url="http://127.0.0.1:1/v1", model="m", rubric=tmp_path / "none.txt")
 
 
-def test_only_the_completion_without_a_score_fails(
+def test_a_reply_without_a_score_counts_nothing_and_many_in_a_row_are_refused(
+    server: JudgeServer, rubric: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    judge = Judge(url=server.url, model="m", rubric=rubric)
+    with pytest.raises(ValueError, match="must end its reply with a number"):
+        ask(judge, "odd")  # nothing shows yet that the rubric works
+
+    assert ask(judge, "two") == [0.3]
+    assert ask(judge, *["odd"] * 9, "a completion beyond the scale") == [0.0] * 10
+    assert judge.num_unread == 10
+    assert capsys.readouterr().err.count("replies without a score count 0") == 4  # 1, 2, 4, 8
+    assert ask(judge, "four") == [0.4]
+    with pytest.raises(ValueError, match="must end its reply with a number"):
+        ask(judge, *["odd"] * (MOST_UNREAD + 1))
+
+
+def test_a_completion_without_a_score_costs_no_attempt_later(
     server: JudgeServer, rubric: Path, tmp_path: Path
 ) -> None:
     source = f"from actors.rewards.judge import Judge\nhelpful = Judge(url={server.url!r}, "
@@ -124,8 +141,7 @@ def test_only_the_completion_without_a_score_fails(
 
     right, odd, long = asyncio.run(asyncio.wait_for(story(), 60))
 
-    assert (right, long) == ({"helpful": 0.3}, {"helpful": 0.6})
-    assert "must end its reply with a number" in str(odd)
+    assert [right, odd, long] == [{"helpful": each} for each in (0.3, 0.0, 0.6)]
 
 
 def test_a_judge_is_called_with_all_samples_at_once(rubric: Path) -> None:
