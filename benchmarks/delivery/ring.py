@@ -24,7 +24,8 @@ from buffer.store import Store
 from configs.hashes import run_hashes, settings_hash
 from configs.loader import load
 from configs.settings import Settings
-from console.run.plan import commands, prepare, redis_command, resolve
+from console.run.own_files import resolve
+from console.run.plan import commands, prepare, redis_command
 from console.run.process import Process
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import wait_until_ready

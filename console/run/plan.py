@@ -9,34 +9,15 @@ from urllib.parse import urlsplit
 
 from broker.transport.keys import make_client, make_keys
 from configs.errors import SettingsError
-from configs.hashes import data_files
 from configs.loader import load, save
 from configs.secrets import redis_url_of, write_secret
-from configs.settings import BufferSettings, RunSettings, Settings
+from configs.settings import BufferSettings, Settings
 
+from .own_files import with_value
 from .placement import actor_gpus, environment_of, learner_gpus, visible_gpus
 from .process import PYTHON, Command
 from .redis_server import RedisServer, configure, free_port, is_free
 from .run_folder import RunFolder
-
-
-def resolve(settings: Settings) -> Settings:
-    """Make paths absolute, so that the run's config.yaml means the same from any folder."""
-    run = settings.run
-    changes: dict[str, object] = {"directory": run.directory.expanduser().resolve()}
-    model = Path(run.model).expanduser()
-    if run.model != "init" and model.exists():
-        changes["model"] = str(model.resolve())
-    changes |= _own_files(run)
-    changes["environments"] = tuple(
-        each.model_copy(update=_own_files(alone) | {"reward": _absolutes(each.reward)})
-        for each, alone in zip(run.environments, run.by_environment.values(), strict=False)
-    )
-    resolved = settings.model_copy(update={"run": run.model_copy(update=changes)})
-    if settings.broker.keys is not None:
-        keys = settings.broker.keys.expanduser().resolve()
-        resolved = with_value(resolved, "broker", "keys", keys)
-    return resolved
 
 
 def given_redis(buffer: BufferSettings, folder: RunFolder) -> str | None:
@@ -153,38 +134,6 @@ def _command(
     return Command(name, role, arguments, folder.log(name), environment)
 
 
-def _own_files(run: RunSettings) -> dict[str, object]:
-    """Make the files of a run that has one environment absolute."""
-    return {
-        "environment": _absolute(run.environment),
-        "environment_settings": run.environment_settings | _absolute_data(run),
-        "reward": _absolutes(run.reward),
-    }
-
-
-def _absolutes(code: str | list[str] | None) -> str | list[str] | None:
-    """Make the files of several functions absolute."""
-    if isinstance(code, list):
-        return [_absolute(each) for each in code]
-    return None if code is None else _absolute(code)
-
-
-def _absolute(code: str) -> str:
-    """Make the file of a function or class absolute; a module stays as it is."""
-    place, colon, name = code.rpartition(":")
-    if not place.endswith(".py"):
-        return code
-    return f"{Path(place).expanduser().resolve()}{colon}{name}"
-
-
-def _absolute_data(run: RunSettings) -> dict[str, str]:
-    """Make the files of a dataset absolute; a name on a hub stays as it is."""
-    places = {key: Path(name).expanduser() for key, name in data_files(run).items()}
-    absolute = {key: str(place.resolve()) for key, place in places.items() if place.exists()}
-    factory = run.environment_settings.get("factory")
-    return absolute | ({"factory": _absolute(factory)} if isinstance(factory, str) else {})
-
-
 def _with_port(settings: Settings, folder: RunFolder) -> Settings:
     """Choose the port where the settings leave it open: the run's earlier one if it is free."""
     parts = urlsplit(settings.broker.endpoint)
@@ -197,9 +146,3 @@ def _with_port(settings: Settings, folder: RunFolder) -> Settings:
     if port == 0 or not is_free(host, port):
         port = free_port(host)
     return with_value(settings, "broker", "endpoint", f"tcp://{host}:{port}")
-
-
-def with_value(settings: Settings, table: str, key: str, value: object) -> Settings:
-    """Return settings with one other value."""
-    changed = getattr(settings, table).model_copy(update={key: value})
-    return settings.model_copy(update={table: changed})

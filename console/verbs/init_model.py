@@ -7,7 +7,7 @@ from rich.console import Console
 
 from console.arguments import Config, ConfigOption, Overrides, one_of
 from console.run.init_model import make_if_needed
-from console.run.plan import resolve
+from console.run.own_files import resolve
 from console.run.run_folder import settings_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)

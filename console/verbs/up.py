@@ -19,13 +19,15 @@ from rich.console import Console
 from buffer.admin import forget_run
 from buffer.client.address import without_password
 from configs.errors import SettingsError
+from configs.loader import load
 from configs.settings import Settings
 from configs.weight_path import describe_weight_path
 from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
 from console.display.result import print_result
 from console.run.card_memory import GIB, card_memory, smallest_card
 from console.run.init_model import reuse
-from console.run.plan import commands, given_redis, resolve, with_value
+from console.run.own_files import resolve, resolve_as_begun, with_value
+from console.run.plan import commands, given_redis
 from console.run.preflight import (
     model_config,
     redis_warning,
@@ -134,7 +136,8 @@ def start(launch: Launch, console: Console) -> int:
             "--trust-checkpoint must be without --fresh, which begins without any checkpoint; "
             "leave one of the two out"
         )
-    settings = resolve(settings_of(launch.config, launch.changes))
+    typed = settings_of(launch.config, launch.changes)
+    settings = resolve(typed)
     folder = RunFolder(settings.run.folder)
     with folder.locked():
         if not launch.fresh and folder.state is RunState.FINISHED:
@@ -145,6 +148,7 @@ def start(launch: Launch, console: Console) -> int:
             return 0
         resumes = not launch.fresh and folder.state is RunState.UNFINISHED
         if resumes:
+            settings = resolve_as_begun(typed, load(folder.config))
             refuse_changes(folder, settings)
         redis_url = given_redis(settings.buffer, folder)
         if launch.dry_run:

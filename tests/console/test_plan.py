@@ -18,8 +18,9 @@ from configs.errors import SettingsError
 from configs.loader import load
 from configs.own_code import PACKAGES
 from configs.settings import Settings
+from console.run.own_files import resolve
 from console.run.placement import environment_of
-from console.run.plan import commands, prepare, resolve
+from console.run.plan import commands, prepare
 from console.run.run_folder import RunFolder
 from console.verbs.up import say_weight_path
 

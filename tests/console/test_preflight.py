@@ -188,6 +188,19 @@ def test_an_item_of_several_turns_is_judged_at_its_end_alone(monkeypatch):
     assert preflight.weights_warning(settings("rewards", weights={"tool": 1.0})) is None
 
 
+def test_echoes_are_refused_for_an_environment_of_several_turns(monkeypatch):
+    monkeypatch.setattr(registry, "make_environment", lambda _run, **_: TwoTurns())
+
+    def check(echo):
+        given = settings("learner", warm_start_echo=echo)
+        run = given.run.model_copy(update={"eval_episodes": 0})
+        preflight.check_reward(given.model_copy(update={"run": run}))
+
+    check(0.0)
+    with pytest.raises(SettingsError, match=r"warm_start_echo must be 0 .* got 0\.5 for calc"):
+        check(0.5)
+
+
 def test_a_good_reward_file_passes(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(GOOD_REWARD)

@@ -11,7 +11,8 @@ import pytest
 from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.settings import RunSettings, Settings
-from console.run.plan import given_redis, prepare, resolve, role_command
+from console.run.own_files import resolve, resolve_as_begun
+from console.run.plan import given_redis, prepare, role_command
 from console.run.run_folder import RunFolder, RunState, refuse_changes, run_folder_of, settings_of
 
 
@@ -138,6 +139,27 @@ def test_paths_are_made_absolute(tmp_path, monkeypatch):
     assert run.directory == tmp_path / "runs"
     assert run.model == str(tmp_path / "model")
     assert run.reward == f"{tmp_path}/score.py:f"
+
+
+def test_an_unfinished_run_keeps_its_files_wherever_it_is_resumed(folder, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "sums.jsonl").write_text('{"prompt": "1+1="}\n')
+    (tmp_path / "here").mkdir()
+    given = {"path": "../data/sums.jsonl", "factory": "shop.py:Shop"}
+    both = [{"environment": "dataset", "environment_settings": given, "reward": ["score.py:f"]}]
+    alone = {"environment": "env.py:Env", "environment_settings": {"path": "sums.jsonl"}}
+
+    for run in ({"environments": both}, alone | {"reward": "score.py:f"}, both[0]):
+        typed = Settings(run=RunSettings(model="init", directory=tmp_path, **run))
+        monkeypatch.chdir(tmp_path / "here")
+        save(resolve(typed), folder.config)
+        begun = load(folder.config)
+        monkeypatch.chdir("/")
+        refuse_changes(folder, resolve_as_begun(typed, begun))
+        other = typed.run.model_copy(update={"reward": "other.py:f", "environments": ()})
+        changed = resolve_as_begun(Settings(run=other), begun)
+        with pytest.raises(SettingsError, match="must keep the settings"):
+            refuse_changes(folder, changed)
 
 
 def test_a_run_whose_parent_was_moved_still_finds_itself(folder, tmp_path):

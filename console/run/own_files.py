@@ -1,0 +1,128 @@
+"""Files of the user in the settings of a run: made absolute when it is created, then kept.
+
+The run's config.yaml then means the same from any folder, and so does the user's own file, whose
+relative paths are those of the folder in which the run was begun.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePath
+from typing import Any
+
+from configs.hashes import data_files
+from configs.settings import RunSettings, Settings
+from configs.tables.environments import OneEnvironment
+
+OWN = (
+    "model",
+    "environment",
+    "environment_settings",
+    "environment_python",
+    "reward",
+    "environments",
+)
+"""Keys of `run` that name files."""
+
+
+def resolve(settings: Settings) -> Settings:
+    """Make paths absolute."""
+    run = settings.run
+    changes: dict[str, object] = {"directory": run.directory.expanduser().resolve()}
+    model = Path(run.model).expanduser()
+    if run.model != "init" and model.exists():
+        changes["model"] = str(model.resolve())
+    changes |= _own_files(run)
+    changes["environments"] = tuple(
+        each.model_copy(update=_own_files(alone) | {"reward": _absolutes(each.reward)})
+        for each, alone in zip(run.environments, run.by_environment.values(), strict=False)
+    )
+    resolved = settings.model_copy(update={"run": run.model_copy(update=changes)})
+    if settings.broker.keys is not None:
+        keys = settings.broker.keys.expanduser().resolve()
+        resolved = with_value(resolved, "broker", "keys", keys)
+    return resolved
+
+
+def resolve_as_begun(settings: Settings, begun: Settings) -> Settings:
+    """Make paths absolute; those that lead nowhere from here are those of an unfinished run.
+
+    Args:
+        settings: As typed.
+        begun: Of the run, whose paths are absolute.
+    """
+    kept = {key: _kept(getattr(settings.run, key), getattr(begun.run, key)) for key in OWN}
+    return resolve(settings.model_copy(update={"run": settings.run.model_copy(update=kept)}))
+
+
+def with_value(settings: Settings, table: str, key: str, value: object) -> Settings:
+    """Return settings with one other value."""
+    changed = getattr(settings, table).model_copy(update={key: value})
+    return settings.model_copy(update={table: changed})
+
+
+def _kept(typed: Any, begun: Any) -> Any:
+    """Return a value in which each path that leads nowhere is the one with the same end."""
+    match typed, begun:
+        case str(), str():
+            return begun if _is_elsewhere(typed, begun) else typed
+        case dict(), dict():
+            return {key: _kept(value, begun.get(key)) for key, value in typed.items()}
+        case (list(), list()) | (tuple(), tuple()) if len(typed) == len(begun):
+            return type(typed)(map(_kept, typed, begun))
+        case OneEnvironment(), OneEnvironment():
+            changes = {key: _kept(value, getattr(begun, key)) for key, value in typed}
+            return typed.model_copy(update=changes)
+    return typed
+
+
+def _is_elsewhere(typed: str, begun: str) -> bool:
+    """Whether a relative path leads nowhere from here and may be what the run was begun with."""
+    place, other = PurePath(_place(typed)), PurePath(_place(begun))
+    parts = [part for part in place.parts if part != ".."]
+    return (
+        bool(parts)
+        and other.is_absolute()
+        and not place.is_absolute()
+        and list(other.parts[-len(parts) :]) == parts
+        and not Path(place).expanduser().exists()
+    )
+
+
+def _place(name: str) -> str:
+    """Return the file of `path.py:name`, or the path itself."""
+    place = name.rpartition(":")[0]
+    return place if place.endswith(".py") else name
+
+
+def _own_files(run: RunSettings) -> dict[str, object]:
+    """Make the files of a run that has one environment absolute."""
+    python = run.environment_python  # a link: what it leads to is another Python
+    return {
+        "environment": _absolute(run.environment),
+        "environment_settings": run.environment_settings | _absolute_data(run),
+        "environment_python": python and str(Path(python).expanduser().absolute()),
+        "reward": _absolutes(run.reward),
+    }
+
+
+def _absolutes(code: str | list[str] | None) -> str | list[str] | None:
+    """Make the files of several functions absolute."""
+    if isinstance(code, list):
+        return [_absolute(each) for each in code]
+    return None if code is None else _absolute(code)
+
+
+def _absolute(code: str) -> str:
+    """Make the file of a function or class absolute; a module stays as it is."""
+    place, colon, name = code.rpartition(":")
+    if not place.endswith(".py"):
+        return code
+    return f"{Path(place).expanduser().resolve()}{colon}{name}"
+
+
+def _absolute_data(run: RunSettings) -> dict[str, str]:
+    """Make the files of a dataset absolute; a name on a hub stays as it is."""
+    places = {key: Path(name).expanduser() for key, name in data_files(run).items()}
+    absolute = {key: str(place.resolve()) for key, place in places.items() if place.exists()}
+    factory = run.environment_settings.get("factory")
+    return absolute | ({"factory": _absolute(factory)} if isinstance(factory, str) else {})
