@@ -20,9 +20,7 @@ from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Conversation
-from actors.environments.calls import EnvironmentSource
-from actors.environments.deadline import call_within
-from actors.environments.registry import naming, try_environment
+from actors.environments.registry import for_each, naming, try_environment
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
 from actors.rewards.pool import RewardPool
@@ -33,7 +31,7 @@ from broker.transport.key_rotation import broker_public_keys
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
 from configs.errors import RefusedError
 from configs.hashes import run_hashes
-from configs.settings import RunSettings, Settings
+from configs.settings import Settings
 
 from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
 
@@ -122,7 +120,11 @@ async def prepare(settings: Settings, incarnation: str) -> EpisodeTools:
         DeadlineError: The environment does not make an item in time.
     """
     run = settings.run
-    tried, tokenizer = await asyncio.to_thread(_load, run)
+    work = partial(try_environment, workers=settings.actors.environment_workers)
+    tried = await asyncio.to_thread(
+        lambda: list(for_each(run, work, limit_s=ENVIRONMENT_TIMEOUT_S))
+    )
+    tokenizer = await asyncio.to_thread(ModelTokenizer.of, run)
     limit_s = settings.actors.environment_timeout_s
     maker = EpisodeMaker(tokenizer, run, incarnation, limit_s=limit_s)
     rewards = await _reward_pools(settings, [sample for sample, _ in tried])
@@ -251,17 +253,6 @@ def _leases_at_once(slots: int, in_flight: int | None) -> int:
 def _engine_seed() -> int:
     # Two actors with one seed would sample the same continuations of one prompt.
     return secrets.randbits(31)
-
-
-def _load(
-    run: RunSettings,
-) -> tuple[list[tuple[Conversation, EnvironmentSource]], ModelTokenizer]:
-    tried = []
-    for alone in run.by_environment.values():
-        work = partial(try_environment, alone)
-        with naming(alone):
-            tried.append(call_within(ENVIRONMENT_TIMEOUT_S, work, what="run.environment"))
-    return tried, ModelTokenizer.of(run)
 
 
 async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:

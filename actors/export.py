@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from inspect import iscoroutinefunction
 from pathlib import Path
 
 from actors.chat import read_prompt, text_of
-from actors.environments.calls import call, drive, finish
+from actors.environments.calls import call, drive, finish, needs_loop
 from actors.environments.deadline import call_within
 from actors.environments.registry import make_environment
 from configs.errors import SettingsError
@@ -58,9 +57,10 @@ def _lines(run: RunSettings, count: int, seed: int, needs_answers: bool) -> Iter
     environments = [make_environment(each) for each in alone.values()]
     for number in range(seed * count, (seed + 1) * count):
         place = mixture.training(number)
-        begin = environments[place.environment].begin
+        environment = environments[place.environment]
+        begin = environment.begin
         work = call(begin, place.item, seed, held_out=False, limit_s=TIMEOUT_S)
-        conversation = finish(work) if iscoroutinefunction(begin) else drive(work)
+        conversation = finish(work) if needs_loop(environment, begin) else drive(work)
         segments = conversation.demonstration
         if needs_answers and not segments:
             raise SettingsError(

@@ -17,7 +17,14 @@ from configs.tables.run import RunSettings
 from .errors import SettingsError
 from .own_code import source_of
 
-LOCAL_KEYS = {"directory", "environment", "model", "reward", "trusted_network"}
+LOCAL_KEYS = {
+    "directory",
+    "environment",
+    "environment_python",
+    "model",
+    "reward",
+    "trusted_network",
+}
 """Keys of `run` that may differ between machines. The contents of the files that they name are
 compared on their own: the model by the manifest of the weights, the others by their hashes, as are
 the files of a dataset."""
@@ -75,6 +82,11 @@ def _factory(run: RunSettings) -> dict[str, str]:
     """Return the class that the rows of a dataset are played with, where there is one."""
     factory = run.environment_settings.get("factory") if run.environment == "dataset" else None
     return {"factory": factory} if isinstance(factory, str) else {}
+
+
+def is_hosted(run: RunSettings) -> bool:
+    """Whether the environment has a Python of its own."""
+    return bool(run.environment_requirements or run.environment_python)
 
 
 def data_hash(name: str) -> str:
@@ -144,10 +156,13 @@ def _environment_hash(run: RunSettings) -> str:
     contents |= {
         key: code_hash(name, setting=f"run.environment_settings.{key}")
         for key, name in _factory(run).items()
+        if not is_hosted(run) or name.rpartition(":")[0].endswith(".py")
     }
     keys = json.dumps(run.environment_settings | contents, sort_keys=True, default=str)
     name = run.environment
-    if ":" in name:
+    if is_hosted(run) and not name.rpartition(":")[0].endswith(".py"):
+        code, package = name, ""  # of a module that may be nowhere but in its own Python
+    elif ":" in name:
         code, package = code_hash(name, setting="run.environment"), name.partition(":")[0]
     else:
         code, package = name, name

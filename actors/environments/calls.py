@@ -40,9 +40,15 @@ class EnvironmentSource:
         methods = (environment.begin, sample.step, sample.score)
         return cls(
             make,
-            is_async=any(iscoroutinefunction(method) for method in methods),
+            is_async=needs_loop(environment, *methods),
             is_shared=bool(getattr(environment, "is_thread_safe", False)),
         )
+
+
+def needs_loop(environment: Environment, *methods: Callable[..., object]) -> bool:
+    """Whether these methods of an environment are to be awaited in an event loop."""
+    is_async = getattr(environment, "is_async", False)
+    return bool(is_async) or any(iscoroutinefunction(method) for method in methods)
 
 
 async def call(
@@ -57,6 +63,9 @@ async def call(
     value = function(*args, **kwargs)
     if not isawaitable(value):
         return value
+    within: Callable[[float], Coroutine[Any, Any, T]] | None = getattr(value, "within", None)
+    if within is not None:  # `HostedCall`: it may have to wait for its turn, and limits itself
+        return await within(limit_s)
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -20,10 +21,14 @@ from configs.errors import NyalaError, SettingsError
 from configs.own_code import explain, load_own
 from configs.settings import RunSettings
 
-from .adapters.forms import adapt
+from .adapters.forms import FACTORY, adapt, over_rows
 from .base import Conversation, Environment
 from .calls import EnvironmentSource, call, finish
 from .dataset.environment import Dataset
+from .deadline import call_within
+from .hosted.environment import HostedEnvironment
+from .hosted.host import Host, HostSettings
+from .hosted.python import host_python, requirements_of
 
 T = TypeVar("T")
 
@@ -53,16 +58,39 @@ def naming(run: RunSettings) -> Iterator[None]:
         raise type(error)(f"{run.environments[0].title}: {error}") from error
 
 
-def make_environment(run: RunSettings) -> Environment:
+def for_each(run: RunSettings, work: Callable[[RunSettings], T], *, limit_s: float) -> Iterator[T]:
+    """Do work on each environment of a run in turn, under a deadline; its errors name it.
+
+    Args:
+        run: Of one environment or several.
+        work: Gets the run as if it had this one alone.
+        limit_s: Of each.
+
+    Raises:
+        DeadlineError: One takes longer.
+    """
+    for alone in run.by_environment.values():
+        with naming(alone):
+            host_python(alone)  # installs for as long as it takes
+            found = call_within(limit_s, partial(work, alone), what="run.environment")
+        yield found
+
+
+def make_environment(run: RunSettings, *, workers: int = 1) -> Environment:
     """Make the environment of a run that has one.
 
     Slow at times (reasoning-gym imports for seconds) and endless with some settings: call it under
     a deadline.
 
+    Args:
+        run: Of one environment.
+        workers: Threads in its host, where it has one.
+
     Raises:
         SettingsError: The environment is unknown, refuses its settings, or fails.
     """
-    return _made(run, adapt)
+    python = host_python(run)
+    return _made(run, _adapted) if python is None else _hosted(run, python, workers)
 
 
 def make_dataset(run: RunSettings) -> Dataset:
@@ -73,6 +101,37 @@ def make_dataset(run: RunSettings) -> Dataset:
     """
     dataset: Dataset = _made(run, lambda made, *_: made)
     return dataset
+
+
+def _adapted(made: Any, run: RunSettings, make: Callable[[], Any]) -> Environment:
+    if isinstance(made, Dataset) and made.factory is not None:
+        own = load_own(made.factory, setting=FACTORY, kind="class")
+        needs_reward = run.reward is None and not made.has_answers
+        return over_rows(made, own, made.factory_settings, needs_reward=needs_reward)
+    return adapt(made, make, name=run.environment, needs_reward=run.reward is None)
+
+
+def _hosted(run: RunSettings, python: Path, workers: int) -> Environment:
+    rows = make_dataset(run) if run.environment == "dataset" else None
+    name = run.environment if rows is None else rows.factory
+    if name is None or ":" not in name:
+        raise SettingsError(
+            f"run.environment_python and run.environment_requirements must be for a class of "
+            f"yours, got {run.environment}; leave them out"
+        )
+    settings = HostSettings(
+        python,
+        requirements_of(run),
+        name,
+        run.environment_settings if rows is None else rows.factory_settings,
+        "run.environment" if rows is None else FACTORY,
+        plays_rows=rows is not None,
+        needs_reward=run.reward is None and not (rows is not None and rows.has_answers),
+        threads=workers,
+    )
+    environment: Any = HostedEnvironment(Host(settings), rows)  # its methods are awaited
+    made: Environment = environment
+    return made
 
 
 def _made(run: RunSettings, adapted: Callable[[Any, RunSettings, Callable[[], Any]], T]) -> T:
@@ -109,15 +168,21 @@ def check_environment(run: RunSettings) -> Conversation:
     return try_environment(run)[0]
 
 
-def try_environment(run: RunSettings) -> tuple[Conversation, EnvironmentSource]:
+def try_environment(
+    run: RunSettings, *, workers: int = 1
+) -> tuple[Conversation, EnvironmentSource]:
     """Check the environment, and return a training item with where more of it come from.
 
     One that is only evaluated gives a held-out item.
 
+    Args:
+        run: Of one environment.
+        workers: Threads in its host, where it has one.
+
     Raises:
         SettingsError: The environment cannot serve this run.
     """
-    environment = make_environment(run)
+    environment = make_environment(run, workers=workers)
     try:
         sample = finish(_begin(environment, run, held_out=not run.is_trained))
         _check_complete(sample, run)

@@ -25,6 +25,10 @@ class OneEnvironment(Table):
     """As `run.environment`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     """As `run.environment_settings`."""
+    environment_requirements: tuple[str, ...] = ()
+    """As `run.environment_requirements`."""
+    environment_python: str | None = None
+    """As `run.environment_python`."""
     share: NonNegative = 1.0
     """Its part of the groups that are trained, over the sum of all shares; 0 = it is evaluated and
     never trained."""

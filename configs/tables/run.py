@@ -36,6 +36,12 @@ class RunSettings(Table):
     form too: `path/to/file.py:Class` or `module:Class`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
     """Keywords for the environment, such as `dataset: spell_backward`."""
+    environment_requirements: tuple[str, ...] = ()
+    """Packages of the environment that do not go with Nyala's, as pip takes them, such as
+    `textarena>=0.7`: it runs in a process and a virtual environment of its own, which uv makes."""
+    environment_python: str | None = None
+    """Python of a virtual environment of yours for that, which must have what
+    `environment_requirements` lists."""
     environments: Annotated[tuple[OneEnvironment, ...], Field(max_length=64)] = ()
     """Several environments in place of `run.environment`, each with `environment`,
     `environment_settings`, `name` and `share`, and if need be a `reward` and `eval_episodes` of its
@@ -91,6 +97,8 @@ class RunSettings(Table):
                 "environments": (each,),
                 "environment": each.environment,
                 "environment_settings": each.environment_settings,
+                "environment_requirements": each.environment_requirements,
+                "environment_python": each.environment_python,
                 "reward": self.reward if each.reward is None else each.reward,
             }
             if each.eval_episodes is not None:

@@ -127,7 +127,8 @@ def _names_environments_twice(settings: AllTables) -> str | None:
     run = settings.run
     if not run.environments:
         return None
-    if run.environment_settings or run.environment != type(run).model_fields["environment"].default:
+    own = (run.environment_settings, run.environment_requirements, run.environment_python)
+    if any(own) or run.environment != type(run).model_fields["environment"].default:
         return (
             f"run.environment must be left out where there is run.environments, got "
             f"{run.environment}; make it an entry of run.environments"

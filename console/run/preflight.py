@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +17,7 @@ from actors.chat import read_prompt
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Conversation, tools_of
-from actors.environments.deadline import call_within
-from actors.environments.registry import check_environment, example_parts, naming
+from actors.environments.registry import check_environment, example_parts, for_each, naming
 from actors.rewards.pool import check_reward as try_reward
 from broker.transport.keys import SERVERS, load_pair
 from buffer.store import Store
@@ -154,10 +152,9 @@ def check_model(run: RunSettings) -> None:
 
 def check_reward(settings: Settings) -> None:
     """Each environment and its reward load, and score one sample; its prompt suits the model."""
-    for run in settings.run.by_environment.values():
+    samples = for_each(settings.run, check_environment, limit_s=REWARD_TIMEOUT_S)
+    for run, sample in zip(settings.run.by_environment.values(), samples, strict=True):
         with naming(run):
-            work = partial(check_environment, run)
-            sample = call_within(REWARD_TIMEOUT_S, work, what="run.environment")
             try_reward(run, settings.actors, sample)
             _check_prompt(run, sample)
             _check_echo(settings.learner, run, sample)
@@ -197,15 +194,12 @@ def weights_warning(settings: Settings) -> str | None:
     weights, run = settings.rewards.weights, settings.run
     if not weights:
         return None
-    known: set[str] = set()
     try:
-        for alone in run.by_environment.values():
-            with naming(alone):
-                work = partial(example_parts, alone)
-                known |= call_within(REWARD_TIMEOUT_S, work, what="run.environment")
-            known |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
+        known = set().union(*for_each(run, example_parts, limit_s=REWARD_TIMEOUT_S))
     except NyalaError as error:
         return f"the names in rewards.weights were not checked: {error}"
+    for alone in run.by_environment.values():
+        known |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
     missing = [name for name in weights if name not in known]
     if not missing:
         return None

@@ -10,14 +10,13 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from actors.environments.base import Score, Segment, Step
 from configs.errors import SettingsError
 
 from .games import SUCCESS, Game
 from .shared_generators import SharedGenerators
 
+NUMPY_BOOLS = ("bool_", "bool")  # before numpy 2, and since
 SEEDS = 1 << 30  # on each side of the split
 
 
@@ -55,7 +54,8 @@ class GameConversation:
             turn = self._game.play(text)
         self._reward += turn.reward
         for key in SUCCESS:
-            if isinstance(won := turn.info.get(key), int | float | np.bool_):
+            won: Any = turn.info.get(key)
+            if isinstance(won, int | float) or type(won).__name__ in NUMPY_BOOLS:
                 self._success = float(won)
         return Step(turn.observation, turn.done)
 

@@ -11,9 +11,12 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-import numpy as np
+NUMPY: Any = import_module("numpy.random") if find_spec("numpy") else None
+"""An environment host may have none."""
 
 LOCK = threading.RLock()  # they are shared by all threads
 
@@ -24,17 +27,19 @@ class _State(NamedTuple):
 
     @classmethod
     def now(cls) -> _State:
-        return cls(random.getstate(), np.random.get_state())  # noqa: NPY002 - the shared one is meant
+        return cls(random.getstate(), NUMPY and NUMPY.get_state())
 
     def restore(self) -> None:
         random.setstate(self.python)
-        np.random.set_state(self.numpy)  # noqa: NPY002 - as above
+        if NUMPY:
+            NUMPY.set_state(self.numpy)
 
     def equals(self, other: _State) -> bool:
+        if self.python != other.python or not NUMPY:
+            return bool(self.python == other.python)
         _, keys, *place = self.numpy
         _, other_keys, *other_place = other.numpy
-        same_numpy = place == other_place and bool((keys == other_keys).all())
-        return same_numpy and self.python == other.python
+        return place == other_place and bool((keys == other_keys).all())
 
 
 class SharedGenerators:
@@ -69,7 +74,8 @@ class SharedGenerators:
     def _begin(self) -> _State:
         if self._state is None:
             random.seed(self._seed)
-            np.random.seed(self._seed)  # noqa: NPY002 - the shared one is meant
+            if NUMPY:
+                NUMPY.seed(self._seed)
         else:
             self._state.restore()
         return _State.now()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -156,8 +157,13 @@ def _appended(prompt: GivenPrompt, told: object) -> GivenPrompt:
 
 
 def _schema(method: Callable[..., Any], setting: str) -> dict[str, Any]:
-    from transformers.utils.chat_template_utils import get_json_schema  # noqa: PLC0415 - transformers
-
+    try:
+        from transformers.utils.chat_template_utils import get_json_schema  # noqa: PLC0415 - heavy
+    except ImportError as error:  # in an environment host
+        raise SettingsError(
+            f"{setting} has tools, whose schemas transformers writes, got none in "
+            f"{sys.executable}; add transformers to run.environment_requirements, or install it"
+        ) from error
     try:
         schema: dict[str, Any] = get_json_schema(method)
     except Exception as error:  # several kinds, none of them public

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,19 @@ def test_the_model_plays_and_its_trained_tokens_are_shown(config: Path) -> None:
 
     assert [each["policy"] for each in played] == ["model"] * 3
     assert all(each["pieces"][0]["trained"] for each in played)
+
+
+def test_an_environment_in_a_python_of_its_own_is_played(config: Path) -> None:
+    source = config.with_name("env.py")
+    source.write_text(
+        "class Count:\n"
+        "    def reset(self, seed=None):\n"
+        "        print('printed')\n"
+        "        return '1, 2?'\n"
+        "    def step(self, action):\n"
+        "        return '', float(action == '1, 2?'), True, {}\n"
+    )
+    own = ["--set", f"run.environment_python={sys.executable}"]
+    own += ["--set", f"run.environment={source}:Count"]
+
+    assert "echo, item 0: reward 1.000" in run(config, *own, "--policy", "echo", "-n", "1")

@@ -1,0 +1,1 @@
+"""Environments in a process and a Python of their own."""

@@ -1,0 +1,212 @@
+"""Requests to an environment host, and the episodes that it has under way.
+
+    {"call": 1, "do": "open", ...}     makes the environment
+    {"call": 2, "do": "begin", ...}    prompt, answer, demonstration, columns, tools
+    {"call": 3, "do": "step", ...}     observation, done
+    {"call": 4, "do": "score", ...}    reward, parts, metrics; answer and columns once more
+    {"do": "leave", ...}               the actor has dropped an episode
+
+Each is answered by `{"call": n, "found": {...}}` or `{"call": n, "error": "..."}`, in any order; a
+frame without a call says that the host is alive. Imports no package.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, BinaryIO
+
+from actors.environments.adapters.forms import adapt, over_rows
+from actors.environments.base import Environment, Score, Segment, Step, columns_of, tools_of
+from configs.errors import NyalaError
+from configs.own_code import explain, load_own
+
+from .frames import pack_frame, read_frame
+from .lanes import Call, Lane, Lanes
+
+BEAT_S = 1.0
+FORGOTTEN = "an episode that this host does not know"
+
+
+class GivenRow:
+    """A row of the actor's dataset, for a class that plays it; the actor scores it."""
+
+    demonstration: tuple[Segment, ...] = ()
+
+    def __init__(self, row: dict[str, Any]) -> None:
+        self.prompt, self.answer, self.columns = row["prompt"], row["answer"], row["columns"]
+        self.is_asked = False
+
+    def step(self, text: str) -> Step:  # noqa: ARG002 - the actor takes it too
+        """Take the text of a turn."""
+        return Step()
+
+    def score(self) -> Score:
+        """Note that the actor is to score it."""
+        self.is_asked = True
+        return Score(0.0)
+
+
+class GivenRows(threading.local):
+    """Rows as they come with the requests, in the thread that begins an episode."""
+
+    row: GivenRow
+
+    def begin(self, index: int, seed: int, *, held_out: bool) -> GivenRow:  # noqa: ARG002 - the actor chose
+        """Return the row of the request at hand."""
+        return self.row
+
+    def describe(self) -> str:
+        """Say that they are the actor's."""
+        return "rows"
+
+
+class Serving:
+    """Answers requests; `send` may be called from any thread."""
+
+    def __init__(self, send: Callable[[dict[str, Any]], None], *, threads: int) -> None:
+        self._send = send
+        self._threads = threads
+        self._rows = GivenRows()
+        self._lanes: Lanes
+        self._episodes: dict[int, tuple[Lane, Any, GivenRow | None]] = {}
+
+    def take(self, request: dict[str, Any]) -> None:
+        """Take a request; it is answered now or later."""
+        if request["do"] == "leave":
+            self._episodes.pop(request["episode"], None)
+            return
+        answer = partial(self._answer, request["call"])
+        try:
+            if request["do"] == "versions":
+                answer({name: _version(name) for name in request["packages"]})
+            elif request["do"] == "open":
+                answer(self._open(**request["given"]))
+            else:
+                self._put(request, answer)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code; the actor judges
+            answer(error)
+
+    def _open(
+        self,
+        *,
+        name: str,
+        settings: dict[str, Any],
+        setting: str,
+        plays_rows: bool,
+        needs_reward: bool,
+    ) -> dict[str, Any]:
+        own = load_own(name, setting=setting, kind="class")
+        make: Callable[[], Environment]
+        if plays_rows:
+            make = partial(over_rows, self._rows, own, settings, needs_reward=needs_reward)
+        else:
+            bare = partial(own, **settings)
+            make = lambda: adapt(bare(), bare, name=name, needs_reward=needs_reward)  # noqa: E731
+        first = make()
+        another: Callable[[], Environment] = getattr(first, "another", make)
+        self._lanes = Lanes(another, first, threads=self._threads)
+        return {"description": first.describe(), "can_replay": getattr(first, "can_replay", True)}
+
+    def _put(self, request: dict[str, Any], answer: Callable[[Any], None]) -> None:
+        if request["do"] == "begin":
+            row = None if request["row"] is None else GivenRow(request["row"])
+            lane = self._lanes.free_lane()
+            work: Callable[[Lane], Any] = partial(self._begin, request, row)
+            read: Callable[[Any], Any] = partial(self._begun, request["episode"], lane, row)
+        else:
+            if request["episode"] not in self._episodes:
+                raise LookupError(FORGOTTEN)
+            lane, conversation, row = self._episodes[request["episode"]]
+            lane = self._lanes.free_lane() if self._lanes.is_shared else lane
+            if request["do"] == "step":
+                work, read = (lambda _: conversation.step(request["text"])), _stepped
+            else:
+                work, read = (lambda _: conversation.score()), partial(_scored, conversation, row)
+        lane.put(Call(work, lambda value: answer(_read(read, value)), request["limit_s"]))
+
+    def _begin(self, request: dict[str, Any], row: GivenRow | None, lane: Lane) -> Any:
+        if row is not None:
+            self._rows.row = row
+        index, seed = request["index"], request["seed"]
+        return lane.environment.begin(index, seed, held_out=request["held_out"])
+
+    def _begun(
+        self, episode: int, lane: Lane, row: GivenRow | None, conversation: Any
+    ) -> dict[str, Any]:
+        found = _shown(conversation) | {
+            "prompt": conversation.prompt,
+            "demonstration": [list(segment) for segment in conversation.demonstration],
+            "tools": tools_of(conversation),
+        }
+        self._episodes[episode] = (lane, conversation, row)
+        return found
+
+    def _answer(self, call: int, value: Any) -> None:
+        if isinstance(value, BaseException):
+            text = str(value) if isinstance(value, NyalaError) else explain(value)
+            self._send({"call": call, "error": text, "is_ours": isinstance(value, NyalaError)})
+        else:
+            self._send({"call": call, "found": value})
+
+
+def serve(requests: BinaryIO, replies: BinaryIO, *, threads: int) -> None:
+    """Answer requests until they end."""
+    lock = threading.Lock()
+
+    def send(message: dict[str, Any]) -> None:
+        try:
+            frame = pack_frame(message)
+        except ValueError as error:
+            frame = pack_frame({"call": message["call"], "error": str(error), "is_ours": False})
+        with lock:
+            replies.write(frame)
+            replies.flush()
+
+    def beat() -> None:
+        while True:
+            send({})
+            time.sleep(BEAT_S)
+
+    serving = Serving(send, threads=threads)
+    threading.Thread(target=beat, daemon=True).start()
+    while (request := read_frame(requests)) is not None:
+        serving.take(request)
+    sys.stderr.flush()
+
+
+def _read(read: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, BaseException):
+        return value
+    try:
+        return read(value)
+    except Exception as error:  # noqa: BLE001 - a foreign object's attributes
+        return error
+
+
+def _shown(conversation: Any) -> dict[str, Any]:
+    return {"answer": conversation.answer, "columns": columns_of(conversation)}
+
+
+def _stepped(step: Any) -> dict[str, Any]:
+    return {"observation": step.observation, "done": bool(step.done)}
+
+
+def _scored(conversation: Any, row: GivenRow | None, score: Any) -> dict[str, Any]:
+    return _shown(conversation) | {
+        "reward": float(score.reward),
+        "parts": {name: float(part) for name, part in score.parts.items()},
+        "metrics": {name: float(metric) for name, metric in score.metrics.items()},
+        "is_of_row": row is not None and row.is_asked,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
