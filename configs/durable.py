@@ -13,18 +13,24 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
+
+Content: TypeAlias = bytes | Iterable[bytes | memoryview]
+"""Of a file: whole, or in chunks."""
 
 
 class Disk:
     """The operations whose order decides what is left; none of them syncs anything but `sync`."""
 
-    def write(self, path: Path, content: bytes, mode: int = 0o666) -> None:
+    def write(self, path: Path, content: Content, mode: int = 0o666) -> None:
         """Write a new file; `mode` counts from its first moment, less what the umask takes."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            for chunk in (content,) if isinstance(content, bytes) else content:
+                file.write(chunk)
 
     def make_folder(self, path: Path, mode: int = 0o777) -> None:
         """Make one folder that is not there yet."""

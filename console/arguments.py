@@ -31,7 +31,7 @@ TrustCheckpoint = Annotated[
         "--trust-checkpoint",
         metavar="NAME",
         help="Make this checkpoint, such as step-000050, the run's own although the run did not "
-        "write it. Loading one can run code of whoever wrote it.",
+        "write it. Loading one of an earlier release can run code of whoever wrote it.",
         show_default=False,
     ),
 ]

@@ -34,6 +34,10 @@ VERBS = {
     "keys": ("console.verbs.keys", "Make the keys of a cluster, and choose who may connect."),
     "buffer": ("console.verbs.buffer", "Look into the replay buffer of a run."),
     "weights": ("console.verbs.weights", "Look at the weights that a run has published."),
+    "checkpoint": (
+        "console.checkpoints.command",
+        "List, verify, export and remove the checkpoints of a run.",
+    ),
     "losses": ("console.verbs.reference", "List the mathematics that settings can choose."),
     "schema": ("console.verbs.reference", "Print the JSON schema of the settings."),
     "data": ("console.verbs.data", "Look at a dataset before a run is trained on it."),

@@ -16,6 +16,7 @@ from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.secrets import redis_url
 from configs.settings import RunSettings, Settings
+from learner.checkpointing.background_save import BackgroundSave
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.folders import FOLDER
 from learner.checkpointing.recovery import publish_pointer, recover
@@ -73,10 +74,11 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
             log.info("starting", stage="loading the checkpoint", path=str(start.checkpoint))
             checkpoints.load(start.checkpoint, policy, optimizer)
         log.info("starting", stage="starting the publisher")
+        parts, under_way = (settings, store, ranks, policy, start), checkpoints.under_way
         coordinator, publisher = (
-            _lead(settings, store, ranks, policy, start, stopping=stopping)
+            _lead(*parts, under_way=under_way, stopping=stopping)
             if ranks.is_first
-            else _follow(settings, store, ranks, policy, start)
+            else _follow(*parts, under_way=under_way)
         )
         try:
             log.info("starting", stage="waiting for episodes")
@@ -111,6 +113,7 @@ def _agree_on_start(
 ) -> StartState:
     """Take the run over on rank 0, and broadcast where it starts."""
     if not ranks.is_first:
+        checkpoints.newest()  # as rank 0 does in `take_over`
         return StartState.decode(ranks.broadcast(None))
     run, buffer = settings.run, settings.buffer
     start = take_over(run, buffer, store, checkpoints, vocabulary=vocabulary)
@@ -125,6 +128,7 @@ def _lead(
     policy: Policy,
     start: StartState,
     *,
+    under_way: BackgroundSave,
     stopping: threading.Event,
 ) -> tuple[Coordinator, WeightPublisher]:
     """Make what only rank 0 has."""
@@ -135,6 +139,7 @@ def _lead(
         store,
         ranks,
         start,
+        under_way=under_way,
         ledger=ledger,
         vocabulary=policy.vocabulary,
         stopping=stopping,
@@ -143,7 +148,13 @@ def _lead(
 
 
 def _follow(
-    settings: Settings, store: RetryingStore, ranks: Ranks, policy: Policy, start: StartState
+    settings: Settings,
+    store: RetryingStore,
+    ranks: Ranks,
+    policy: Policy,
+    start: StartState,
+    *,
+    under_way: BackgroundSave,
 ) -> tuple[Coordinator, FollowerPublisher]:
     """Make what every other rank has in its place."""
     run = settings.run
@@ -151,7 +162,7 @@ def _follow(
     publisher = FollowerPublisher(
         policy.causal_lm, run, probe_ids=_probe_ids(run, policy), probe=_probe(policy)
     )
-    return Follower(ranks, records, start), publisher
+    return Follower(ranks, records, start, under_way), publisher
 
 
 def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -> Policy:

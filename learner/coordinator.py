@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from buffer.record.episode import Episode
-from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.background_save import BackgroundSave
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
 from learner.data.batch import BatchPlan
 from learner.data.records import Records
@@ -21,7 +22,8 @@ from learner.training.guards import Alert, GuardState
 from learner.training.step import TrainedBatch
 
 WAIT, STOP = b"", b"stop"
-"""Broadcast in place of a plan: no batch yet, and no batch any more."""
+"""Broadcast in place of a plan: no batch yet, and no batch any more; in place of the decision to
+checkpoint: not before the one under way is committed."""
 YES, NO = b"yes", b"no"
 
 
@@ -49,8 +51,11 @@ class Coordinator(Protocol):
         """Count the trained batch and log its figures."""
         ...
 
-    def must_checkpoint(self, step: int) -> bool:
-        """Whether to checkpoint after batch `step` although none is due. Collective."""
+    def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
+        """Whether to checkpoint after batch `step` although none is due. Collective.
+
+        May wait for a checkpoint under way.
+        """
         ...
 
     def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
@@ -58,7 +63,10 @@ class Coordinator(Protocol):
         ...
 
     def commit(self, step: int) -> None:
-        """Commit the batches up to `step`, which are inside a durable checkpoint."""
+        """Commit the batches up to `step`, which are inside a durable checkpoint.
+
+        Called in the thread that wrote it.
+        """
         ...
 
     def after_step(self, step: int) -> None:
@@ -77,8 +85,11 @@ class Coordinator(Protocol):
 class Follower:
     """Any rank but rank 0: receives plans, and reads its own episodes."""
 
-    def __init__(self, ranks: Ranks, records: Records, start: StartState) -> None:
+    def __init__(
+        self, ranks: Ranks, records: Records, start: StartState, under_way: BackgroundSave
+    ) -> None:
         self._ranks = ranks
+        self._under_way = under_way
         self._records = records
         self._start = start
 
@@ -103,9 +114,16 @@ class Follower:
     def record(self, trained: TrainedBatch, times: StepTimes, alerts: Sequence[Alert]) -> None:
         """Rank 0 does it; figures are sums over all ranks."""
 
-    def must_checkpoint(self, step: int) -> bool:  # noqa: ARG002 - as every coordinator
-        """Receive the decision."""
-        return self._ranks.broadcast(None) == YES
+    def must_checkpoint(
+        self,
+        step: int,  # noqa: ARG002 - as every coordinator
+        *,
+        is_shaken: bool,  # noqa: ARG002
+    ) -> bool:
+        """Receive the decision, which may have to wait for a checkpoint under way."""
+        while (decision := self._ranks.broadcast(None)) == WAIT:
+            self._under_way.wait()
+        return decision == YES
 
     def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
         """Return the state with its step; rank 0 has the rest, and writes it."""

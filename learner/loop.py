@@ -1,6 +1,7 @@
 """The learner's loop: claim -> train -> guard -> advance -> publish -> record -> checkpoint.
 
-Publishing runs in the background until the model is needed again (`background_publish.py`).
+Publishing runs in the background until the model is needed again (`background_publish.py`), and a
+checkpoint from the moment its tensors are copied (`checkpoint.py`).
 
 Consumes sealed claims. Waits for episodes, and at the very end for the last evaluation; never for
 an actor, a transfer of weights or an evaluation in between. All ranks run the same loop: what only
@@ -17,8 +18,9 @@ from collections.abc import Iterator
 from buffer.record.episode import Episode, PolicyVersion
 from configs.logging import bind_version
 from learner.algorithm.microbatch import Microbatch
-from learner.checkpointing.export import save_model
+from learner.checkpointing.export import export_model
 from learner.checkpointing.rollback import roll_back
+from learner.checkpointing.tensors.earlier_format import is_earlier_format
 from learner.data.batch import BatchPlan, pack
 from learner.data.evaluation import is_due
 from learner.reporting.metrics import StepTimes
@@ -44,7 +46,9 @@ class Loop:
         self._guard = components.guard
         self._run = components.run
         self._step = components.start.state.step
-        self._checkpointed: int | None = self._step if components.start.checkpoint else None
+        loaded = components.start.checkpoint
+        # One of an earlier release is written anew, in the format that can be exported.
+        self._checkpointed = self._step if loaded and not is_earlier_format(loaded) else None
         self._background = BackgroundPublisher(components.ranks.device)
 
     def run(self) -> bool:
@@ -61,10 +65,12 @@ class Loop:
             while self._step < self._run.steps:
                 if not self._train_next():
                     self._checkpoint()
+                    self._components.checkpoints.under_way.wait()
                     return False
             return self._finish()
         finally:
             self._background.close()
+            self._components.checkpoints.under_way.close()
             self._coordinator.close()
 
     def _train_next(self) -> bool:
@@ -96,7 +102,8 @@ class Loop:
         self._coordinator.record(trained, times, alerts)
         # One that is due while steps are being skipped waits for the first good batch.
         is_due_now = self._is_checkpoint_due() and not self._guard.is_shaken
-        if self._coordinator.must_checkpoint(self._step) or is_due_now:
+        must = self._coordinator.must_checkpoint(self._step, is_shaken=self._guard.is_shaken)
+        if must or is_due_now:
             self._checkpoint()
         self._coordinator.after_step(self._step)
         return True
@@ -135,7 +142,6 @@ class Loop:
                 components.checkpoints,
                 components.policy,
                 components.optimizer,
-                ranks=components.ranks,
                 model_path=self._run.model_path,
                 before=self._guard.state.restored_step,
                 critic=components.critic,
@@ -161,23 +167,33 @@ class Loop:
         return self._step // every > (self._checkpointed or 0) // every
 
     def _checkpoint(self) -> None:
-        """Checkpoint, then COMMIT; nothing if this step already is."""
+        """Begin a checkpoint, which is committed once it is durable; nothing if this step has one.
+
+        The guards count it at once: a rollback waits until it is durable.
+        """
         if self._checkpointed == self._step or not self._step:
             return
-        self._background.join()  # its probe gathers the parameters that are saved here
-        components = self._components
+        components, step = self._components, self._step
+        self._background.wait()  # its probe gathers the parameters that are copied here
+        components.checkpoints.under_way.wait()
         self._guard.checkpoints()
-        state = self._coordinator.begin_checkpoint(self._step, self._guard.state)
-        components.checkpoints.save(state, components.policy, components.optimizer)
-        self._checkpointed = self._step
-        self._coordinator.commit(self._step)
+        state = self._coordinator.begin_checkpoint(step, self._guard.state)
+        components.checkpoints.begin(
+            state,
+            components.policy,
+            components.optimizer,
+            then=lambda: self._coordinator.commit(step),
+        )
+        self._checkpointed = step
 
     def _finish(self) -> bool:
         """End the run: model, last evaluation, CANCEL, summary; False if asked to stop before."""
         self._checkpoint()
         self._background.join()
-        run = self._run
-        save_model(self._components.policy, run, run.folder / "model", self._components.ranks)
+        self._components.checkpoints.under_way.wait()
+        if self._components.ranks.is_first:
+            saved = self._components.checkpoints.path_of(self._step)
+            export_model(saved, self._run, self._run.folder / "model")
         return self._coordinator.finish(self._guard.state)
 
 

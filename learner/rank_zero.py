@@ -6,6 +6,7 @@ sign of life to the other ranks, and checks the feeder, whose tasks it waits for
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ from buffer import operations
 from buffer.record.episode import Episode
 from configs.settings import BufferSettings, Settings
 from configs.validation.store import COMMIT_AT_MEMORY
-from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.background_save import BackgroundSave
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
 from learner.data.batch import BatchPlan, plan_batch
 from learner.data.claims import ClaimedBatch, Claims
@@ -51,6 +53,7 @@ class RankZero:
         store: Of the run.
         ranks: To which plans and decisions are broadcast.
         start: Where the run stands.
+        under_way: The checkpoint that is being written, if one is.
         ledger: Facts that recovery asserts.
         vocabulary: Size of the policy's; larger token ids are refused.
         stopping: Set when the learner is asked to stop.
@@ -63,6 +66,7 @@ class RankZero:
         ranks: Ranks,
         start: StartState,
         *,
+        under_way: BackgroundSave,
         ledger: Ledger,
         vocabulary: int,
         stopping: threading.Event,
@@ -72,6 +76,7 @@ class RankZero:
         self._store, self._ranks, self._ledger = store, ranks, ledger
         self._stopping = stopping
         self._start = start
+        self._under_way = under_way
         self._journal = Journal(run.folder)
         self._journal.rewind(start.state.step)
         self._claims = Claims(
@@ -108,7 +113,8 @@ class RankZero:
         self._batch: ClaimedBatch | None = None
         """The newest that was broadcast."""
         self._claimed_at = 0.0
-        self._checkpoint_began = 0.0
+        self._minutes = settings.learner.checkpoint_minutes or math.inf
+        self._checkpoint_began = time.monotonic()
         self._recoveries = store.recoveries
         """Recoveries before the newest checkpoint began."""
 
@@ -164,16 +170,24 @@ class RankZero:
             sampling_alarms=self._alarm.alarms,
         )
 
-    def must_checkpoint(self, step: int) -> bool:
-        """Decide for all ranks whether to checkpoint although none is due.
+    def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
+        """Decide for all ranks whether to checkpoint although no number of batches has passed.
 
-        Either records of trained batches crowd Redis, or it lost writes since the last checkpoint:
-        it may lack records of batches that recovery declared trained, so that a later learner could
-        not train them again.
+        `learner.checkpoint_minutes` have passed, which waits for a good batch where steps are being
+        skipped. Or records of trained batches crowd Redis, even once the checkpoint under way is
+        committed. Or Redis lost writes since the last one: it may lack records of batches that
+        recovery declared trained, so that a later learner could not train them again.
         """
         is_crowded = self._pressure.is_crowded(step)
+        if is_crowded and self._under_way.is_under_way:
+            self._ranks.broadcast(WAIT)
+            self._under_way.wait()
+            is_crowded = self._pressure.is_crowded(step)
         was_rewound = self._store.recoveries != self._recoveries
-        return self._ranks.broadcast(YES if is_crowded or was_rewound else NO) == YES
+        minutes = (time.monotonic() - self._checkpoint_began) / 60
+        is_late = minutes >= self._minutes and not is_shaken
+        must = is_crowded or was_rewound or is_late
+        return self._ranks.broadcast(YES if must else NO) == YES
 
     def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
         """Return the state that a checkpoint after batch `step` holds beside tensors."""
@@ -190,7 +204,7 @@ class RankZero:
         )
 
     def commit(self, step: int) -> None:
-        """COMMIT the batches up to `step`, and delete their records."""
+        """COMMIT the batches up to `step`, and delete their records; in the checkpoint's thread."""
         self._ledger.checkpoint(step)
         committed = self._store.run(operations.commit(self._ledger.lineage, step))
         self._pressure.committed(step)
@@ -232,6 +246,7 @@ class RankZero:
 
         def is_over() -> bool:
             self._feeder.check()
+            self._under_way.check()
             self._evaluations.collect()
             return self._stopping.is_set() or time.monotonic() > deadline
 
@@ -278,10 +293,13 @@ class CommitPressure:
         self._store = store
         self._limit_bytes = buffer.max_uncommitted_bytes
         self._bytes: dict[int, int] = {}
+        self._committed = 0
 
     def is_crowded(self, k: int) -> bool:
         """Add batch k, which was just trained; True if it is time to commit."""
         self._bytes[k] = self._store.run(operations.claim_bytes(k))
+        committed = self._committed  # the other thread's word
+        self._bytes = {step: size for step, size in self._bytes.items() if step > committed}
         uncommitted = sum(self._bytes.values())
         memory = self._store.run(operations.memory())
         is_full = memory.share >= COMMIT_AT_MEMORY
@@ -296,5 +314,5 @@ class CommitPressure:
         return True
 
     def committed(self, k: int) -> None:
-        """Forget the batches up to k: their records are deleted."""
-        self._bytes = {step: size for step, size in self._bytes.items() if step > k}
+        """Forget the batches up to k: their records are deleted. From any thread."""
+        self._committed = k

@@ -39,6 +39,9 @@ class LearnerSettings(Table):
     parameters, else `none`."""
     checkpoint_every: Positive = 50
     """Batches between checkpoints."""
+    checkpoint_minutes: Annotated[float, Field(gt=0)] | None = None
+    """Most minutes between checkpoints, whatever `checkpoint_every` says; None = as long as it
+    takes."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints to keep."""
     threads: Positive = 1

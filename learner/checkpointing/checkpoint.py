@@ -2,43 +2,43 @@
 
 Files in the folder of one (`folders.py` has the names of folders):
 
-    __<rank>_*.distcp, .metadata   model and optimizer, and a critic with its own, one file for each
-                                   rank (torch's distributed format)
-    random-<rank>.bin              state of torch's random number generator
+    tensors-<rank>.safetensors     that rank's pieces of model and optimizer, and of a critic
+    random-<rank>.bin              states of its random number generators: CPU, then GPU
     state.json                     step, lineage, curriculum cursor, totals
-    manifest.json                  SHA-256 of all others, and a MAC of that; written last
+    manifest.json                  BLAKE3 of all others, and a MAC of that; written last
+
+A save copies what it needs into host memory; everything else happens in a thread while training
+goes on, one save at a time:
+
+    every rank: copy ─▶ write, hash, sync ─▶ digests to rank 0 ─▶ wait ────────────────▶ `then`
+    rank 0:                                  manifest, sync, rename, remove old ones ─▶
+
+The thread's collectives use a process group of their own. The checkpoint is durable on all ranks
+before `then` runs, which COMMITs; whoever asks for the newest one waits for the thread first.
 
 A checkpoint is loaded only if this run wrote it (`manifest.py`), and after every byte has been
 compared with its manifest. One of another run stays where it is, is passed over, and does not count
-as kept; `trust.py` makes it the run's own. Callers COMMIT to the store only after `save` has
-returned.
+as kept; `trust.py` makes it the run's own.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, field
+import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
-import torch
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
-from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch import Tensor
 
 from configs import durable
 from configs.errors import CheckpointError
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
-from learner.reporting.metrics import Totals
 from learner.training.critic import Critic
-from learner.training.guards import GuardState
 from learner.training.optimizer import AdamWithSchedule
 
+from .background_save import BackgroundSave
 from .folders import (
     UNFINISHED,
     complete_checkpoints,
@@ -47,6 +47,7 @@ from .folders import (
     set_aside,
     step_of,
 )
+from .learner_state import STATE, LearnerState
 from .lineages import refuse_if_taken_over
 from .manifest import (
     MANIFEST,
@@ -57,58 +58,26 @@ from .manifest import (
     refuse_foreign,
     run_key,
 )
+from .tensors.earlier_format import EarlierShards, is_earlier_format
+from .tensors.named import HostCopies, Part, make_moments, model_tensors, parts_of
+from .tensors.random_state import random_state, restore_random_state
+from .tensors.shards import PREFIX, SUFFIX, Shards, encode_shards
+from .verification import Files, hash_on_all_ranks, verify, write_files, write_hashed
 
 log = structlog.get_logger()
 
-SCHEMA = 2
-STATE = "state.json"
-HASH_CHUNK_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerState:
-    """The learner's state besides tensors. Producer and consumer: rank 0, of two learners."""
-
-    run: str
-    settings_hash: str
-    step: int
-    """Batches trained."""
-    lineage: int
-    """Of the learner that wrote it."""
-    cursor: int
-    """The curriculum's next group."""
-    trained: tuple[tuple[int, int], ...]
-    """Groups of all batches, as ranges [start, end): recovery asserts them."""
-    totals: Totals
-    guards: GuardState = field(default_factory=GuardState)
-
-    def encode(self) -> str:
-        """Encode as JSON."""
-        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
-
-    @classmethod
-    def decode(cls, text: str) -> LearnerState:
-        """Decode what `encode` made.
-
-        Raises:
-            CheckpointError: It is not such a state.
-        """
-        try:
-            if msgspec.json.decode(text, type=_Schema).schema != SCHEMA:
-                raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
-            return msgspec.json.decode(text, type=cls)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
-
-
-class _Schema(msgspec.Struct):
-    """The field that every state begins with."""
-
-    schema: int
+END = b""
+"""Broadcast in place of another checkpoint to verify."""
 
 
 class Checkpoints:
-    """The checkpoints of one run; every rank calls the same methods in the same order."""
+    """The checkpoints of one run; every rank calls the same methods in the same order.
+
+    Example:
+        checkpoints.begin(state, policy, optimizer, then=commit)
+        ...  # training goes on
+        checkpoints.under_way.wait()
+    """
 
     def __init__(
         self,
@@ -130,44 +99,141 @@ class Checkpoints:
         self._keep = keep
         self._ranks = ranks
         self._critic = critic
+        self._copies = HostCopies()
+        self.under_way = BackgroundSave()
+        """What `begin` began."""
 
     def save(self, state: LearnerState, policy: Policy, optimizer: AdamWithSchedule) -> Path:
         """Write a checkpoint; it is durable when this returns.
 
         Raises:
             LostLineage: A later learner has begun; the checkpoint would take the place of its own.
+            OSError: A rank could not write.
+            Exception: What ended the save before, if anything did.
         """
-        final = self._folder / f"step-{state.step:06d}"
-        unfinished = self._folder / f"{UNFINISHED}{final.name}"
-        if self._ranks.is_first:
-            for leftover in self._folder.glob(f"{UNFINISHED}*"):
-                durable.DISK.remove(leftover)
-            durable.make_private_folder(self._folder)
-            durable.make_folder(unfinished, mode=0o700)
-        self._ranks.barrier()
+        self.under_way.wait()
+        files = self._files(policy, optimizer, copied=False)
+        return self._write(state.encode(), state, files, self._ranks)
 
-        self._save_tensors(unfinished, policy, optimizer)
-        durable.DISK.write(unfinished / f"random-{self._ranks.rank}.bin", _random_state())
-        self._ranks.barrier()
-        if self._ranks.is_first:
-            durable.DISK.write(unfinished / STATE, state.encode().encode())
-            _seal(unfinished, run_key(self._folder.parent))
-            refuse_if_taken_over(self._folder.parent, state.lineage)
-            put_in_place(unfinished, final)
-            self._remove_old(final)
-        self._ranks.barrier()
-        return final
+    def begin(
+        self,
+        state: LearnerState,
+        policy: Policy,
+        optimizer: AdamWithSchedule,
+        *,
+        then: Callable[[], object],
+    ) -> None:
+        """Copy what a checkpoint holds, and write it in the background.
+
+        Args:
+            state: Beside tensors; may change afterwards.
+            policy: May be trained on when this returns, as may the critic.
+            optimizer: May take steps when this returns.
+            then: Called in that thread once the checkpoint is durable.
+
+        Raises:
+            Exception: What ended the save before, if anything did.
+        """
+        self.under_way.wait()
+        files = self._files(policy, optimizer, copied=True)
+        encoded = state.encode()
+
+        def write() -> None:
+            self._write(encoded, state, files, self._ranks.in_background)
+            then()
+
+        self.under_way.start(write)
 
     def newest(self, before: int | None = None) -> tuple[Path, LearnerState] | None:
-        """Find the newest checkpoint that can be trusted; None if there is none at all.
+        """Find the newest checkpoint that can be trusted; None if there is none at all. Collective.
 
-        With `before`, only checkpoints of earlier batches count. Rank 0 only. Newer ones that are
-        damaged are set aside, so that they count no longer; where none can be trusted they stay,
-        because a folder without any would restart the run from its beginning.
+        With `before`, only checkpoints of earlier batches count. Newer ones that are damaged are
+        set aside, so that they count no longer; where none can be trusted they stay, because a
+        folder without any would restart the run from its beginning.
 
         Raises:
             CheckpointError: There are checkpoints, and none of them can be trusted.
         """
+        self.under_way.wait()
+        if not self._ranks.is_first:
+            while (order := self._ranks.broadcast(None)) != END:
+                path, algorithm, names = msgspec.msgpack.decode(
+                    order, type=tuple[str, str, list[str]]
+                )
+                with contextlib.suppress(CheckpointError):  # rank 0 reports it
+                    hash_on_all_ranks(self._ranks, Path(path), algorithm, names)
+            chosen = self._ranks.broadcast(None).decode()
+        else:
+            found = self._choose(before)
+            chosen = str(found) if found is not None else ""
+            self._ranks.broadcast(END)
+            self._ranks.broadcast(chosen.encode())
+        if not chosen:
+            return None
+        text = (Path(chosen) / STATE).read_text(encoding="utf-8")
+        return Path(chosen), LearnerState.decode(text)
+
+    def all(self) -> list[Path]:
+        """List the complete checkpoints, oldest first."""
+        return complete_checkpoints(self._folder)
+
+    def path_of(self, step: int) -> Path:
+        """Name the folder of a checkpoint after batch `step`."""
+        return self._folder / f"step-{step:06d}"
+
+    def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
+        """Load a verified checkpoint into policy, critic, optimizers and random number generators.
+
+        Collective.
+
+        Raises:
+            CheckpointError: It does not hold this model, or the critic that the settings ask for.
+        """
+        shards = EarlierShards(path, self._ranks) if is_earlier_format(path) else Shards(path)
+        wanted: dict[str, Tensor] = {}
+        for part in parts_of(policy, optimizer, self._critic):
+            tensors = model_tensors(part)
+            self._check_critic(path, part, tensors, shards.shapes)
+            wanted |= tensors | make_moments(part, shards.shapes, shards.dtypes)
+        shards.read(wanted)
+        random = path / f"random-{self._ranks.rank}.bin"
+        if random.exists():  # a run may resume with more ranks than it had
+            restore_random_state(random.read_bytes(), self._ranks.device)
+
+    def _files(self, policy: Policy, optimizer: AdamWithSchedule, *, copied: bool) -> Files:
+        """Collect what this rank writes."""
+        rank = self._ranks.rank
+        parts = parts_of(policy, optimizer, self._critic)
+        pieces = self._copies.pieces(parts, is_first=self._ranks.is_first, copied=copied)
+        return {
+            f"{PREFIX}{rank}{SUFFIX}": encode_shards(pieces),
+            f"random-{rank}.bin": [random_state(self._ranks.device)],
+        }
+
+    def _write(self, encoded: str, state: LearnerState, files: Files, ranks: Ranks) -> Path:
+        """Write a checkpoint; it is durable when this returns. Collective."""
+        final = self.path_of(state.step)
+        unfinished = self._folder / f"{UNFINISHED}{final.name}"
+        if ranks.is_first:
+            for leftover in self._folder.glob(f"{UNFINISHED}*"):
+                durable.DISK.remove(leftover)
+            durable.make_private_folder(self._folder)
+            durable.make_folder(unfinished, mode=0o700)
+        ranks.barrier()
+        digests = write_files(unfinished, files, ranks)
+        if ranks.is_first:
+            digests[STATE] = write_hashed(unfinished / STATE, [encoded.encode()])
+            manifest = encode_manifest(digests, run_key(self._folder.parent))
+            write_hashed(unfinished / MANIFEST, [manifest])
+            durable.DISK.sync(unfinished)
+            refuse_if_taken_over(self._folder.parent, state.lineage)
+            put_in_place(unfinished, final)
+            self._remove_old(final)
+        ranks.barrier()
+        return final
+
+    def _choose(self, before: int | None) -> Path | None:
+        """Choose the newest checkpoint that can be trusted; rank 0."""
         restore_replaced(self._folder)
         found = [path for path in self.all() if before is None or step_of(path) < before]
         key = run_key(self._folder.parent) if found else b""
@@ -176,7 +242,7 @@ class Checkpoints:
         for path in reversed(found):
             try:
                 refuse_foreign(path, read_manifest(path), key)
-                state = verify(path)
+                verify(path, self._hash_files)
             except CheckpointError as error:
                 log.error(
                     "CHECKPOINT REFUSED, trying the one before", path=str(path), reason=str(error)
@@ -187,7 +253,7 @@ class Checkpoints:
                 continue
             for other in damaged:
                 set_aside(other)
-            return path, state
+            return path
         if found:
             raise CheckpointError(
                 f"one of the {len(found)} checkpoints in {self._folder} must be intact and of "
@@ -196,61 +262,19 @@ class Checkpoints:
             )
         return None
 
-    def all(self) -> list[Path]:
-        """List the complete checkpoints, oldest first."""
-        return complete_checkpoints(self._folder)
+    def _hash_files(self, path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
+        self._ranks.broadcast(msgspec.msgpack.encode((str(path), algorithm, names)))
+        return hash_on_all_ranks(self._ranks, path, algorithm, names)
 
-    def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
-        """Load a verified checkpoint into policy, critic, optimizers and random number generator.
-
-        Raises:
-            CheckpointError: It does not hold the critic that the settings ask for.
-        """
-        tensors = self._tensors(policy, optimizer)
-        self._check_critic(path, tensors)
-        load_tensors(
-            tensors,
-            checkpoint_id=path,
-            process_group=self._ranks.control,
-        )
-        set_state_dict(
-            policy,
-            optimizer.adam,
-            model_state_dict=tensors["model"],
-            optim_state_dict=tensors["optimizer"],
-        )
-        if self._critic is not None:
-            set_state_dict(
-                self._critic.model,
-                self._critic.optimizer.adam,
-                model_state_dict=tensors["critic"],
-                optim_state_dict=tensors["critic_optimizer"],
-            )
-        random = path / f"random-{self._ranks.rank}.bin"
-        if random.exists():  # a run may resume with more ranks than it had
-            torch.set_rng_state(torch.frombuffer(bytearray(random.read_bytes()), dtype=torch.uint8))
-
-    def _save_tensors(self, folder: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
-        save_tensors(
-            self._tensors(policy, optimizer),
-            checkpoint_id=folder,
-            process_group=self._ranks.control,
-        )
-
-    def _tensors(self, policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Any]:
-        model, adam = get_state_dict(policy, optimizer.adam)
-        tensors = {"model": model, "optimizer": adam}
-        if self._critic is not None:
-            model, adam = get_state_dict(self._critic.model, self._critic.optimizer.adam)
-            tensors |= {"critic": model, "critic_optimizer": adam}
-        return tensors
-
-    def _check_critic(self, path: Path, tensors: dict[str, Any]) -> None:
+    def _check_critic(
+        self, path: Path, part: Part, tensors: Mapping[str, Tensor], found: Mapping[str, object]
+    ) -> None:
         """Refuse a checkpoint of a run that had no critic, or one of the other kind."""
-        if self._critic is None:
-            return
-        found = FileSystemReader(path).read_metadata().state_dict_metadata
-        if not all(f"critic.{name}" in found for name in tensors["critic"]):
+        if (
+            self._critic is not None
+            and part.name == "critic"
+            and not tensors.keys() <= found.keys()
+        ):
             raise CheckpointError(
                 f"{path} must hold a critic of critic.kind = {self._critic.settings.kind}, got "
                 "none; restore the setting, or begin again with --fresh"
@@ -262,44 +286,3 @@ class Checkpoints:
         others = [path for path in self.all() if path != saved and is_own(path, key)]
         for path in others[: max(0, len(others) + 1 - self._keep)]:
             durable.DISK.remove(path)
-
-
-def verify(path: Path) -> LearnerState:
-    """Compare every byte of a checkpoint with its manifest and return its state.
-
-    Raises:
-        CheckpointError: A file is missing, truncated or changed.
-    """
-    expected = read_manifest(path).digests
-    for name, digest in expected.items():
-        try:
-            found = _sha256(path / name)
-        except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
-            raise CheckpointError(f"{path / name} must be readable, got: {error}") from error
-        if found != digest:
-            raise CheckpointError(
-                f"{path / name} must have the SHA-256 {digest[:12]}..., got {found[:12]}...; "
-                "it was changed or cut short"
-            )
-    if STATE not in expected:
-        raise CheckpointError(f"{path / MANIFEST} must list {STATE}")
-    return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
-
-
-def _random_state() -> bytes:
-    return torch.get_rng_state().numpy().tobytes()
-
-
-def _seal(folder: Path, key: bytes) -> None:
-    """Hash all files, write the manifest, and sync everything."""
-    digests = {file.name: _sha256(file) for file in sorted(folder.iterdir())}
-    durable.DISK.write(folder / MANIFEST, encode_manifest(digests, key))
-    durable.sync_tree(folder)
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while chunk := stream.read(HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -1,35 +1,96 @@
-"""Export of the trained model as a Hugging Face directory, as `transformers` and vLLM load it."""
+"""Export of a checkpoint's model as a Hugging Face directory, as `transformers` and vLLM load it.
+
+Read from the files of all ranks tensor by tensor, so that one file of weights is in memory at a
+time, and never a model.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from configs import durable
+from configs.errors import CheckpointError
 from configs.settings import RunSettings
-from learner.model.policy import Policy
-from learner.model.ranks import Ranks
+
+from .tensors.shards import Shards
+
+PREFIX = "model.causal_lm."
+FILE_BYTES = 2 * 2**30
 
 
-def save_model(policy: Policy, run: RunSettings, folder: Path, ranks: Ranks) -> None:
-    """Write model and tokenizer; collective."""
-    whole = get_model_state_dict(
-        policy.causal_lm, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-    )
-    if not ranks.is_first:
-        return
-    # A plain copy: saving reads parameters in ways that sharded ones do not allow.
-    causal_lm = AutoModelForCausalLM.from_config(policy.causal_lm.config)
-    causal_lm.load_state_dict(whole)
-    causal_lm.generation_config = policy.causal_lm.generation_config
+def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
+    """Write model and tokenizer in the dtype that the run publishes; what was there is replaced.
+
+    Args:
+        checkpoint: Verified.
+        run: Of the checkpoint; its model has configuration and tokenizer.
+        folder: For the files.
+
+    Raises:
+        CheckpointError: It is in the format of an earlier release.
+    """
+    shards = Shards(checkpoint)
+    dtype: torch.dtype = getattr(torch, run.dtype)
+    names = [name for name in shards.shapes if name.startswith(PREFIX)]
+    if not names:
+        raise CheckpointError(
+            f"{checkpoint} must be in the present format to be exported, got one of an earlier "
+            "release; go on with the run once, which writes the next checkpoint in it"
+        )
     unfinished = folder.with_name(f".unfinished-{folder.name}")
     durable.DISK.remove(unfinished)
     durable.make_private_folder(unfinished)
-    causal_lm.to(getattr(torch, run.dtype)).save_pretrained(unfinished)
+    _write_weights(shards, _filled(shards, names, dtype), dtype, unfinished)
+    config = AutoConfig.from_pretrained(run.model_path)
+    config.dtype = dtype
+    config.save_pretrained(unfinished)
+    with suppress(OSError):  # a model may have none
+        GenerationConfig.from_pretrained(run.model_path).save_pretrained(unfinished)
     AutoTokenizer.from_pretrained(run.model_path, mistral_format=False).save_pretrained(unfinished)
-    durable.DISK.remove(folder)
     durable.sync_tree(unfinished)
+    durable.DISK.remove(folder)
     durable.move(unfinished, folder)
+
+
+def _filled(shards: Shards, names: Iterable[str], dtype: torch.dtype) -> list[list[str]]:
+    """Share tensors among files, in their order."""
+    files: list[list[str]] = [[]]
+    num_bytes = 0
+    for name in names:
+        size = torch.Size(shards.shapes[name]).numel() * dtype.itemsize
+        if files[-1] and num_bytes + size > FILE_BYTES:
+            files.append([])
+            num_bytes = 0
+        files[-1].append(name)
+        num_bytes += size
+    return files
+
+
+def _write_weights(
+    shards: Shards, files: list[list[str]], dtype: torch.dtype, folder: Path
+) -> None:
+    """Write one file after the other, and their index where there are several."""
+    places: dict[str, str] = {}
+    total = 0
+    for number, names in enumerate(files, start=1):
+        place = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        place = place if len(files) > 1 else "model.safetensors"
+        tensors = {}
+        for name in names:
+            whole = shards.read_whole(name)
+            tensors[name.removeprefix(PREFIX)] = (
+                whole.to(dtype) if whole.is_floating_point() else whole
+            )
+        save_file(tensors, folder / place, metadata={"format": "pt"})
+        places |= dict.fromkeys(tensors, place)
+        total += sum(tensor.nbytes for tensor in tensors.values())
+    if len(files) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))

@@ -1,9 +1,9 @@
 """Manifest of a checkpoint: the digests of its files, and a MAC under a key of the run.
 
-torch keeps the layout of a checkpoint in a pickle (`.metadata`), so loading one that somebody else
-wrote can run their code. An HMAC-SHA256 of the digests says that this run wrote it. The key lies in
-the run's folder, outside `checkpoints/`: a copied folder of checkpoints has no key with it. Only
-rank 0 reads the key, writes manifests and checks them.
+Weights that somebody else wrote decide what is trained, and a checkpoint of an earlier release has
+a pickle inside, which can run their code. An HMAC-SHA256 of the digests says that this run wrote
+it. The key lies in the run's folder, outside `checkpoints/`: a copied folder of checkpoints has no
+key with it. Only rank 0 reads the key, writes manifests and checks them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ class ForeignCheckpoint(CheckpointError):
     """A checkpoint that this run did not write, or whose manifest was changed."""
 
 
+BLAKE3, SHA256 = "blake3", "sha256"
+
+
 class Manifest(NamedTuple):
     """What `manifest.json` holds."""
 
+    algorithm: str
+    """`blake3`; `sha256` in checkpoints of earlier releases."""
     digests: dict[str, str]
-    """SHA-256 of each file, by name."""
+    """Of each file, by name."""
     mac: str | None
     """None where it was written without one."""
 
@@ -70,15 +75,16 @@ def read_manifest(path: Path) -> Manifest:
     """
     try:
         tree = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        digests = {str(name): str(digest) for name, digest in tree["sha256"].items()}
-        return Manifest(digests, str(tree["mac"]) if "mac" in tree else None)
+        algorithm = BLAKE3 if BLAKE3 in tree else SHA256
+        digests = {str(name): str(digest) for name, digest in tree[algorithm].items()}
+        return Manifest(algorithm, digests, str(tree["mac"]) if "mac" in tree else None)
     except (OSError, *MALFORMED) as error:
         raise CheckpointError(f"{path / MANIFEST} must be a manifest, got: {error}") from error
 
 
-def encode_manifest(digests: Mapping[str, str], key: bytes) -> bytes:
+def encode_manifest(digests: Mapping[str, str], key: bytes, *, algorithm: str = BLAKE3) -> bytes:
     """Write a manifest that this run vouches for."""
-    return json.dumps({"sha256": digests, "mac": _mac(digests, key)}, indent=1).encode()
+    return json.dumps({algorithm: digests, "mac": _mac(digests, key)}, indent=1).encode()
 
 
 def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
@@ -92,7 +98,8 @@ def refuse_foreign(path: Path, manifest: Manifest, key: bytes) -> None:
     raise ForeignCheckpoint(
         f"{path} must have been written by this run, got a manifest with "
         f"{'another' if manifest.mac else 'no'} MAC, as of another run or of an earlier release; "
-        f"loading a checkpoint can run code of whoever wrote it: if you trust it, start with "
+        f"its weights decide what is trained, and one of an earlier release can run code of "
+        f"whoever wrote it: if you trust it, start with "
         f"--trust-checkpoint {path.name}, else remove it"
     )
 

@@ -25,7 +25,8 @@ from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 
-from .checkpoint import Checkpoints, LearnerState
+from .checkpoint import Checkpoints
+from .learner_state import LearnerState
 from .lineages import read_lineages, write_lineages
 from .recovery import known_groups, recover, register_run
 

@@ -7,13 +7,10 @@ checkpoint replays them from their sealed claims, and rolls back at the same bat
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import structlog
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
 from learner.model.policy import Policy, load_causal_lm
-from learner.model.ranks import Ranks
 from learner.training.critic import Critic
 from learner.training.optimizer import AdamWithSchedule
 
@@ -27,7 +24,6 @@ def roll_back(
     policy: Policy,
     optimizer: AdamWithSchedule,
     *,
-    ranks: Ranks,
     model_path: str,
     before: int | None,
     critic: Critic | None = None,
@@ -38,7 +34,6 @@ def roll_back(
         checkpoints: Of the run.
         policy: Its weights are replaced.
         optimizer: Its moments are replaced.
-        ranks: Rank 0 chooses for all.
         model_path: The initial model, loaded where there is no checkpoint.
         before: Only checkpoints of earlier batches than this; None = any.
         critic: Of the run, if it has one, as in `checkpoints`.
@@ -49,13 +44,11 @@ def roll_back(
     Raises:
         CheckpointError: None of these checkpoints is intact.
     """
-    chosen = b""
-    if ranks.is_first and (newest := checkpoints.newest(before=before)) is not None:
-        chosen = str(newest[0]).encode()
-    path = ranks.broadcast(chosen).decode()
-    if path:
-        checkpoints.load(Path(path), policy, optimizer)
-        return int(path.rpartition("-")[2])
+    newest = checkpoints.newest(before=before)
+    if newest is not None:
+        path, state = newest
+        checkpoints.load(path, policy, optimizer)
+        return state.step
     _begin_anew(policy, optimizer, model_path)
     if critic is not None:
         critic.reset(model_path)

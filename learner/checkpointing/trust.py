@@ -2,8 +2,8 @@
 
     --trust-checkpoint step-000050 -> digests of all files -> the same run -> MAC of this run
 
-Loading a checkpoint can run code of whoever wrote it, so a person has to name it. It is done once,
-before the learner starts; nothing of it is a setting.
+Its weights decide what is trained, and one of an earlier release can run code of whoever wrote it:
+so a person has to name it. It is done once, before the learner starts; nothing of it is a setting.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from configs import durable
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 
-from .checkpoint import verify
 from .folders import FOLDER, complete_checkpoints
 from .manifest import MANIFEST, encode_manifest, read_manifest, run_key
 from .resume import check_same_run
+from .verification import verify
 
 
 def trust_checkpoint(run: RunSettings, name: str) -> None:
@@ -33,5 +33,6 @@ def trust_checkpoint(run: RunSettings, name: str) -> None:
         )
     path = found[name]
     check_same_run(run, verify(path), path)
-    sealed = encode_manifest(read_manifest(path).digests, run_key(run.folder))
+    manifest = read_manifest(path)
+    sealed = encode_manifest(manifest.digests, run_key(run.folder), algorithm=manifest.algorithm)
     durable.replace_file(path / MANIFEST, sealed)

@@ -9,7 +9,7 @@ taken as they are.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -25,6 +25,8 @@ RENDEZVOUS_FILE = "NYALA_RENDEZVOUS_FILE"
 # Ranks meet at least once per look at the store and per microbatch; a compile or a slow disk fits
 # in.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+BACKGROUND_TIMEOUT = timedelta(hours=1)
+"""Of the thread that saves checkpoints: the ranks' disks may differ, and nobody waits there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,13 @@ class Ranks:
     mesh: DeviceMesh
     control: dist.ProcessGroup
     """gloo, on the CPU."""
+    background: dist.ProcessGroup
+    """gloo, for one other thread of each rank: collectives of two threads must not mix."""
+
+    @property
+    def in_background(self) -> Ranks:
+        """The same ranks, as the thread that saves checkpoints uses them."""
+        return replace(self, control=self.background)
 
     @property
     def is_first(self) -> bool:
@@ -56,6 +65,21 @@ class Ranks:
         if int(length):
             dist.broadcast(buffer, src=0, group=self.control)
         return buffer.numpy().tobytes()
+
+    def gather(self, message: bytes) -> list[bytes]:
+        """Exchange one message of each rank; every rank gets all, in their order."""
+        if self.size == 1:
+            return [message]
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(message)]), group=self.control)
+        longest = max(int(length) for length in lengths)
+        padded = torch.frombuffer(bytearray(message.ljust(longest, b"\0")), dtype=torch.uint8)
+        messages = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(messages, padded, group=self.control)
+        return [
+            all_of_it.numpy().tobytes()[: int(length)]
+            for all_of_it, length in zip(messages, lengths, strict=True)
+        ]
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over all ranks."""
@@ -104,13 +128,16 @@ def join(device: str, *, threads: int) -> Ranks:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size)
     control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    background = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
     assert isinstance(control, dist.ProcessGroup)  # this rank is a member
+    assert isinstance(background, dist.ProcessGroup)
     return Ranks(
         rank=rank,
         size=size,
         device=torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu"),
         mesh=init_device_mesh(kind, (size,)),
         control=control,
+        background=background,
     )
 
 

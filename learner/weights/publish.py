@@ -53,9 +53,14 @@ ProbeFunction = Callable[[nn.Module, tuple[int, ...]], Sequence[float]]
 def published(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield published tensors in wire order. A tied output layer comes once, as the embedding."""
     for name, parameter in model.named_parameters(remove_duplicate=True):
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")  # noqa: PLW2901 - the name without its wrappers
-        yield name, parameter
+        yield unwrapped_name(name), parameter
+
+
+def unwrapped_name(name: str) -> str:
+    """Return a parameter's name without the prefixes of wrappers."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def layout(model: nn.Module, dtype: str) -> tuple[TensorSpec, ...]:

@@ -135,7 +135,7 @@ def test_a_checkpoint_waits_for_the_publication_whose_probe_runs_the_model(
     redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    saving, save = threading.Event(), Checkpoints.save
+    saving, begin = threading.Event(), Checkpoints.begin
     ring = RingInProcess(_settings(tmp_path, steps=2), redis_url, ranks)
 
     def on_publish(step: int) -> None:
@@ -146,9 +146,9 @@ def test_a_checkpoint_waits_for_the_publication_whose_probe_runs_the_model(
     def saved(*args: Any, **kwargs: Any) -> None:
         saving.set()
         events.append("saved")
-        save(*args, **kwargs)
+        begin(*args, **kwargs)
 
-    monkeypatch.setattr(Checkpoints, "save", saved)
+    monkeypatch.setattr(Checkpoints, "begin", saved)
     ring.shelf.on_publish = on_publish
 
     assert ring.live()
@@ -219,7 +219,9 @@ def test_batches_that_crowd_redis_are_committed_before_a_checkpoint_is_due(
 
     assert ring.live()
 
-    assert committed == [0, 0, 1, 2, 3]  # at the publication of steps 0 to 4
+    # At the publication of step k the checkpoint of k - 1 may be under way; of k - 2 it is not.
+    assert all(step - 2 <= found < max(step, 1) for step, found in enumerate(committed))
+    assert len(committed) == 5
 
 
 def test_a_learner_killed_before_its_first_checkpoint_begins_again(
@@ -363,7 +365,7 @@ def test_a_lost_checkpoint_resumes_from_the_one_before(
     with pytest.raises(LifeEnded):
         ring.live()
     checkpoints = ring.settings.run.folder / "checkpoints"
-    (checkpoints / "step-000004" / ".metadata").write_bytes(b"cut short")
+    (checkpoints / "step-000004" / "tensors-0.safetensors").write_bytes(b"cut short")
 
     assert ring.live()
 

@@ -74,6 +74,8 @@ TARGETS = (
             "configs/durable.py",
             "learner/checkpointing/checkpoint.py",
             "learner/checkpointing/manifest.py",
+            "learner/checkpointing/tensors/shards.py",
+            "learner/checkpointing/verification.py",
             "learner/checkpointing/re[cs]*.py",
         ),
         CHECKPOINTS,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from configs.durable import Disk
+from configs.durable import Content, Disk
 
 
 class PowerLossError(BaseException):
@@ -57,7 +57,8 @@ class FaultyDisk(Disk):
     def __post_init__(self) -> None:
         self.nodes[self.root] = _Folder()
 
-    def write(self, path: Path, content: bytes, mode: int = 0o666) -> None:
+    def write(self, path: Path, content: Content, mode: int = 0o666) -> None:
+        content = content if isinstance(content, bytes) else b"".join(content)
         self._count()
         if self.is_full:
             super().write(path, content[: len(content) // 2], mode)

@@ -20,7 +20,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import LostLineage, StoreUnreachable
 from configs.hashes import settings_hash
 from configs.settings import Settings
-from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.recovery import publish_pointer, recover
 from learner.checkpointing.resume import StartState, take_over
 from learner.data.claims import ClaimedBatch
@@ -60,6 +60,8 @@ class Learner:
         # Patience would sleep in real time: here an unreachable store is asked again by `_until`.
         self._store = RetryingStore(LearnersStore(server, settings.run.name), patience_s=0.0)
         self._trained: dict[int, list[int]] = {}
+        self._saving: asyncio.Task[None] | None = None
+        """The save under way."""
         self.is_ending = False
         """Asked to finish the run after the batch at hand."""
 
@@ -93,6 +95,9 @@ class Learner:
             if error.errno != errno.ENOSPC:
                 raise
             self._history.note("lives that ended at a full disk")
+        finally:
+            if self._saving is not None:
+                self._saving.cancel()
 
     async def _train(self, start: StartState, ledger: Ledger) -> None:
         run = self._settings.run
@@ -144,9 +149,9 @@ class Learner:
         await self._until(lambda: publish_pointer(self._store, publication))
 
     async def _checkpoint(self, ledger: Ledger, feeder: Feeder) -> None:
-        """Save, then COMMIT; the life may end between the two."""
+        """Begin a save once the one before is committed; training goes on meanwhile."""
         run = self._settings.run
-        await asyncio.sleep(self._rng.uniform(0.1, 0.5))
+        await self._settle()
         state = LearnerState(
             run=run.name,
             settings_hash=settings_hash(self._settings.run),
@@ -156,13 +161,31 @@ class Learner:
             trained=tuple(as_ranges(ledger.facts.groups_up_to(ledger.facts.step))),
             totals=Totals(),
         )
-        self._checkpoints.save_bytes(state, json.dumps(self._trained).encode())
-        ledger.checkpoint(ledger.facts.step)
+        weights = json.dumps(self._trained).encode()
+        self._saving = asyncio.create_task(self._save(state, weights, ledger))
+
+    async def _save(self, state: LearnerState, weights: bytes, ledger: Ledger) -> None:
+        """Save, then COMMIT; the life may end between the two."""
+        await asyncio.sleep(self._rng.uniform(0.1, 0.5))
+        self._checkpoints.save_bytes(state, weights)
+        ledger.checkpoint(state.step)
         await asyncio.sleep(self._rng.uniform(0.0, 0.5))
-        await self._ask(lambda: operations.commit(ledger.lineage, ledger.facts.step))
+        await self._ask(lambda: operations.commit(ledger.lineage, state.step))
+
+    async def _settle(self) -> None:
+        """Wait until a save under way is committed."""
+        if self._saving is not None:
+            await self._saving
+            self._saving = None
+
+    def _check_saving(self) -> None:
+        """Raise what ended a save, if anything did."""
+        if self._saving is not None and self._saving.done():
+            self._saving.result()
 
     async def _finish(self, ledger: Ledger, feeder: Feeder) -> None:
         await self._checkpoint(ledger, feeder)
+        await self._settle()
         await self._ask(lambda: operations.cancel(ledger.lineage))
         self._history.finished(self._trained)
 
@@ -174,6 +197,7 @@ class Learner:
         """Try until the store answers; time passes before and after, so that faults can strike."""
         while True:
             await asyncio.sleep(self._rng.uniform(0.001, 0.02))
+            self._check_saving()
             try:
                 return attempt()
             except StoreUnreachable:

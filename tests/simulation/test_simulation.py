@@ -21,7 +21,9 @@ from broker.server.service import Service
 from configs import durable
 from configs.errors import CheckpointError
 from learner.checkpointing import resume
+from learner.checkpointing.folders import UNFINISHED
 from learner.checkpointing.lineages import LINEAGES
+from tests.simulation.disk import FaultyDisk
 from tests.simulation.nemesis import Rates
 from tests.simulation.scenario import Scenario, brief
 from tests.simulation.simulation import simulate
@@ -130,7 +132,13 @@ def test_an_actor_that_ignores_gaps_is_caught(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_renamed_before_it_is_synced_is_caught(tmp_path: Path) -> None:
-    with mock.patch.object(durable, "sync_tree"):
+    sync = FaultyDisk.sync
+
+    def hasty(disk: FaultyDisk, path: Path) -> None:
+        if UNFINISHED not in str(path):
+            sync(disk, path)
+
+    with mock.patch.object(FaultyDisk, "sync", hasty):
         _must_lose("COMMIT|must be intact", tmp_path, "power_loss")
 
 

@@ -39,9 +39,10 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.display.json_lines import read_rows
-from learner.checkpointing.checkpoint import LearnerState, verify
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.lineages import read_lineages
 from learner.checkpointing.manifest import MANIFEST
+from learner.checkpointing.verification import verify
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import Totals
 from tests.buffer.support.episodes import example_episode
@@ -114,7 +115,7 @@ def _messages() -> tuple[bytes, ...]:
 _STATE = LearnerState(
     run="r", settings_hash="h", step=3, lineage=1, cursor=4, trained=((0, 4),), totals=Totals()
 )
-_MANIFEST = json.dumps({"sha256": {"state.json": "0" * 64, "rank-0.bin": "1" * 64}}).encode()
+_MANIFEST = json.dumps({"blake3": {"state.json": "0" * 64, "rank-0.bin": "1" * 64}}).encode()
 _LINES = b'{"step": 1, "lag": 0.5, "groups": [1, 2]}\n{"step": 2, "lag": null}\n'
 
 DECODERS = {

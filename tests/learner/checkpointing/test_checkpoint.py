@@ -15,9 +15,11 @@ import torch
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing import checkpoint as checkpoint_module
-from learner.checkpointing.checkpoint import Checkpoints, LearnerState, verify
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.lineages import write_lineages
 from learner.checkpointing.manifest import MANIFEST
+from learner.checkpointing.verification import verify
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -109,7 +111,7 @@ def test_a_flipped_bit_in_any_file_is_refused(tmp_path: Path, ranks: Ranks) -> N
     _saved(tmp_path, ranks)
     folder = tmp_path / "step-000002"
     files = [file for file in folder.iterdir() if file.name != MANIFEST]
-    assert len(files) >= 4
+    assert len(files) == 3
 
     for file in files:
         intact = file.read_bytes()
@@ -118,7 +120,7 @@ def test_a_flipped_bit_in_any_file_is_refused(tmp_path: Path, ranks: Ranks) -> N
             flipped[place] ^= 1
             file.write_bytes(flipped)
             with pytest.raises(
-                CheckpointError, match=f"{re.escape(file.name)} must have the SHA-256"
+                CheckpointError, match=f"{re.escape(file.name)} must have the digest"
             ):
                 verify(folder)
         file.write_bytes(intact)
@@ -257,12 +259,12 @@ def test_a_manifest_without_a_mac_or_with_a_forged_one_is_refused(
     checkpoints = _saved(tmp_path / "checkpoints", ranks)
     file = tmp_path / "checkpoints" / "step-000002" / MANIFEST
     manifest = json.loads(file.read_text())
-    forged = dict(manifest["sha256"], **{".metadata": "0" * 64})
+    forged = dict(manifest["blake3"], **{".metadata": "0" * 64})
 
     for changed in (
-        {"sha256": manifest["sha256"]},
-        {"sha256": forged, "mac": manifest["mac"]},
-        {"sha256": manifest["sha256"], "mac": "é"},
+        {"blake3": manifest["blake3"]},
+        {"blake3": forged, "mac": manifest["mac"]},
+        {"blake3": manifest["blake3"], "mac": "é"},
     ):
         file.write_text(json.dumps(changed))
         with pytest.raises(CheckpointError, match="must have been written by this run"):

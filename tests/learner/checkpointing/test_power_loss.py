@@ -17,7 +17,7 @@ import pytest
 from configs import durable
 from configs.errors import CheckpointError
 from learner.checkpointing import checkpoint
-from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.learner_state import STATE, LearnerState
 from learner.checkpointing.lineages import LINEAGES, read_lineages, write_lineages
 from learner.reporting.metrics import Totals
 from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
@@ -119,7 +119,7 @@ def test_a_checkpoint_that_replaces_one_of_its_step_leaves_either(machine: Machi
     losses = 0
     for trial in range(1, 181):
         machine.disk.rng.seed(trial)
-        machine.disk.operations, machine.disk.loses_power_after = 0, trial % 30 + 1
+        machine.disk.operations, machine.disk.loses_power_after = 0, trial % 24 + 1
         try:
             checkpoints.save_bytes(_state(1, 1 + trial))
         except PowerLossError:
@@ -215,8 +215,8 @@ def test_what_a_lying_disk_leaves_is_whole_or_refused(machine: Machine) -> None:
 def test_a_checkpoint_that_is_not_compared_with_its_manifest_is_noticed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def believes(path: Path) -> LearnerState:
-        return LearnerState.decode((path / checkpoint.STATE).read_text())
+    def believes(path: Path, _: object) -> LearnerState:
+        return LearnerState.decode((path / STATE).read_text())
 
     monkeypatch.setattr(checkpoint, "verify", believes)
 

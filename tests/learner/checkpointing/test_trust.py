@@ -11,7 +11,7 @@ import pytest
 from configs.errors import CheckpointError, SettingsError
 from configs.hashes import settings_hash
 from configs.settings import RunSettings
-from learner.checkpointing.checkpoint import LearnerState
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import MANIFEST
 from learner.checkpointing.trust import trust_checkpoint
 from learner.reporting.metrics import Totals
@@ -99,7 +99,7 @@ def test_trust_replaces_neither_the_digests_nor_the_settings(tmp_path: Path) -> 
     manifests = [(folder / name / MANIFEST).read_bytes() for name in ("step-000002", "step-000004")]
     (folder / "step-000002" / "state.json").write_text("{}")
 
-    with pytest.raises(CheckpointError, match="must have the SHA-256"):
+    with pytest.raises(CheckpointError, match="must have the digest"):
         trust_checkpoint(run, "step-000002")
     with pytest.raises(CheckpointError, match="with the same `run:` settings"):
         trust_checkpoint(run.model_copy(update={"group_size": 3}), "step-000004")

@@ -14,7 +14,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings
-from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.rollback import roll_back
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.policy import Policy, freeze, probe_logprobs
@@ -96,9 +97,7 @@ def go_back(
     """Roll back to the checkpoint, then to before it; where that was, and the parameters there."""
     steps, parameters = [], []
     for before in (None, STATE.step):
-        step = roll_back(
-            checkpoints, policy, optimizer, ranks=ranks, model_path=str(model), before=before
-        )
+        step = roll_back(checkpoints, policy, optimizer, model_path=str(model), before=before)
         steps.append(step)
         parameters.append(whole_parameters(policy))
     assert not optimizer.adam.state

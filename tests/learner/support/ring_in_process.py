@@ -188,6 +188,7 @@ class RingInProcess:
                     store,
                     ranks,
                     start,
+                    under_way=checkpoints.under_way,
                     ledger=ledger,
                     vocabulary=policy.vocabulary,
                     stopping=self.stopping,

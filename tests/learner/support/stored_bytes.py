@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from configs import durable
-from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+import torch
 
-ALONE: Any = SimpleNamespace(is_first=True, rank=0, control=None, barrier=lambda: None)
-WEIGHTS = "__0_0.distcp"
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
+from learner.checkpointing.verification import Files
+from learner.model.ranks import Ranks
+
+NO_GROUP = cast("Any", None)
+ALONE = Ranks(0, 1, torch.device("cpu"), mesh=NO_GROUP, control=NO_GROUP, background=NO_GROUP)
+WEIGHTS = "tensors-0.safetensors"
 
 
 class StoredBytes(Checkpoints):
@@ -22,5 +26,5 @@ class StoredBytes(Checkpoints):
     def save_bytes(self, state: LearnerState, weights: bytes = b"weights") -> Path:
         return self.save(state, weights, None)  # type: ignore[arg-type]
 
-    def _save_tensors(self, folder: Path, policy: Any, optimizer: object) -> None:
-        durable.DISK.write(folder / WEIGHTS, policy)
+    def _files(self, policy: Any, optimizer: object, *, copied: bool) -> Files:
+        return {WEIGHTS: [policy]}

@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from configs.errors import CheckpointError
 from configs.settings import AlgorithmSettings, CriticSettings, LearnerSettings
 from learner.algorithm.microbatch import empty_microbatch
-from learner.checkpointing.checkpoint import Checkpoints, LearnerState
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.rollback import roll_back
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
@@ -254,7 +255,6 @@ def test_a_rollback_without_a_checkpoint_takes_the_critic_to_the_beginning(
         Checkpoints(tmp_path / "kept", keep=1, ranks=ranks, critic=pair.critic),
         pair.policy,
         pair.optimizer,
-        ranks=ranks,
         model_path=str(tmp_path / "model"),
         before=None,
         critic=pair.critic,

@@ -1,0 +1,1 @@
+"""`nyala checkpoint`: the checkpoints of a run."""

@@ -1,0 +1,57 @@
+"""State of a learner besides tensors, as a checkpoint's `state.json` holds it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+import msgspec
+
+from configs.errors import CheckpointError
+from learner.reporting.metrics import Totals
+from learner.training.guards import GuardState
+
+SCHEMA = 2
+STATE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """The learner's state besides tensors. Producer and consumer: rank 0, of two learners."""
+
+    run: str
+    settings_hash: str
+    step: int
+    """Batches trained."""
+    lineage: int
+    """Of the learner that wrote it."""
+    cursor: int
+    """The curriculum's next group."""
+    trained: tuple[tuple[int, int], ...]
+    """Groups of all batches, as ranges [start, end): recovery asserts them."""
+    totals: Totals
+    guards: GuardState = field(default_factory=GuardState)
+
+    def encode(self) -> str:
+        """Encode as JSON."""
+        return json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1)
+
+    @classmethod
+    def decode(cls, text: str) -> LearnerState:
+        """Decode what `encode` made.
+
+        Raises:
+            CheckpointError: It is not such a state.
+        """
+        try:
+            if msgspec.json.decode(text, type=_Schema).schema != SCHEMA:
+                raise CheckpointError(f"the checkpoint's schema must be {SCHEMA}")
+            return msgspec.json.decode(text, type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{STATE} must be a learner's state, got: {error}") from error
+
+
+class _Schema(msgspec.Struct):
+    """The field that every state begins with."""
+
+    schema: int

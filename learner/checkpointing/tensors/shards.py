@@ -1,0 +1,189 @@
+"""Tensors of a checkpoint on disk: each rank writes its pieces, and reads any box of the whole.
+
+    tensors-<rank>.safetensors    the pieces of one rank; a piece that is not the whole tensor has
+                                  [shape of the whole, offset in it] under its name in the metadata
+
+Whoever loads asks for boxes: with as many ranks as before each is one piece, with others it is put
+together from several. Files are written by hand, because a digest is taken of the bytes on their
+way; `safetensors` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from configs.errors import CheckpointError
+from learner.checkpointing.manifest import read_manifest
+
+PREFIX, SUFFIX = "tensors-", ".safetensors"
+CHUNK_BYTES = 2**24
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+class Box(NamedTuple):
+    """Where a rank's piece lies in a tensor."""
+
+    whole: tuple[int, ...]
+    """Shape of the tensor."""
+    offset: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a rank holds of a tensor."""
+
+    local: Tensor
+    box: Box
+
+
+def box_of(tensor: Tensor) -> Box:
+    """Compute where this rank's piece of a tensor lies."""
+    whole = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return Box(whole, (0,) * len(whole))
+    _, offset = compute_local_shape_and_global_offset(whole, tensor.device_mesh, tensor.placements)
+    return Box(whole, tuple(int(start) for start in offset))
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return this rank's piece of a tensor; it shares the tensor's memory."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def is_written_here(tensor: Tensor, *, is_first: bool) -> bool:
+    """Return whether this rank writes its piece: of equal ones, one rank does."""
+    if not isinstance(tensor, DTensor):
+        return is_first
+    coordinate = tensor.device_mesh.get_coordinate() or ()
+    return all(
+        place.is_shard() or at == 0 for place, at in zip(tensor.placements, coordinate, strict=True)
+    )
+
+
+def encode_shards(pieces: Mapping[str, Piece]) -> Iterator[bytes | memoryview]:
+    """Encode pieces as a safetensors file, in chunks."""
+    header: dict[str, Any] = {}
+    boxes: dict[str, Box] = {}
+    end = 0
+    for name, piece in pieces.items():
+        begin, end = end, end + piece.local.numel() * piece.local.element_size()
+        shape = tuple(piece.local.shape)
+        header[name] = {
+            "dtype": DTYPES[piece.local.dtype],
+            "shape": shape,
+            "data_offsets": (begin, end),
+        }
+        if shape != piece.box.whole:
+            boxes[name] = piece.box
+    header["__metadata__"] = {"boxes": json.dumps(boxes)}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)  # so that tensors are aligned
+    yield len(encoded).to_bytes(8, "little") + encoded
+    for piece in pieces.values():
+        flat = piece.local.contiguous().reshape(-1).view(torch.uint8)
+        whole: memoryview = flat.numpy().data
+        for start in range(0, len(whole), CHUNK_BYTES):
+            yield whole[start : start + CHUNK_BYTES]
+
+
+class Shards:
+    """The tensors in a folder of shards, to be read box by box."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open the files that the manifest lists, and read what is in them.
+
+        Raises:
+            CheckpointError: One of them is no such file.
+        """
+        self._folder = folder
+        self._pieces: dict[str, list[tuple[Any, tuple[int, ...]]]] = defaultdict(list)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        for name in sorted(read_manifest(folder).digests):
+            if not (name.startswith(PREFIX) and name.endswith(SUFFIX)):
+                continue
+            path = folder / name
+            try:
+                file = safe_open(str(path), framework="pt")
+                boxes = json.loads(file.metadata()["boxes"])
+            except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+                raise CheckpointError(f"{path} must hold tensors, got: {error}") from error
+            self._add(file, boxes)
+
+    def _add(self, file: Any, boxes: Mapping[str, Box]) -> None:
+        """Note which pieces a file has."""
+        for name in file.keys():  # noqa: SIM118 - not a mapping
+            piece = file.get_slice(name)
+            shape = tuple(piece.get_shape())
+            whole, offset = boxes.get(name, (shape, (0,) * len(shape)))
+            self._pieces[name].append((file, tuple(offset)))
+            self.shapes[name] = tuple(whole)
+            self.dtypes[name] = TORCH_DTYPES[piece.get_dtype()]
+
+    @torch.no_grad()
+    def read(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read this rank's pieces of the named tensors into them.
+
+        Raises:
+            CheckpointError: The files do not hold all of them.
+        """
+        for name, tensor in tensors.items():
+            if self.shapes.get(name) != tuple(tensor.shape):
+                raise CheckpointError(
+                    f"{self._folder} must hold {name} of shape {tuple(tensor.shape)}, got "
+                    f"{self.shapes.get(name, 'none')}; it is of another model"
+                )
+            self._read_box(name, local_of(tensor), box_of(tensor).offset)
+
+    def read_whole(self, name: str) -> Tensor:
+        """Read one tensor whole."""
+        whole = torch.empty(self.shapes[name], dtype=self.dtypes[name])
+        self._read_box(name, whole, (0,) * whole.ndim)
+        return whole
+
+    def _read_box(self, name: str, local: Tensor, offset: tuple[int, ...]) -> None:
+        """Fill `local`, whose first element is at `offset`, from the pieces that overlap it."""
+        filled = 0
+        for file, at in self._pieces[name]:
+            piece = file.get_slice(name)
+            starts = [max(a, b) for a, b in zip(at, offset, strict=True)]
+            ends = [
+                min(a + n, b + m)
+                for a, n, b, m in zip(at, piece.get_shape(), offset, local.shape, strict=True)
+            ]
+            if any(start >= end for start, end in zip(starts, ends, strict=True)):
+                continue
+            span = list(zip(starts, ends, strict=True))
+            theirs = tuple(slice(s - a, e - a) for (s, e), a in zip(span, at, strict=True))
+            ours = tuple(slice(s - b, e - b) for (s, e), b in zip(span, offset, strict=True))
+            part = piece[theirs] if theirs else file.get_tensor(name)
+            local[ours].copy_(part)
+            filled += part.numel()
+        if filled != local.numel():
+            raise CheckpointError(
+                f"{self._folder} must hold all of {name}, got {filled} of {local.numel()} elements "
+                f"from {offset} on; a rank's file is missing"
+            )

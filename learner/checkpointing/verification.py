@@ -1,0 +1,136 @@
+"""Digests of a checkpoint's files: taken while they are written, compared before they are loaded.
+
+Every rank hashes what it writes, and its share of what is verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+from configs import durable
+from configs.errors import CheckpointError
+from learner.model.ranks import Ranks
+
+from .learner_state import STATE, LearnerState
+from .manifest import BLAKE3, MANIFEST, read_manifest
+
+READ_BYTES = 2**24
+
+Files = Mapping[str, Iterable[bytes | memoryview]]
+"""A rank's files by name, in chunks."""
+HashFiles = Callable[[Path, str, list[str]], dict[str, str]]
+
+
+def verify(path: Path, hash_files: HashFiles | None = None) -> LearnerState:
+    """Compare every byte of a checkpoint with its manifest and return its state.
+
+    Args:
+        path: Of the checkpoint.
+        hash_files: Hashes the named files in the folder; by default in this process.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or changed.
+    """
+    manifest = read_manifest(path)
+    names = sorted(manifest.digests)
+    found = (hash_files or hash_here)(path, manifest.algorithm, names)
+    for name, digest in manifest.digests.items():
+        if found[name] != digest:
+            raise CheckpointError(
+                f"{path / name} must have the digest {digest[:12]}..., got {found[name][:12]}...; "
+                "it was changed or cut short"
+            )
+    if STATE not in found:
+        raise CheckpointError(f"{path / MANIFEST} must list {STATE}")
+    return LearnerState.decode((path / STATE).read_text(encoding="utf-8"))
+
+
+def hash_here(path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
+    """Hash files in this process.
+
+    Raises:
+        CheckpointError: One cannot be read.
+    """
+    digests: dict[str, str] = {}
+    for name in names:
+        # SHA-256 in earlier releases.
+        running = blake3(max_threads=blake3.AUTO) if algorithm == BLAKE3 else hashlib.sha256()
+        try:
+            with (path / name).open("rb") as stream:
+                while chunk := stream.read(READ_BYTES):
+                    running.update(chunk)
+        except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+            raise CheckpointError(f"{path / name} must be readable, got: {error}") from error
+        digests[name] = running.hexdigest()
+    return digests
+
+
+def hash_on_all_ranks(ranks: Ranks, path: Path, algorithm: str, names: list[str]) -> dict[str, str]:
+    """Hash files, each on one of the ranks; collective.
+
+    Raises:
+        CheckpointError: One cannot be read.
+    """
+    own: dict[str, str] = {}
+    reason = ""
+    try:
+        own = hash_here(path, algorithm, names[ranks.rank :: ranks.size])
+    except CheckpointError as error:
+        reason = str(error)
+    digests, reason = gather_digests(ranks, own, reason)
+    if reason:
+        raise CheckpointError(reason)
+    return digests
+
+
+def gather_digests(ranks: Ranks, own: dict[str, str], reason: str) -> tuple[dict[str, str], str]:
+    """Merge the digests of all ranks, and give the first reason for which one has none.
+
+    Collective.
+    """
+    digests: dict[str, str] = {}
+    reasons: list[str] = []
+    for message in ranks.gather(msgspec.msgpack.encode((own, reason))):
+        theirs, why = msgspec.msgpack.decode(message, type=tuple[dict[str, str], str])
+        digests |= theirs
+        reasons += [why] if why else []
+    return digests, reasons[0] if reasons else ""
+
+
+def write_hashed(path: Path, chunks: Iterable[bytes | memoryview]) -> str:
+    """Write a file, bring it to the disk, and return the BLAKE3 of what it is to hold."""
+    running = blake3()
+
+    def passing() -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            running.update(chunk)
+            yield chunk
+
+    durable.DISK.write(path, passing())
+    durable.DISK.sync(path)
+    return running.hexdigest()
+
+
+def write_files(folder: Path, files: Files, ranks: Ranks) -> dict[str, str]:
+    """Write this rank's files, and return the digests of all ranks' files; collective.
+
+    Raises:
+        OSError: A rank could not write its own.
+    """
+    own: dict[str, str] = {}
+    failure: OSError | None = None
+    try:
+        own = {name: write_hashed(folder / name, chunks) for name, chunks in files.items()}
+    except OSError as error:
+        failure = error
+    digests, reason = gather_digests(ranks, own, str(failure) if failure else "")
+    if failure is not None:
+        raise failure
+    if reason:
+        raise OSError(f"another rank could not write its part of a checkpoint: {reason}")
+    return digests

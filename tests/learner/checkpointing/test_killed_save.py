@@ -1,0 +1,67 @@
+"""A save in the background, killed at every operation of the disk: alone, or one rank of two."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.settings import LearnerSettings
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.tensors.shards import local_of
+from learner.model.policy import Policy, shard
+from learner.model.ranks import Ranks
+from learner.training.optimizer import AdamWithSchedule
+from tests.learner.support.killed_save import CASES, name_of, train
+from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
+
+
+def _after(steps: int, ranks: Ranks) -> list[torch.Tensor]:
+    """The parameters after so many steps of training, without any fault."""
+    policy = Policy(tiny_causal_lm(layers=1), temperature=1.0)
+    policy = shard(policy, ranks.mesh, dtype=torch.float32)
+    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    for step in range(1, steps + 1):
+        train(optimizer, step)
+    return [local_of(parameter) for parameter in policy.parameters()]
+
+
+def test_a_kill_at_any_point_of_a_save_leaves_what_was_committed(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.learner.support.killed_save", str(tmp_path)]
+    subprocess.run(command, env=environment, cwd=ROOT, timeout=300, check=True)
+    expected = {steps: _after(steps, ranks) for steps in (1, 2)}
+
+    found: list[tuple[int, int]] = []
+    for case in CASES:
+        folder = tmp_path / name_of(case)
+        committed = 2 if (folder / "commit-2").exists() else 1
+        assert (folder / "commit-1").exists()
+        checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks)
+        newest = checkpoints.newest()
+        assert newest is not None, f"nothing is left of {case}"
+        path, state = newest
+        assert state.step >= committed, f"COMMIT was ahead in {case}"
+
+        policy = Policy(tiny_causal_lm(seed=3, layers=1), temperature=1.0)
+        policy = shard(policy, ranks.mesh, dtype=torch.float32)
+        optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+        checkpoints.load(path, policy, optimizer)
+        ours = [local_of(parameter) for parameter in policy.parameters()]
+        close = [
+            torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, expected[state.step], strict=True)
+        ]
+        assert all(close), f"other weights are in the checkpoint of {case}"
+        found.append((committed, state.step))
+
+    assert set(found) == {(1, 1), (1, 2), (2, 2)}, "the kills miss a part of the save"
+    assert found[-1][0] == 1

@@ -1,0 +1,181 @@
+"""Tensors of a checkpoint: any number of ranks reads what any number wrote, to the bit."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from configs.errors import CheckpointError
+from configs.settings import LearnerSettings
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
+from learner.checkpointing.manifest import MANIFEST, encode_manifest, read_manifest, run_key
+from learner.checkpointing.tensors.random_state import random_state, restore_random_state
+from learner.checkpointing.tensors.shards import Box, Piece, Shards, encode_shards
+from learner.checkpointing.verification import verify
+from learner.model.policy import Policy, shard
+from learner.model.ranks import Ranks
+from learner.reporting.metrics import Totals
+from learner.training.optimizer import AdamWithSchedule
+from tests.learner.support.tiny_policy import constant_rate
+
+EARLIER = Path(__file__).parent / "earlier_release.tar.gz"
+"""A checkpoint in torch's distributed format, with SHA-256 and without a MAC; and what it held."""
+
+STATE = LearnerState("r", "h", 1, lineage=1, cursor=0, trained=(), totals=Totals())
+
+
+def _policy_of_that_release(ranks: Ranks) -> tuple[Policy, AdamWithSchedule]:
+    config = Qwen3Config(
+        vocab_size=12,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=32,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    policy = Policy(Qwen3ForCausalLM(config), temperature=1.0)
+    policy = shard(policy, ranks.mesh, dtype=torch.float32)
+    return policy, AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def _named(policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Tensor]:
+    found = {f"model.{name}": _whole(p) for name, p in policy.named_parameters()}
+    for name, parameter in policy.named_parameters():
+        for key, moment in optimizer.adam.state[parameter].items():
+            found[f"optimizer.{name}.{key}"] = _whole(moment)
+    return found
+
+
+def _assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_checkpoint_of_an_earlier_release_loads_and_is_saved_anew(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    with tarfile.open(EARLIER) as archive:
+        archive.extractall(tmp_path, filter="data")
+    old = tmp_path / "checkpoints" / "step-000002"
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2, ranks=ranks)
+    with pytest.raises(CheckpointError, match=r"no MAC.*--trust-checkpoint step-000002"):
+        checkpoints.newest()
+    manifest = read_manifest(old)
+    sealed = encode_manifest(manifest.digests, run_key(tmp_path), algorithm=manifest.algorithm)
+    (old / MANIFEST).write_bytes(sealed)
+    policy, optimizer = _policy_of_that_release(ranks)
+    expected = load_file(tmp_path / "expected.safetensors")
+
+    newest = checkpoints.newest()
+    assert newest is not None and newest[1].guards.rollbacks == 1
+    checkpoints.load(old, policy, optimizer)
+    _assert_equal(_named(policy, optimizer), expected)
+
+    again = checkpoints.save(newest[1], policy, optimizer)
+    assert not (again / ".metadata").exists(), "no pickle in it any more"
+    policy, optimizer = _policy_of_that_release(ranks)
+    checkpoints.load(again, policy, optimizer)
+    _assert_equal(_named(policy, optimizer), expected)
+
+    changed = bytearray((again / "tensors-0.safetensors").read_bytes())
+    changed[-1] ^= 1
+    (again / "tensors-0.safetensors").write_bytes(changed)
+    with pytest.raises(CheckpointError, match="must have the digest"):
+        verify(again)
+
+
+def test_tied_embeddings_and_every_other_tensor_are_saved_once(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    policy, optimizer = _policy_of_that_release(ranks)
+    for parameter in optimizer.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1, ranks=ranks)
+
+    path = checkpoints.save(STATE, policy, optimizer)
+
+    parameters = sum(p.numel() for p in policy.parameters())
+    stored = sum(t.numel() for t in load_file(path / "tensors-0.safetensors").values())
+    assert stored == 3 * parameters + len(list(policy.parameters()))  # and a step of each
+
+
+def _write(folder: Path, whole: Tensor, cuts: list[list[int]]) -> None:
+    """Write a tensor cut along each dimension, each piece as a rank's."""
+    for file in folder.glob("tensors-*"):
+        file.unlink()
+    boxes: list[tuple[slice, ...]] = [()]
+    for dimension in cuts:
+        spans = [slice(a, b) for a, b in pairwise(dimension)]
+        boxes = [(*box, span) for box in boxes for span in spans]
+    for rank, box in enumerate(boxes):
+        place = Box(tuple(whole.shape), tuple(span.start for span in box))
+        piece = Piece(whole[box], place)
+        content = b"".join(encode_shards({"t": piece}))
+        (folder / f"tensors-{rank}.safetensors").write_bytes(content)
+    _list(folder)
+
+
+def _list(folder: Path) -> None:
+    """Write a manifest of the files that are there."""
+    names = [file.name for file in folder.glob("tensors-*")]
+    (folder / MANIFEST).write_bytes(encode_manifest(dict.fromkeys(names, ""), b"key"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_any_box_is_read_from_any_cut(tmp_path: Path, dtype: torch.dtype) -> None:
+    whole = torch.arange(7 * 5).reshape(7, 5).to(dtype)
+    for cuts in ([[0, 7], [0, 5]], [[0, 4, 7], [0, 5]], [[0, 2, 4, 7], [0, 3, 5]]):
+        _write(tmp_path, whole, cuts)
+        shards = Shards(tmp_path)
+        assert shards.dtypes == {"t": dtype}
+        assert torch.equal(shards.read_whole("t"), whole)
+        for start, end in ((0, 3), (3, 7), (6, 7), (2, 2)):
+            part = torch.zeros(end - start, 5, dtype=dtype)
+            shards._read_box("t", part, (start, 0))
+            assert torch.equal(part, whole[start:end])
+
+    last = (tmp_path / "tensors-1.safetensors").rename(tmp_path / "gone.safetensors")
+    _list(tmp_path)
+    last.rename(tmp_path / "tensors-1.safetensors")  # there again, and not in the manifest
+    with pytest.raises(CheckpointError, match="must hold all of t, got 31 of 35 elements"):
+        Shards(tmp_path).read({"t": torch.zeros(7, 5, dtype=dtype)})
+    with pytest.raises(CheckpointError, match=r"must hold u of shape \(2,\), got none"):
+        Shards(tmp_path).read({"u": torch.zeros(2)})
+
+
+def test_a_file_that_holds_no_tensors_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tensors-0.safetensors").write_bytes(json.dumps({}).encode())
+    _list(tmp_path)
+
+    with pytest.raises(CheckpointError, match="must hold tensors"):
+        Shards(tmp_path)
+
+
+def test_the_random_state_is_restored(ranks: Ranks) -> None:
+    state = random_state(ranks.device)
+    expected = torch.rand(3)
+
+    restore_random_state(state + b"of a GPU that is gone", ranks.device)
+
+    assert torch.equal(torch.rand(3), expected)
