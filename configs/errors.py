@@ -11,6 +11,7 @@ NyalaError
 ├── RefusedError       the broker refused this peer; the text has the reason
 ├── DeadlineError      a wait ended without what it waited for
 ├── CheckpointError    a checkpoint is truncated, corrupt or of another run
+├── OutOfMemory        a batch did not fit: the next start trains it in smaller pieces
 ├── DivergedError      training went wrong again after as many rollbacks as are allowed
 ├── EngineError        the engine that samples died or cannot start
 ├── RewardError        a reward function raised, returned nonsense or took too long
@@ -70,6 +71,10 @@ class DeadlineError(NyalaError, TimeoutError):
 
 class CheckpointError(NyalaError):
     """A checkpoint cannot be trusted."""
+
+
+class OutOfMemory(NyalaError):
+    """A batch did not fit into memory; the next life of the learner has a smaller budget."""
 
 
 class DivergedError(NyalaError):

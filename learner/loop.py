@@ -25,6 +25,7 @@ from learner.data.batch import BatchPlan, pack
 from learner.data.evaluation import is_due
 from learner.reporting.metrics import StepTimes
 from learner.training.guards import Alert
+from learner.training.memory_budget import MemoryBudget, is_out_of_memory
 from learner.training.step import TrainedBatch, train_batch
 from learner.weights.background_publish import BackgroundPublisher
 
@@ -49,6 +50,9 @@ class Loop:
         loaded = components.start.checkpoint
         # One of an earlier release is written anew, in the format that can be exported.
         self._checkpointed = self._step if loaded and not is_earlier_format(loaded) else None
+        self._memory = MemoryBudget(
+            self._run.folder, components.learner.microbatch_tokens, components.ranks
+        )
         self._background = BackgroundPublisher(components.ranks.device)
 
     def run(self) -> bool:
@@ -114,7 +118,7 @@ class Loop:
             plan,
             episodes,
             settings=components.algorithm,
-            microbatch_tokens=components.learner.microbatch_tokens,
+            microbatch_tokens=self._memory.tokens(plan.step),
             lineages=components.start.lineages,
             lineage=components.start.lineage,
         )
@@ -122,16 +126,21 @@ class Loop:
     def _train(self, step: int, microbatches: list[Microbatch]) -> TrainedBatch:
         components = self._components
         components.optimizer.rate_scale = self._guard.lr_scale
-        return train_batch(
-            components.policy,
-            components.optimizer,
-            step,
-            microbatches,
-            settings=self._guard.algorithm,
-            ranks=components.ranks,
-            reference=components.reference,
-            critic=components.critic,
-        )
+        try:
+            return train_batch(
+                components.policy,
+                components.optimizer,
+                step,
+                microbatches,
+                settings=self._guard.algorithm,
+                ranks=components.ranks,
+                reference=components.reference,
+                critic=components.critic,
+            )
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                self._memory.halve(step, error)
+            raise
 
     def _watch(self, trained: TrainedBatch) -> list[Alert]:
         """Have the guard judge a batch, and go back to older weights if it decides so."""

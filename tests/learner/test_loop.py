@@ -19,7 +19,7 @@ from buffer import operations
 from buffer.operations.values import Stats
 from buffer.record.episode import PolicyVersion
 from buffer.store import Store
-from configs.errors import CheckpointError, LostLineage
+from configs.errors import CheckpointError, LostLineage, OutOfMemory
 from configs.settings import Settings
 from learner import loop, rank_zero
 from learner.checkpointing.checkpoint import Checkpoints
@@ -222,6 +222,33 @@ def test_batches_that_crowd_redis_are_committed_before_a_checkpoint_is_due(
     # At the publication of step k the checkpoint of k - 1 may be under way; of k - 2 it is not.
     assert all(step - 2 <= found < max(step, 1) for step, found in enumerate(committed))
     assert len(committed) == 5
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_trained_in_smaller_pieces_by_the_next_life(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[tuple[int, int]] = []
+    pack, train = batch.pack, step.train_batch
+    ring = RingInProcess(_settings(tmp_path, steps=4), redis_url, ranks)
+
+    def packed(plan: Any, *args: Any, **kwargs: Any) -> Any:
+        budgets.append((plan.step, kwargs["microbatch_tokens"]))
+        return pack(plan, *args, **kwargs)
+
+    def train_batch(policy: Any, optimizer: Any, step: int, *args: Any, **kwargs: Any) -> Any:
+        if budgets[-1] == (3, 16384):
+            torch.empty(2**62, dtype=torch.uint8)
+        return train(policy, optimizer, step, *args, **kwargs)
+
+    monkeypatch.setattr(loop, "pack", packed)
+    monkeypatch.setattr(loop, "train_batch", train_batch)
+
+    with pytest.raises(OutOfMemory, match=r"batch 3 .* trains it with 8192"):
+        ring.live()
+    assert ring.live()
+
+    assert budgets == [(1, 16384), (2, 16384), (3, 16384), (3, 8192), (4, 8192)]
+    assert _is_conserved(_stats(redis_url))
 
 
 def test_a_learner_killed_before_its_first_checkpoint_begins_again(
