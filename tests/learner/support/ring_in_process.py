@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
 
 from broker.protocol.messages import TaskSpec
 from buffer import operations
@@ -27,7 +28,6 @@ from learner.checkpointing.resume import take_over
 from learner.components import Components
 from learner.data.retrying_store import RetryingStore
 from learner.loop import Loop
-from learner.model.policy import load_causal_lm
 from learner.model.ranks import Ranks
 from learner.rank_zero import RankZero
 from learner.training.guards import Guard
@@ -174,7 +174,8 @@ class RingInProcess:
             start = take_over(settings.run, settings.buffer, store, checkpoints)
             if start.checkpoint is not None:
                 checkpoints.load(start.checkpoint, policy, optimizer)
-            self.shelf.model = load_causal_lm(settings.run.model_path)
+            path = settings.run.model_path
+            self.shelf.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
             ledger = start.ledger()
             recover_from(store, settings, ledger)
             components = Components(
