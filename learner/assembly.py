@@ -27,6 +27,7 @@ from learner.data.retrying_store import RetryingStore
 from learner.model.activation_checkpointing import choose
 from learner.model.policy import Policy, freeze, load_causal_lm, probe_logprobs, shard
 from learner.model.ranks import Ranks, join
+from learner.model.sequence_cost import SequenceCost
 from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
 from learner.training.optimizer import AdamWithSchedule, Schedule
@@ -142,6 +143,7 @@ def _lead(
         under_way=under_way,
         ledger=ledger,
         vocabulary=policy.vocabulary,
+        cost=SequenceCost.of(policy.causal_lm.config.to_dict()),
         stopping=stopping,
     )
     return coordinator, make_publisher(settings, store, policy, ledger)

@@ -34,7 +34,9 @@ class Coordinator(Protocol):
         """Begin what runs beside training; `step` batches are trained."""
         ...
 
-    def next_batch(self, step: int) -> tuple[BatchPlan, list[Episode]] | None:
+    def next_batch(
+        self, step: int, microbatch_tokens: int
+    ) -> tuple[BatchPlan, list[Episode]] | None:
         """Wait for batch `step`: its plan and this rank's episodes; None to stop. Collective.
 
         Raises:
@@ -99,6 +101,7 @@ class Follower:
     def next_batch(
         self,
         step: int,  # noqa: ARG002 - as every coordinator
+        microbatch_tokens: int,  # noqa: ARG002
     ) -> tuple[BatchPlan, list[Episode]] | None:
         """Receive the plan of batch `step`, and read this rank's episodes."""
         while (message := self._ranks.broadcast(None)) == WAIT:

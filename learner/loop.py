@@ -81,7 +81,8 @@ class Loop:
         """Train one batch; False if asked to stop while waiting for it."""
         began = time.monotonic()
         with _switch_interval(SWITCH_S):
-            batch = self._coordinator.next_batch(self._step + 1)
+            step = self._step + 1
+            batch = self._coordinator.next_batch(step, self._memory.tokens(step))
             if batch is None:
                 return False
             claimed = time.monotonic()
@@ -118,7 +119,6 @@ class Loop:
             plan,
             episodes,
             settings=components.algorithm,
-            microbatch_tokens=self._memory.tokens(plan.step),
             lineages=components.start.lineages,
             lineage=components.start.lineage,
         )

@@ -30,6 +30,7 @@ from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
 from learner.data.sampling_alarm import SamplingAlarm
 from learner.model.ranks import Ranks
+from learner.model.sequence_cost import SequenceCost
 from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import StepTimes, Totals
@@ -56,6 +57,7 @@ class RankZero:
         under_way: The checkpoint that is being written, if one is.
         ledger: Facts that recovery asserts.
         vocabulary: Size of the policy's; larger token ids are refused.
+        cost: Of an episode, by which ranks are balanced.
         stopping: Set when the learner is asked to stop.
     """
 
@@ -69,11 +71,13 @@ class RankZero:
         under_way: BackgroundSave,
         ledger: Ledger,
         vocabulary: int,
+        cost: SequenceCost,
         stopping: threading.Event,
     ) -> None:
         self._run = run = settings.run
         self._algorithm = settings.algorithm
         self._store, self._ranks, self._ledger = store, ranks, ledger
+        self._cost = cost
         self._stopping = stopping
         self._start = start
         self._under_way = under_way
@@ -123,7 +127,9 @@ class RankZero:
         self._feeder.start()
         self._evaluate(step)
 
-    def next_batch(self, step: int) -> tuple[BatchPlan, list[Episode]] | None:
+    def next_batch(
+        self, step: int, microbatch_tokens: int
+    ) -> tuple[BatchPlan, list[Episode]] | None:
         """Wait for batch `step`, plan it, and broadcast the plan; None when asked to stop."""
         while (batch := self._wait(step)) is None:
             self._alarm.look((step, self._claims.num_ready))
@@ -138,7 +144,9 @@ class RankZero:
             ranks=self._ranks.size,
             settings=self._algorithm,
             max_completion_tokens=self._run.max_completion_tokens,
+            microbatch_tokens=microbatch_tokens,
             num_minibatches=self._algorithm.num_minibatches,
+            cost=self._cost,
         )
         self._ranks.broadcast(plan.encode())
         self._batch, self._claimed_at = batch, time.monotonic()

@@ -68,16 +68,14 @@ def _ours(budget: int) -> Callable[[list[Episode]], object]:
 
     def step(episodes: list[Episode]) -> object:
         plan = plan_batch(
-            1, episodes, ranks=1, settings=settings, max_completion_tokens=MOST_TOKENS
-        )
-        microbatches = pack(
-            plan,
+            1,
             episodes,
+            ranks=1,
             settings=settings,
+            max_completion_tokens=MOST_TOKENS,
             microbatch_tokens=budget,
-            lineages={1: 0},
-            lineage=1,
         )
+        microbatches = pack(plan, episodes, settings=settings, lineages={1: 0}, lineage=1)
         return train_batch(policy, optimizer, 1, microbatches, settings=settings, ranks=ranks)
 
     return step

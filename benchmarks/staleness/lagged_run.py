@@ -169,13 +169,13 @@ class LaggedRun:
             ranks=1,
             settings=settings.algorithm,
             max_completion_tokens=settings.run.max_completion_tokens,
+            microbatch_tokens=settings.learner.microbatch_tokens,
             num_minibatches=settings.algorithm.num_minibatches,
         )
         microbatches = pack(
             plan,
             episodes,
             settings=settings.algorithm,
-            microbatch_tokens=settings.learner.microbatch_tokens,
             lineages={},
             lineage=LINEAGE,
         )

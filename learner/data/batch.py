@@ -1,8 +1,8 @@
 """Batches: the plan of a sealed claim's episodes, and their microbatches on each rank.
 
-Owns the plan (rank, advantage and minibatch of each episode), its encoding for the other ranks, and
-packing. Rank 0 plans, all ranks pack; both are pure functions, so a replayed claim gives the same
-bytes.
+Owns the plan (advantage, minibatch, rank and microbatch of each episode), its encoding for the
+other ranks, and packing. Rank 0 plans, all ranks pack; both are pure functions, so a replayed claim
+gives the same bytes.
 
 Shapes: B episodes of a microbatch, T their tokens, N of these that are trained.
 """
@@ -23,10 +23,14 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm.advantages import estimate
 from learner.algorithm.aggregations import AGGREGATIONS, Counts
 from learner.algorithm.group_statistics import Outcomes
-from learner.algorithm.microbatch import Microbatch
+from learner.algorithm.microbatch import Microbatch, empty_microbatch
 from learner.algorithm.sequences import Sequences
+from learner.model.sequence_cost import SequenceCost
 
+from .dealing import deal
 from .policy_lag import token_lags
+
+BY_LENGTH = SequenceCost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class PlanRow:
     advantage: float
     minibatch: int
     """Index of its optimizer step within an epoch, from 0."""
+    microbatch: int
+    """Index of its forward pass within the minibatch, from 0, the same on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,10 @@ class BatchPlan:
     def task_ids_of(self, rank: int) -> list[int]:
         """List the tasks whose episodes a rank trains."""
         return [row.task_id for row in self.rows if row.rank == rank]
+
+    def num_microbatches(self, minibatch: int) -> int:
+        """Count the forward passes of a minibatch; every rank makes as many."""
+        return 1 + max(row.microbatch for row in self.rows if row.minibatch == minibatch)
 
     def encode(self) -> bytes:
         """Encode as msgpack."""
@@ -71,11 +81,23 @@ def plan_batch(
     ranks: int,
     settings: AlgorithmSettings,
     max_completion_tokens: int,
+    microbatch_tokens: int,
     num_minibatches: int = 1,
+    cost: SequenceCost = BY_LENGTH,
 ) -> BatchPlan:
-    """Assign each episode an advantage, a minibatch and a rank.
+    """Assign each episode an advantage, a minibatch, a rank and a microbatch.
 
     Minibatches consist of whole groups; their numbers of groups differ by at most one.
+
+    Args:
+        step: Of the batch.
+        episodes: All of it.
+        ranks: Number of ranks.
+        settings: The advantage.
+        max_completion_tokens: `run.max_completion_tokens`.
+        microbatch_tokens: Most tokens of one forward pass.
+        num_minibatches: Optimizer steps per epoch.
+        cost: Of an episode, by which ranks and microbatches are balanced.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for row, episode in enumerate(episodes):
@@ -87,8 +109,24 @@ def plan_batch(
     advantages = estimate(_outcomes(episodes), settings)
     planned: dict[int, PlanRow] = {}
     for minibatch, rows in enumerate(minibatches):
-        for row, rank in _deal(episodes, rows, ranks).items():
-            planned[row] = PlanRow(episodes[row].task_id, rank, float(advantages[row]), minibatch)
+        sizes = [
+            (num_tokens(episodes[row]), int(episodes[row].completion.loss_mask.sum()))
+            for row in rows
+        ]
+        places = deal(
+            [tokens for tokens, _ in sizes],
+            [cost(*size) for size in sizes],
+            ranks=ranks,
+            microbatch_tokens=microbatch_tokens,
+        )
+        for row, place in zip(rows, places, strict=True):
+            planned[row] = PlanRow(
+                task_id=episodes[row].task_id,
+                rank=place.rank,
+                advantage=float(advantages[row]),
+                minibatch=minibatch,
+                microbatch=place.microbatch,
+            )
     return BatchPlan(
         step=step,
         rows=tuple(planned[row] for row in range(len(episodes))),
@@ -96,18 +134,6 @@ def plan_batch(
             _count([episodes[row] for row in rows], max_completion_tokens) for rows in minibatches
         ),
     )
-
-
-def _deal(episodes: Sequence[Episode], rows: Sequence[int], ranks: int) -> dict[int, int]:
-    """Assign a rank to each of `rows`: longest first, to the rank with the fewest tokens so far.
-
-    The loads of ranks differ by at most one episode.
-    """
-    load, rank_of = [0] * ranks, {}
-    for row in sorted(rows, key=lambda row: -num_tokens(episodes[row])):
-        rank_of[row] = min(range(ranks), key=load.__getitem__)
-        load[rank_of[row]] += num_tokens(episodes[row])
-    return rank_of
 
 
 def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> Counts:
@@ -133,40 +159,20 @@ def num_tokens(episode: Episode) -> int:
     return len(episode.prompt_ids) + len(episode.completion.token_ids)
 
 
-def cut_microbatches(lengths: Sequence[int], microbatch_tokens: int) -> list[list[int]]:
-    """Cut rows into few microbatches within the budget: longest first, each where it fits first.
-
-    A row longer than the budget gets a microbatch of its own. Within a microbatch rows ascend in
-    length: attention takes those of equal length together.
-    """
-    cuts: list[list[int]] = []
-    room: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (-lengths[row], row)):
-        place = next((j for j, left in enumerate(room) if left >= lengths[row]), len(cuts))
-        if place == len(cuts):
-            cuts.append([])
-            room.append(microbatch_tokens)
-        cuts[place].append(row)
-        room[place] -= lengths[row]
-    return [sorted(rows, key=lambda row: (lengths[row], row)) for rows in cuts]
-
-
 def pack(
     plan: BatchPlan,
     episodes: Sequence[Episode],
     *,
     settings: AlgorithmSettings,
-    microbatch_tokens: int,
     lineages: dict[int, int],
     lineage: int,
 ) -> list[Microbatch]:
-    """Pack one rank's episodes of a planned batch into microbatches.
+    """Pack one rank's episodes of a planned batch into microbatches, as many as any other rank.
 
     Args:
         plan: The whole batch.
         episodes: This rank's share, any order.
         settings: The aggregation.
-        microbatch_tokens: Most tokens of one forward pass.
         lineages: lineage -> step it forked at.
         lineage: The learner's own.
 
@@ -183,18 +189,22 @@ def pack(
     microbatches = []
     for minibatch, counts in enumerate(plan.counts):
         own = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
-        own.sort(key=lambda episode: episode.task_id)
+        # Attention takes equally long neighbours together.
+        own.sort(key=lambda episode: (num_tokens(episode), episode.task_id))
         lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in own], dtype=np.int64)
         weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
-        microbatches += [
-            _concatenate(
-                [own[row] for row in rows],
-                [planned[own[row].task_id] for row in rows],
-                [float(weights_E[row]) for row in rows],
-                [token_lags(own[row], plan.step, lineage, lineages) for row in rows],
+        for number in range(plan.num_microbatches(minibatch)):
+            rows = [n for n, e in enumerate(own) if planned[e.task_id].microbatch == number]
+            microbatches.append(
+                _concatenate(
+                    [own[row] for row in rows],
+                    [planned[own[row].task_id] for row in rows],
+                    [float(weights_E[row]) for row in rows],
+                    [token_lags(own[row], plan.step, lineage, lineages) for row in rows],
+                )
+                if rows
+                else empty_microbatch(minibatch)
             )
-            for rows in cut_microbatches([num_tokens(e) for e in own], microbatch_tokens)
-        ]
     return microbatches
 
 

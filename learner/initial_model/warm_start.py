@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
 from learner.algorithm.sequences import Sequences
-from learner.data.batch import cut_microbatches
+from learner.data.dealing import deal
 from learner.model.policy import Policy
 from learner.training.optimizer import AdamWithSchedule, Schedule
 
@@ -161,7 +161,11 @@ def supervised_step(
     """Take one cross-entropy step on `pairs` and return the mean loss of a trained token, nats."""
     num_trained = sum(sum(pair.trained) for pair in pairs)
     total = 0.0
-    for rows in cut_microbatches([len(pair.token_ids) for pair in pairs], microbatch_tokens):
+    lengths = [len(pair.token_ids) for pair in pairs]
+    places = deal(lengths, lengths, ranks=1, microbatch_tokens=microbatch_tokens)
+    for number in range(1 + max(place.microbatch for place in places)):
+        rows = [row for row, place in enumerate(places) if place.microbatch == number]
+        rows.sort(key=lengths.__getitem__)  # attention takes equally long neighbours together
         trained_T = np.concatenate([pairs[row].trained for row in rows])
         sequences = Sequences.of([pairs[row].token_ids for row in rows])
         trained_T[sequences.bounds[:-1].numpy()] = False  # nothing predicts a first token

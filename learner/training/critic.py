@@ -228,7 +228,7 @@ class ValueMeter:
 
     def merge(self, ranks: Ranks) -> CriticFigures:
         """Merge all ranks; every rank must call it."""
-        assert isinstance(self._sums, Tensor)  # padding counts too: no rank is without a microbatch
+        assert isinstance(self._sums, Tensor)  # no rank is without a microbatch
         num, value, target, error, target_squared, error_squared, loss = ranks.sum(
             self._sums
         ).tolist()

@@ -8,8 +8,8 @@
                 accumulate
             optimizer step
 
-Whatever the number of optimizer steps, the batch is one policy version with one learning rate. A
-rank that has fewer microbatches than another pads with empty ones, so that all take part in every
+Whatever the number of optimizer steps, the batch is one policy version with one learning rate. All
+ranks have the same number of microbatches, some of them perhaps empty: all take part in every
 collective.
 
 Owns the arithmetic of one batch on all ranks; store, files and other batches lie elsewhere.
@@ -25,7 +25,7 @@ import torch
 
 from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import policy_loss
-from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
+from learner.algorithm.microbatch import Microbatch, Prepared
 from learner.algorithm.reference_kl import kl_penalty
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -80,9 +80,8 @@ def train_batch(
     critic: Critic | None = None,
 ) -> TrainedBatch:
     """Train batch `step` on this rank's microbatches; every rank must call it."""
-    padded = pad(microbatches, settings.num_minibatches, ranks)
     prepared = prepare(
-        policy, padded, settings=settings, ranks=ranks, reference=reference, critic=critic
+        policy, microbatches, settings=settings, ranks=ranks, reference=reference, critic=critic
     )
     meter = DivergenceMeter(settings, ranks.device)
     losses: list[float] = []
@@ -109,15 +108,6 @@ def train_batch(
         entropy_bonus=settings.entropy_bonus,
         critic=None if critic is None else critic.figures(ranks),
     )
-
-
-def pad(microbatches: Sequence[Microbatch], num_minibatches: int, ranks: Ranks) -> list[Microbatch]:
-    """Add empty microbatches until every rank has as many in each minibatch as any other."""
-    minibatches = [microbatch.minibatch for microbatch in microbatches]
-    counts = torch.tensor([minibatches.count(number) for number in range(num_minibatches)])
-    lacking = (ranks.maximum(counts) - counts).tolist()
-    empty = [empty_microbatch(number) for number, lack in enumerate(lacking) for _ in range(lack)]
-    return [*microbatches, *empty]
 
 
 def merge_outcomes(steps: Sequence[StepOutcome]) -> BatchOutcome:

@@ -228,19 +228,19 @@ def test_a_batch_that_does_not_fit_into_memory_is_trained_in_smaller_pieces_by_t
     redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budgets: list[tuple[int, int]] = []
-    pack, train = batch.pack, step.train_batch
+    plan_batch, train = batch.plan_batch, step.train_batch
     ring = RingInProcess(_settings(tmp_path, steps=4), redis_url, ranks)
 
-    def packed(plan: Any, *args: Any, **kwargs: Any) -> Any:
-        budgets.append((plan.step, kwargs["microbatch_tokens"]))
-        return pack(plan, *args, **kwargs)
+    def planned(step: int, *args: Any, **kwargs: Any) -> Any:
+        budgets.append((step, kwargs["microbatch_tokens"]))
+        return plan_batch(step, *args, **kwargs)
 
     def train_batch(policy: Any, optimizer: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         if budgets[-1] == (3, 16384):
             torch.empty(2**62, dtype=torch.uint8)
         return train(policy, optimizer, step, *args, **kwargs)
 
-    monkeypatch.setattr(loop, "pack", packed)
+    monkeypatch.setattr(rank_zero, "plan_batch", planned)
     monkeypatch.setattr(loop, "train_batch", train_batch)
 
     with pytest.raises(OutOfMemory, match=r"batch 3 .* trains it with 8192"):

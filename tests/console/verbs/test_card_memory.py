@@ -147,16 +147,16 @@ def test_computed_memory_is_that_of_a_real_step(ranks: Ranks, kind: Kept) -> Non
         shard(policy, ranks.mesh, dtype=torch.float32, activations=kind)
         optimizer = AdamWithSchedule(policy, constant_rate(1e-6), learner)
         settings = AlgorithmSettings()
-        plan = plan_batch(1, episodes, ranks=1, settings=settings, max_completion_tokens=completion)
+        plan = plan_batch(
+            1,
+            episodes,
+            ranks=1,
+            settings=settings,
+            max_completion_tokens=completion,
+            microbatch_tokens=tokens,
+        )
         for step in (1, 2):
-            microbatches = pack(
-                plan,
-                episodes,
-                settings=settings,
-                microbatch_tokens=tokens,
-                lineages={1: 0},
-                lineage=1,
-            )
+            microbatches = pack(plan, episodes, settings=settings, lineages={1: 0}, lineage=1)
             train_batch(policy, optimizer, step, microbatches, settings=settings, ranks=ranks)
 
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # what is freed leaves the process at once

@@ -139,14 +139,20 @@ def test_a_batch_pays_for_its_kl_before_its_first_optimizer_step(ranks: Ranks) -
     )
     policy, reference = tiny_policy(), freeze(tiny_policy(seed=3))
     episodes = random_group_episodes(4, 3, seed=1)
-    plan = plan_batch(1, episodes, ranks=1, settings=settings, max_completion_tokens=8)
     found = {}
     for microbatch_tokens in (24, 16384):
+        plan = plan_batch(
+            1,
+            episodes,
+            ranks=1,
+            settings=settings,
+            max_completion_tokens=8,
+            microbatch_tokens=microbatch_tokens,
+        )
         microbatches = pack(
             plan,
             episodes,
             settings=settings,
-            microbatch_tokens=microbatch_tokens,
             lineages={1: 0},
             lineage=1,
         )
@@ -169,12 +175,13 @@ def test_the_loss_of_a_batch_pays_the_kl_as_often_as_its_tokens_weigh(ranks: Ran
         policy = tiny_policy(ranks.mesh)
         optimizer = AdamWithSchedule(policy, constant_rate(1e-12), LearnerSettings())
         episodes = random_group_episodes(4, 3, seed=1)
-        plan = plan_batch(1, episodes, ranks=1, settings=settings, max_completion_tokens=8)
+        plan = plan_batch(
+            1, episodes, ranks=1, settings=settings, max_completion_tokens=8, microbatch_tokens=24
+        )
         microbatches = pack(
             plan,
             episodes,
             settings=settings,
-            microbatch_tokens=24,
             lineages={1: 0},
             lineage=1,
         )

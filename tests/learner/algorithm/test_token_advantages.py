@@ -26,12 +26,13 @@ LENGTHS = {0: 3, 1: 2, 3: 1}
 @pytest.mark.parametrize("name", ["gae", "vtrace"])
 def test_a_trajectory_is_the_trained_tokens_of_an_episode(name: str) -> None:
     algorithm = AlgorithmSettings()
-    plan = plan_batch(1, EPISODES, ranks=1, settings=algorithm, max_completion_tokens=8)
+    plan = plan_batch(
+        1, EPISODES, ranks=1, settings=algorithm, max_completion_tokens=8, microbatch_tokens=1000
+    )
     (microbatch,) = pack(
         plan,
         EPISODES,
         settings=algorithm,
-        microbatch_tokens=1000,
         lineages={1: 0},
         lineage=1,
     )
@@ -83,12 +84,18 @@ def _one_by_one_off_policy(
 
 def test_a_microbatch_without_tokens_has_no_advantages() -> None:
     algorithm = AlgorithmSettings()
-    plan = plan_batch(1, EPISODES[2:3], ranks=1, settings=algorithm, max_completion_tokens=8)
+    plan = plan_batch(
+        1,
+        EPISODES[2:3],
+        ranks=1,
+        settings=algorithm,
+        max_completion_tokens=8,
+        microbatch_tokens=1000,
+    )
     (microbatch,) = pack(
         plan,
         EPISODES[2:3],
         settings=algorithm,
-        microbatch_tokens=1000,
         lineages={1: 0},
         lineage=1,
     )

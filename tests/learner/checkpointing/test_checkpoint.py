@@ -51,12 +51,18 @@ def _new(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
 def _train(policy: Policy, optimizer: AdamWithSchedule, steps: range, ranks: Ranks) -> None:
     for step in steps:
         episodes = random_group_episodes(4, 4, seed=step)
-        plan = plan_batch(step, episodes, ranks=1, settings=SETTINGS, max_completion_tokens=8)
+        plan = plan_batch(
+            step,
+            episodes,
+            ranks=1,
+            settings=SETTINGS,
+            max_completion_tokens=8,
+            microbatch_tokens=16384,
+        )
         microbatches = pack(
             plan,
             episodes,
             settings=SETTINGS,
-            microbatch_tokens=16384,
             lineages={1: 0},
             lineage=1,
         )

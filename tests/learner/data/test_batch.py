@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,6 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
 from learner.data.batch import (
     BatchPlan,
-    cut_microbatches,
     num_tokens,
     pack,
     plan_batch,
@@ -26,31 +24,28 @@ from tests.learner.support.tiny_policy import tiny_policy
 SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
 
 
-def _plan(episodes: list[Episode], *, ranks: int = 1, num_minibatches: int = 1) -> BatchPlan:
+def _plan(
+    episodes: list[Episode],
+    *,
+    ranks: int = 1,
+    num_minibatches: int = 1,
+    microbatch_tokens: int = 16384,
+) -> BatchPlan:
     return plan_batch(
         1,
         episodes,
         ranks=ranks,
         settings=AlgorithmSettings(),
         max_completion_tokens=8,
+        microbatch_tokens=microbatch_tokens,
         num_minibatches=num_minibatches,
     )
 
 
 def _pack(
-    plan: BatchPlan,
-    episodes: list[Episode],
-    settings: AlgorithmSettings = SETTINGS,
-    microbatch_tokens: int = 16384,
+    plan: BatchPlan, episodes: list[Episode], settings: AlgorithmSettings = SETTINGS
 ) -> list[Microbatch]:
-    return pack(
-        plan,
-        episodes,
-        settings=settings,
-        microbatch_tokens=microbatch_tokens,
-        lineages={1: 0},
-        lineage=1,
-    )
+    return pack(plan, episodes, settings=settings, lineages={1: 0}, lineage=1)
 
 
 def test_advantages_stay_within_their_group() -> None:
@@ -120,30 +115,29 @@ def test_a_plan_survives_the_wire() -> None:
     assert BatchPlan.decode(plan.encode()) == plan
 
 
-def test_no_microbatch_exceeds_its_budget_and_few_are_made() -> None:
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, 40, size=200).tolist()
-
-    cuts = cut_microbatches(lengths, 100)
-
-    assert sorted(row for rows in cuts for row in rows) == list(range(200))
-    assert all(sum(lengths[row] for row in rows) <= 100 for rows in cuts)
-    assert len(cuts) <= 1.05 * sum(lengths) / 100
-
-
-def test_a_row_longer_than_the_budget_stands_alone() -> None:
-    assert cut_microbatches([5, 500, 4], 100) == [[1], [2, 0]]
-
-
 @pytest.mark.parametrize("num_groups", [8, 64])
 @pytest.mark.parametrize("microbatch_tokens", [16, 100, 1000])
 def test_no_token_is_run_that_is_not_an_episodes(num_groups: int, microbatch_tokens: int) -> None:
     episodes = random_group_episodes(num_groups, 8)
 
-    packed = _pack(_plan(episodes), episodes, microbatch_tokens=microbatch_tokens)
+    packed = _pack(_plan(episodes, microbatch_tokens=microbatch_tokens), episodes)
 
     run = sum(len(microbatch.sequences.token_ids_T) for microbatch in packed)
     assert run == sum(num_tokens(episode) for episode in episodes)
+
+
+def test_every_rank_has_as_many_microbatches_as_any_other() -> None:
+    episodes = random_group_episodes(3, 3)
+    plan = _plan(episodes, ranks=4, num_minibatches=2, microbatch_tokens=12)
+    own = {row.task_id: row.rank for row in plan.rows}
+
+    packed = [_pack(plan, [e for e in episodes if own[e.task_id] == rank]) for rank in range(4)]
+
+    minibatches = [[microbatch.minibatch for microbatch in of_rank] for of_rank in packed]
+    assert minibatches == [minibatches[0]] * 4
+    assert {0, 1} == set(minibatches[0])
+    lengths = [len(m.sequences.token_ids_T) for of_rank in packed for m in of_rank]
+    assert max(lengths) <= 12 and min(lengths) == 1  # an empty one has one token
 
 
 def test_packed_tokens_are_those_of_the_episodes() -> None:
@@ -187,7 +181,8 @@ def _loss_and_gradient(
     policy = tiny_policy()
     meter = DivergenceMeter(settings, ranks.device)
     loss = 0.0
-    microbatches = _pack(_plan(episodes), episodes, settings, microbatch_tokens)
+    plan = _plan(episodes, microbatch_tokens=microbatch_tokens)
+    microbatches = _pack(plan, episodes, settings)
     for microbatch in [*microbatches, empty_microbatch()]:
         loss += float(accumulate(policy, Prepared(microbatch), meter, settings))
     return loss, [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]

@@ -474,6 +474,7 @@ def test_a_sealed_batch_replays_whatever_filter_is_set(bench: Bench, tmp_path: P
             ranks=1,
             settings=bench.settings.algorithm,
             max_completion_tokens=8,
+            microbatch_tokens=16384,
         )
         for batch in (first, replay)
     ]

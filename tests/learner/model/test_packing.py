@@ -55,12 +55,18 @@ def _episodes() -> list[Episode]:
 
 def _microbatches(microbatch_tokens: int) -> list[Microbatch]:
     episodes = _episodes()
-    plan = plan_batch(1, episodes, ranks=1, settings=SETTINGS, max_completion_tokens=12)
+    plan = plan_batch(
+        1,
+        episodes,
+        ranks=1,
+        settings=SETTINGS,
+        max_completion_tokens=12,
+        microbatch_tokens=microbatch_tokens,
+    )
     return pack(
         plan,
         episodes,
         settings=SETTINGS,
-        microbatch_tokens=microbatch_tokens,
         lineages={1: 0},
         lineage=1,
     )

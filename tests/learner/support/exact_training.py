@@ -70,6 +70,7 @@ def train(case: dict[str, Any], ranks: Ranks, *, microbatch_tokens: int) -> tupl
         ranks=ranks.size,
         settings=settings,
         max_completion_tokens=8,
+        microbatch_tokens=microbatch_tokens,
         num_minibatches=settings.num_minibatches,
     )
     own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
@@ -77,7 +78,6 @@ def train(case: dict[str, Any], ranks: Ranks, *, microbatch_tokens: int) -> tupl
         plan,
         [episode for episode in episodes if episode.task_id in own],
         settings=settings,
-        microbatch_tokens=microbatch_tokens,
         lineages={1: 0},
         lineage=1,
     )

@@ -82,13 +82,19 @@ def made_microbatches(
     microbatch_tokens: int = 16384,
 ) -> list[Microbatch]:
     """Plan a batch, and pack this rank's share."""
-    plan = plan_batch(step, episodes, ranks=ranks.size, settings=settings, max_completion_tokens=8)
+    plan = plan_batch(
+        step,
+        episodes,
+        ranks=ranks.size,
+        settings=settings,
+        max_completion_tokens=8,
+        microbatch_tokens=microbatch_tokens,
+    )
     own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
     return pack(
         plan,
         [episode for episode in episodes if episode.task_id in own],
         settings=settings,
-        microbatch_tokens=microbatch_tokens,
         lineages={1: 0},
         lineage=1,
     )

@@ -45,14 +45,20 @@ def new_policy(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule
 def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) -> TrainedBatch:
     """Train one batch as the loop does: rank 0 plans, every rank packs its share."""
     episodes = random_group_episodes(5, 3, seed=step)
-    plan = plan_batch(step, episodes, ranks=ranks.size, settings=SETTINGS, max_completion_tokens=8)
+    plan = plan_batch(
+        step,
+        episodes,
+        ranks=ranks.size,
+        settings=SETTINGS,
+        max_completion_tokens=8,
+        microbatch_tokens=MICROBATCH_TOKENS,
+    )
     plan = BatchPlan.decode(ranks.broadcast(plan.encode() if ranks.is_first else None))
     own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
     microbatches = pack(
         plan,
         [episode for episode in episodes if episode.task_id in own],
         settings=SETTINGS,
-        microbatch_tokens=MICROBATCH_TOKENS,
         lineages={1: 0},
         lineage=1,
     )

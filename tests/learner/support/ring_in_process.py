@@ -29,6 +29,7 @@ from learner.components import Components
 from learner.data.retrying_store import RetryingStore
 from learner.loop import Loop
 from learner.model.ranks import Ranks
+from learner.model.sequence_cost import SequenceCost
 from learner.rank_zero import RankZero
 from learner.training.guards import Guard
 from learner.training.optimizer import AdamWithSchedule
@@ -192,6 +193,7 @@ class RingInProcess:
                     under_way=checkpoints.under_way,
                     ledger=ledger,
                     vocabulary=policy.vocabulary,
+                    cost=SequenceCost.of(policy.causal_lm.config.to_dict()),
                     stopping=self.stopping,
                 ),
                 policy=policy,

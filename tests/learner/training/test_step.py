@@ -64,6 +64,7 @@ def _plan(settings: AlgorithmSettings) -> BatchPlan:
         ranks=1,
         settings=settings,
         max_completion_tokens=8,
+        microbatch_tokens=64,
         num_minibatches=settings.num_minibatches,
     )
 
@@ -73,7 +74,6 @@ def _pack(settings: AlgorithmSettings) -> list[Microbatch]:
         _plan(settings),
         EPISODES,
         settings=settings,
-        microbatch_tokens=64,
         lineages={1: 0},
         lineage=1,
     )

@@ -1,0 +1,55 @@
+"""Estimated cost of training a sequence, from the model's configuration.
+
+    cost(L, N) = L token + N scored + pairs(L) pair        in multiply-adds of one forward pass
+
+pairs(L) counts, over all layers, the tokens that each of L tokens attends to: L (L + 1) / 2 in a
+layer, less where a sliding window is shorter. The backward pass costs a multiple of it all, and
+what is left out (norms, embeddings, copies) is small beside it: only ratios of costs are used.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCost:
+    """Cost of a sequence by its length; by default the length itself."""
+
+    token: float = 1.0
+    """Of a token, in the matrices of all layers."""
+    scored: float = 0.0
+    """Of a scored token, in the output layer."""
+    pair: float = 0.0
+    """Of a token that attends to another, in one layer."""
+    windows: tuple[tuple[int | None, int], ...] = ()
+    """Most tokens that one attends to, None = all, and the number of such layers."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Read it from a model's configuration."""
+        width, heads = config["hidden_size"], config["num_attention_heads"]
+        head = config.get("head_dim") or width // heads
+        shared = config.get("num_key_value_heads") or heads
+        attention = width * head * (2 * heads + 2 * shared)
+        layers = config["num_hidden_layers"]
+        window = config.get("sliding_window")
+        kinds = config.get("layer_types") or [window and "sliding_attention"] * layers
+        windows = Counter(window if kind == "sliding_attention" else None for kind in kinds)
+        return cls(
+            token=layers * (attention + 3 * width * config["intermediate_size"]),
+            scored=width * config["vocab_size"],
+            pair=2 * heads * head,
+            windows=tuple(windows.items()),
+        )
+
+    def __call__(self, tokens: int, scored: int) -> float:
+        """Estimate the cost of a sequence with `scored` scored tokens."""
+        pairs = 0
+        for window, layers in self.windows:
+            seen = tokens if window is None else min(tokens, window)
+            pairs += layers * (seen * (seen + 1) // 2 + (tokens - seen) * seen)
+        return self.token * tokens + self.scored * scored + self.pair * pairs
