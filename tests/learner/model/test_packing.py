@@ -244,6 +244,50 @@ def test_what_is_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         _assert_equal(_packed(family, torch.float64, microbatch_tokens), padded, EXACT)
 
 
+def _varlen_by_its_documentation(
+    query: Tensor, key: Tensor, value: Tensor, begins: Tensor, _: Tensor, *longest: int, **how: Any
+) -> Tensor:
+    """What torch's kernel promises for [T, H, K], which no CPU runs."""
+    assert begins.dtype == torch.int32 and longest == (int(begins.diff().max()),) * 2
+    left, right = how["window_size"]
+    shared = query.shape[1] // key.shape[1]
+    assert how["enable_gqa"] == (shared > 1)
+    outputs = []
+    for begin, end in pairwise(begins.tolist()):
+        q, k, v = (x[begin:end].transpose(0, 1) for x in (query, key, value))
+        k, v = (x.repeat_interleave(shared, dim=0) for x in (k, v))
+        back = torch.arange(end - begin)[:, None] - torch.arange(end - begin)
+        seen = (back >= -right) & ((back <= left) | (left < 0))
+        logits = (q @ k.transpose(1, 2) * how["scale"]).masked_fill(~seen, -torch.inf)
+        outputs.append((logits.softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "granite"])
+def test_the_kernel_for_several_lengths_is_called_for_what_the_layer_defines(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, softcap: softcap is None)
+    monkeypatch.setattr(attention, "varlen_attn", _varlen_by_its_documentation)
+
+    found = _packed(family, torch.float64)
+
+    _assert_equal(found, _reference(family, torch.float64), EXACT)
+
+
+def test_the_kernel_for_several_lengths_is_for_16_bits_on_cuda_and_no_cap() -> None:
+    class Fake:
+        is_cuda, dtype, shape = True, torch.bfloat16, (1, 2, 3, 128)
+
+    query: Any = Fake()
+    assert attention.has_varlen_kernel(query, None)
+    assert not attention.has_varlen_kernel(query, 50.0)
+    for name, other in (("is_cuda", False), ("dtype", torch.float32), ("shape", (1, 2, 3, 512))):
+        changed: Any = Fake()
+        setattr(changed, name, other)
+        assert not attention.has_varlen_kernel(changed, None)
+
+
 def test_no_pad_is_run() -> None:
     run = [len(m.sequences.token_ids_T) for m in _microbatches(30)]
 
