@@ -16,13 +16,13 @@ import structlog
 
 from buffer import operations
 from buffer.record.episode import Episode
-from configs.settings import BufferSettings, Settings
-from configs.validation.store import COMMIT_AT_MEMORY
+from configs.settings import Settings
 from learner.checkpointing.background_save import BackgroundSave
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.resume import StartState
 from learner.data.batch import BatchPlan, plan_batch
 from learner.data.claims import ClaimedBatch, Claims
+from learner.data.commit_pressure import CommitPressure
 from learner.data.curriculum import Feeder, environment_by_group
 from learner.data.evaluation import Evaluation, Evaluations, is_due
 from learner.data.ledger import Ledger, as_ranges
@@ -43,7 +43,6 @@ from .coordinator import NO, STOP, WAIT, YES
 log = structlog.get_logger()
 
 KEEPALIVE_S = 5.0  # other ranks receive a broadcast this often while rank 0 waits for episodes
-WORTH_COMMITTING = 0.05  # of maxmemory: committing less would not help whatever else fills it
 
 
 class RankZero:
@@ -287,40 +286,3 @@ class RankZero:
 
 def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
     return {name: round(figure, 4) for name, figure in figures.items()}
-
-
-class CommitPressure:
-    """Redis memory held by batches that are trained and not committed.
-
-    Records stay in the store until a checkpoint contains their batch: else a learner that dies
-    could not train them again. With long episodes that is more than Redis has, long before a
-    checkpoint is due.
-    """
-
-    def __init__(self, store: RetryingStore, buffer: BufferSettings) -> None:
-        self._store = store
-        self._limit_bytes = buffer.max_uncommitted_bytes
-        self._bytes: dict[int, int] = {}
-        self._committed = 0
-
-    def is_crowded(self, k: int) -> bool:
-        """Add batch k, which was just trained; True if it is time to commit."""
-        self._bytes[k] = self._store.run(operations.claim_bytes(k))
-        committed = self._committed  # the other thread's word
-        self._bytes = {step: size for step, size in self._bytes.items() if step > committed}
-        uncommitted = sum(self._bytes.values())
-        memory = self._store.run(operations.memory())
-        is_full = memory.share >= COMMIT_AT_MEMORY
-        is_worth_it = uncommitted >= WORTH_COMMITTING * memory.limit_bytes
-        if uncommitted < self._limit_bytes and not (is_full and is_worth_it):
-            return False
-        log.info(
-            "checkpoint before its time: Redis is crowded",
-            uncommitted_bytes=uncommitted,
-            memory=round(memory.share, 3),
-        )
-        return True
-
-    def committed(self, k: int) -> None:
-        """Forget the batches up to k: their records are deleted. From any thread."""
-        self._committed = k
