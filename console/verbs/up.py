@@ -65,8 +65,8 @@ def up(  # noqa: PLR0917 - typer calls it by name
         typer.Option(
             "--card-gib",
             metavar="GIB",
-            help="With --dry-run: refuse what does not fit a GPU of this size. Default: the "
-            "smallest of this machine.",
+            help="Refuse what does not fit a GPU of this size. Default, with --dry-run: the smallest "
+            "of this machine.",
             show_default=False,
         ),
     ] = None,
@@ -151,11 +151,13 @@ def start(launch: Launch, console: Console) -> int:
             settings = resolve_as_begun(typed, load(folder.config))
             refuse_changes(folder, settings)
         redis_url = given_redis(settings.buffer, folder)
-        if launch.dry_run:
+        if launch.card_gib is not None:  # of another machine: what this one lacks comes second
             say_card_memory(console, settings, launch.card_gib)
         refuse_what_cannot_run(settings, redis_url=redis_url)
         _warn(console, settings, redis_url)
         if launch.dry_run:
+            if launch.card_gib is None:
+                say_card_memory(console, settings, None)
             _print_plan(console, settings, folder)
             return 0
         if launch.fresh:

@@ -16,13 +16,13 @@ NONE: Changes = MappingProxyType({})
 
 CHECK = "nyala up mine.yaml --dry-run"
 SETTINGS = "mine.yaml"
-REWARD = "rewards.py:near"
+REWARD = "rewards.py:in_place"
 GUESS = ("environment: dataset", "environment: env.py:Guess")
 ROWS_OF_ENVIRONMENT = """environment: dataset        # rows of data.jsonl. For a game or a tool of \
 several turns: env.py:Guess
-  environment_settings: {path: data.jsonl, prompt: question, answer: answer, scorer: numeric, \
+  environment_settings: {path: data.jsonl, prompt: question, answer: answer, scorer: exact, \
 answer_format: ""}
-  reward: rewards.py:near """
+  reward: rewards.py:in_place """
 OWN_ENVIRONMENT = """environment: env.py:Mine
   #"""
 
@@ -97,7 +97,7 @@ class Mine:
     def get_reward(self) -> float:
         return 1.0
 '''
-NEAR = "def near(completion, answer):\n    return float(completion == answer)\n"
+IN_PLACE = "def in_place(completion, answer):\n    return float(completion == answer)\n"
 ROW = '{"question": "1+1=", "answer": "2"}\n'
 ROWS = "".join(ROW.replace("1+1", f"{n}+1").replace('"2"', f'"{n + 1}"') for n in range(60))
 
@@ -189,8 +189,8 @@ IN_SETTINGS = [
     Mistake(
         "a misspelt setting",
         "did you mean learner.lr",
-        setting("  lr: 2e-4", "  l_r: 2e-4"),
-        remedy=setting("  l_r: 2e-4", "  lr: 2e-4"),
+        setting("  lr: 4e-4", "  l_r: 4e-4"),
+        remedy=setting("  l_r: 4e-4", "  lr: 4e-4"),
     ),
     Mistake(
         "a wrong type",
@@ -201,8 +201,8 @@ IN_SETTINGS = [
     Mistake(
         "out of range",
         "learner.lr must be a number > 0",
-        setting("lr: 2e-4", "lr: -2e-4"),
-        remedy=setting("lr: -2e-4", "lr: 2e-4"),
+        setting("lr: 4e-4", "lr: -4e-4"),
+        remedy=setting("lr: -4e-4", "lr: 4e-4"),
     ),
     Mistake(
         "TRL's name",
@@ -287,7 +287,7 @@ IN_DATA = [
         "too few rows to hold any out",
         "must leave some held-out rows",
         {"data.jsonl": ROW},
-        remedy=setting("eval_episodes: 32", "eval_episodes: 0"),
+        remedy=setting("eval_episodes: 100", "eval_episodes: 0"),
     ),
     Mistake(
         "a line that is no JSON",
@@ -310,13 +310,17 @@ IN_DATA = [
     Mistake(
         "an answer that the scorer cannot read",
         "data.jsonl must have a number, got 'nine'",
-        {"data.jsonl": ROWS + '{"question": "9=", "answer": "nine"}\n'},
+        setting(
+            "scorer: exact",
+            "scorer: numeric",
+            **{"data.jsonl": ROWS + '{"question": "9=", "answer": "nine"}\n'},
+        ),
         remedy={"data.jsonl": ROWS},
     ),
     Mistake(
         "a scorer that is none",
         "run.environment_settings.scorer must be",
-        setting("scorer: numeric", "scorer: f1"),
+        setting("scorer: exact", "scorer: f1"),
         remedy=setting("scorer: f1", "scorer: exact"),
     ),
     Mistake(
@@ -335,53 +339,55 @@ IN_CODE = [
     Mistake(
         "a reward that is not there",
         "there is no",
-        setting(REWARD, "reward.py:near"),
-        remedy=setting("reward.py:near", REWARD),
+        setting(REWARD, "reward.py:in_place"),
+        remedy=setting("reward.py:in_place", REWARD),
     ),
     Mistake(
         "a function that is not there",
-        "it has near",
+        "it has in_place",
         setting(REWARD, "rewards.py:far"),
         remedy=setting("rewards.py:far", REWARD),
     ),
     Mistake(
         "a syntax error",
         "SyntaxError",
-        reward("def near(completion, answer)\n"),
-        remedy=reward(NEAR),
+        reward("def in_place(completion, answer)\n"),
+        remedy=reward(IN_PLACE),
     ),
     Mistake(
         "a reward in words",
         "must be a float, got 'good'",
-        reward("def near(completion, answer):\n    return 'good'\n"),
-        remedy=reward(NEAR),
+        reward("def in_place(completion, answer):\n    return 'good'\n"),
+        remedy=reward(IN_PLACE),
     ),
     Mistake(
         "a reward that fails",
         "ZeroDivisionError",
-        reward("def near(completion, answer):\n    return 1 / 0\n"),
-        remedy=reward(NEAR),
+        reward("def in_place(completion, answer):\n    return 1 / 0\n"),
+        remedy=reward(IN_PLACE),
     ),
     Mistake(
         "a column that is not there",
         "there is no 'solution' among what is given",
-        reward("def near(completions, solution, **kwargs):\n    return [0.0] * 2\n"),
+        reward("def in_place(completions, solution, **kwargs):\n    return [0.0] * 2\n"),
         remedy={
             "data.jsonl": ROWS.replace('"answer"', '"solution"'),
-            SETTINGS: ("answer: answer, scorer: numeric, ", ""),
+            SETTINGS: ("answer: answer, scorer: exact, ", ""),
         },
     ),
     Mistake(
         "too few rewards",
         "a list of 2 floats, one for each completion",
-        reward("def near(completions, **kwargs):\n    return [1.0]\n"),
-        remedy=reward("def near(completions, **kwargs):\n    return [1.0] * len(completions)\n"),
+        reward("def in_place(completions, **kwargs):\n    return [1.0]\n"),
+        remedy=reward(
+            "def in_place(completions, **kwargs):\n    return [1.0] * len(completions)\n"
+        ),
     ),
     Mistake(
         "a reward of no known form",
         "it has (a, b)",
-        reward("def near(a, b):\n    return 1.0\n"),
-        remedy=reward(NEAR),
+        reward("def in_place(a, b):\n    return 1.0\n"),
+        remedy=reward(IN_PLACE),
     ),
     Mistake(
         "an item without step",
