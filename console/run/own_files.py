@@ -72,7 +72,8 @@ def _kept(typed: Any, begun: Any) -> Any:
         case OneEnvironment(), OneEnvironment():
             changes = {key: _kept(value, getattr(begun, key)) for key, value in typed}
             return typed.model_copy(update=changes)
-    return typed
+        case _:
+            return typed
 
 
 def _is_elsewhere(typed: str, begun: str) -> bool:

@@ -65,8 +65,8 @@ def up(  # noqa: PLR0917 - typer calls it by name
         typer.Option(
             "--card-gib",
             metavar="GIB",
-            help="Refuse what does not fit a GPU of this size. Default, with --dry-run: the smallest "
-            "of this machine.",
+            help="Refuse what does not fit a GPU of this size. Default, with --dry-run: the "
+            "smallest of this machine.",
             show_default=False,
         ),
     ] = None,

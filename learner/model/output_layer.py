@@ -134,7 +134,10 @@ class _Scores(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, logprob_slopes_N: Tensor, entropy_slopes_N: Tensor) -> tuple[Any, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] - the decorator's types
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Any, ...]:
+        logprob_slopes_N, entropy_slopes_N = grad_outputs
         states_ND, weight_VD, bias_V, targets_N, log_sums_N, entropies_N = ctx.saved_tensors
         chunks = _Chunks(states_ND, weight_VD, bias_V, ctx.softmax, ctx.needs_input_grad)
         for rows, logits_RV in chunks.blocks():

@@ -158,8 +158,9 @@ class Lanes:
 
 
 async def _await(value: Any, call: Call) -> None:
+    limit = asyncio.timeout(call.limit_s)
     try:
-        async with asyncio.timeout(call.limit_s) as limit:
+        async with limit:
             found = await value
     except BaseException as error:  # noqa: BLE001 - foreign code; the actor judges
         found = overdue(call.limit_s, "") if limit.expired() else error

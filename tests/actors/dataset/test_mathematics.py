@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from importlib import metadata
 
 import pytest
@@ -56,7 +58,8 @@ def test_a_process_that_hangs_or_dies_costs_its_own_answer(
     process._process.kill()
     assert scorer("\\boxed{1}", "1") == 1.0
 
-    monkeypatch.setattr(mathematics, "ANSWER_S", 0.0)
+    os.kill(process._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(mathematics, "ANSWER_S", 0.2)
     assert scorer("\\boxed{1}", "1") == 0.0
     monkeypatch.undo()
     assert scorer("\\boxed{1}", "1") == 1.0
