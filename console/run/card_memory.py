@@ -13,8 +13,6 @@ The largest of the last three counts. Allocator and libraries take some more.
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -22,7 +20,7 @@ from typing import Any, Self
 from configs.errors import SettingsError
 from configs.settings import Settings
 
-from .placement import QUERY_TIMEOUT_S
+from .placement import query_gpus
 
 GIB = 2**30
 LARGE = 1_000_000_000
@@ -231,14 +229,5 @@ def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) 
 
 def smallest_card() -> int | None:
     """Bytes of this machine's smallest card; None if there is none."""
-    if shutil.which("nvidia-smi") is None:
-        return None
-    listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=QUERY_TIMEOUT_S,
-        check=False,
-    )
-    sizes = [int(text) for text in listed.stdout.split() if text.isdigit()]
-    return min(sizes) * 2**20 if sizes and listed.returncode == 0 else None
+    sizes = [int(text) for text in query_gpus("memory.total") if text.isdigit()]
+    return min(sizes) * 2**20 if sizes else None

@@ -1,7 +1,7 @@
 """Placement of processes on this machine: GPUs, threads, environment variables.
 
-Pure but for `visible_gpus`. The learner's ranks come first, then the actors; when there are fewer
-GPUs than wanted, actors share, beginning again with the last ones.
+Pure but for `visible_gpus` and `query_gpus`. The learner's ranks come first, then the actors; when
+there are fewer GPUs than wanted, actors share, beginning again with the last ones.
 """
 
 from __future__ import annotations
@@ -24,10 +24,15 @@ def visible_gpus() -> list[str]:
     limited = os.environ.get("CUDA_VISIBLE_DEVICES")
     if limited is not None:
         return [gpu.strip() for gpu in limited.split(",") if gpu.strip() not in {"", "-1"}]
+    return query_gpus("index")
+
+
+def query_gpus(field: str) -> list[str]:
+    """Ask the driver for one field of every GPU; nothing where there is no driver."""
     if shutil.which("nvidia-smi") is None:
         return []
     listed = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
+        ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
         capture_output=True,
         text=True,
         timeout=QUERY_TIMEOUT_S,
