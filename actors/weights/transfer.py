@@ -97,6 +97,7 @@ class WeightTransfer:
         self._newest: StagingFile | None = None
         self._tasks = asyncio.TaskGroup()
         self._running: set[asyncio.Task[None]] = set()
+        self._has_ended = False
         self.held = NOTHING
         """The newest version that is staged or applied here."""
         self.reads_memory = False
@@ -110,7 +111,10 @@ class WeightTransfer:
         """
         try:
             async with self._tasks:
-                await asyncio.Event().wait()  # transfers start as announcements arrive
+                try:
+                    await asyncio.Event().wait()  # transfers start as announcements arrive
+                finally:
+                    self._has_ended = True
         finally:
             self._group.leave()
             self._sources.close()
@@ -161,12 +165,19 @@ class WeightTransfer:
 
     def _start(self) -> None:
         """Fetch what is wanted now, in place of the transfer under way."""
+        if self._has_ended:
+            return  # the link still reads messages until it is cancelled too
         overtaken = tuple(self._running)
         for task in overtaken:
             task.cancel()
         task = self._tasks.create_task(self._transfer(overtaken))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._has_ended = True  # what runs all transfers hears of it a moment later
 
     async def _transfer(self, overtaken: tuple[asyncio.Task[None], ...]) -> None:
         """Fetch until the newest version is held."""
