@@ -58,6 +58,7 @@ def end(h: Modelled) -> None:
     """The run is ended; most often another learner goes on with it."""
     lineage = a_lineage(h)
     h.same(operations.cancel(lineage), lambda: recovery.cancel(h.model, lineage))
+    h.compare()  # before that learner removes what is left of this one
     if h.rng.random() < 0.9:
         take_over(h)
 
