@@ -1,21 +1,10 @@
-"""Time of ranks that wait for one another in every microbatch, in units of cost."""
+"""The least time of ranks that wait for one another in every microbatch, in units of cost."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from learner.data.dealing import Place
 from learner.model.sequence_cost import SequenceCost
-
-
-def lockstep(places: Sequence[Place], costs: Sequence[float]) -> float:
-    """Add up over microbatches what the dearest rank's costs."""
-    shape = [1 + max(numbers) for numbers in zip(*places, strict=True)]
-    sums_RM = np.zeros(shape)
-    np.add.at(sums_RM, tuple(np.array(places).T), costs)
-    return float(sums_RM.max(axis=0).sum())
 
 
 def least_lockstep(

@@ -1,17 +1,18 @@
 """Batches: the plan of a sealed claim's episodes, and their microbatches on each rank.
 
 Owns the plan (advantage, minibatch, rank and microbatch of each episode), its encoding for the
-other ranks, and packing. Rank 0 plans, all ranks pack; both are pure functions, so a replayed claim
-gives the same bytes.
+other ranks, and packing, which puts a prompt that several episodes of a microbatch have there once.
+Rank 0 plans, all ranks pack; both are pure functions, so a replayed claim gives the same bytes.
 
 Shapes: B episodes of a microbatch, T their tokens, N of these that are trained.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from learner.algorithm.microbatch import Microbatch, empty_microbatch
 from learner.algorithm.sequences import Sequences
 from learner.model.sequence_cost import SequenceCost
 
-from .dealing import deal
+from .dealing import Size, deal_episodes
 from .policy_lag import token_lags
 
 BY_LENGTH = SequenceCost()
@@ -109,13 +110,9 @@ def plan_batch(
     advantages = estimate(_outcomes(episodes), settings)
     planned: dict[int, PlanRow] = {}
     for minibatch, rows in enumerate(minibatches):
-        sizes = [
-            (num_tokens(episodes[row]), int(episodes[row].completion.loss_mask.sum()))
-            for row in rows
-        ]
-        places = deal(
-            [tokens for tokens, _ in sizes],
-            [cost(*size) for size in sizes],
+        places = deal_episodes(
+            [_size(episodes[row]) for row in rows],
+            cost,
             ranks=ranks,
             microbatch_tokens=microbatch_tokens,
         )
@@ -154,9 +151,17 @@ def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
     )
 
 
-def num_tokens(episode: Episode) -> int:
-    """Count prompt and completion tokens of an episode."""
-    return len(episode.prompt_ids) + len(episode.completion.token_ids)
+def _size(episode: Episode) -> Size:
+    return Size(
+        prompt=_prompt(episode),
+        prompt_tokens=len(episode.prompt_ids),
+        tokens=len(episode.completion.token_ids),
+        scored=int(episode.completion.loss_mask.sum()),
+    )
+
+
+def _prompt(episode: Episode) -> bytes:
+    return episode.prompt_ids.astype(np.int32).tobytes()
 
 
 def pack(
@@ -189,51 +194,92 @@ def pack(
     microbatches = []
     for minibatch, counts in enumerate(plan.counts):
         own = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
-        # Attention takes equally long neighbours together.
-        own.sort(key=lambda episode: (num_tokens(episode), episode.task_id))
+        own.sort(key=lambda episode: episode.task_id)
         lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in own], dtype=np.int64)
         weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
+        rows = [
+            _Row(e, planned[e.task_id], float(weight), token_lags(e, plan.step, lineage, lineages))
+            for e, weight in zip(own, weights_E, strict=True)
+        ]
         for number in range(plan.num_microbatches(minibatch)):
-            rows = [n for n, e in enumerate(own) if planned[e.task_id].microbatch == number]
-            microbatches.append(
-                _concatenate(
-                    [own[row] for row in rows],
-                    [planned[own[row].task_id] for row in rows],
-                    [float(weights_E[row]) for row in rows],
-                    [token_lags(own[row], plan.step, lineage, lineages) for row in rows],
-                )
-                if rows
-                else empty_microbatch(minibatch)
-            )
+            members = [row for row in rows if row.planned.microbatch == number]
+            microbatches.append(_concatenate(members) if members else empty_microbatch(minibatch))
     return microbatches
 
 
-def _concatenate(
-    episodes: Sequence[Episode],
-    plan_rows: Sequence[PlanRow],
-    weights: Sequence[float],
-    lags: Sequence[np.ndarray],
-) -> Microbatch:
-    masks = [episode.completion.loss_mask.astype(bool) for episode in episodes]
-    trained_T = np.concatenate(
-        [np.pad(mask, (len(e.prompt_ids), 0)) for e, mask in zip(episodes, masks, strict=True)]
-    )
+class _Row(NamedTuple):
+    """An episode with what belongs to it."""
+
+    episode: Episode
+    planned: PlanRow
+    weight: float
+    lags: np.ndarray
+
+
+class _Piece(NamedTuple):
+    """Tokens that are run together: a whole episode, a prompt of several, or a completion."""
+
+    token_ids: np.ndarray
+    row: int | None
+    """Number of the episode that ends with it; None for a prompt."""
+    prefix: int | None = None
+    """Number of the prompt that it continues, among the pieces."""
+
+
+def _lay_out(episodes: Sequence[Episode]) -> list[_Piece]:
+    """Cut a microbatch into pieces: what continues nothing, then completions of shared prompts.
+
+    Attention takes neighbours of one size together.
+    """
+    prompts = [_prompt(episode) for episode in episodes]
+    uses = Counter(prompts)
+    first = {
+        prompt: _Piece(episode.prompt_ids, None)
+        if uses[prompt] > 1
+        else _Piece(np.concatenate([episode.prompt_ids, episode.completion.token_ids]), row)
+        for row, (prompt, episode) in enumerate(zip(prompts, episodes, strict=True))
+    }
+    in_order = sorted(first, key=lambda prompt: len(first[prompt].token_ids))
+    number_of = {prompt: number for number, prompt in enumerate(in_order)}
+    sharing = [row for row, prompt in enumerate(prompts) if uses[prompt] > 1]
+    sharing.sort(key=lambda row: (len(prompts[row]), len(episodes[row].completion.token_ids)))
+    completions = [
+        _Piece(episodes[row].completion.token_ids, row, number_of[prompts[row]]) for row in sharing
+    ]
+    return [first[prompt] for prompt in in_order] + completions
+
+
+def _concatenate(rows: Sequence[_Row]) -> Microbatch:
+    pieces = _lay_out([row.episode for row in rows])
+    trained = []
+    for token_ids, number, _ in pieces:
+        is_trained = np.zeros(len(token_ids), dtype=bool)
+        if number is not None:
+            mask = rows[number].episode.completion.loss_mask
+            is_trained[len(is_trained) - len(mask) :] = mask
+        trained.append(is_trained)
+    rows = [rows[number] for _, number, _ in pieces if number is not None]
+    masks = [row.episode.completion.loss_mask.astype(bool) for row in rows]
     repeats = [int(mask.sum()) for mask in masks]
     behaviour_logprobs_N = np.concatenate(
-        [e.completion.behaviour_logprobs[mask] for e, mask in zip(episodes, masks, strict=True)]
+        [
+            row.episode.completion.behaviour_logprobs[mask]
+            for row, mask in zip(rows, masks, strict=True)
+        ]
     )
-    advantages_B = np.array([row.advantage for row in plan_rows], dtype=np.float32)
-    lags_N = np.concatenate([lag[mask] for lag, mask in zip(lags, masks, strict=True)])
+    advantages_B = np.array([row.planned.advantage for row in rows], dtype=np.float32)
+    weights_B = np.array([row.weight for row in rows], dtype=np.float32)
+    lags_N = np.concatenate([row.lags[mask] for row, mask in zip(rows, masks, strict=True)])
     return Microbatch(
         sequences=Sequences.of(
-            [np.concatenate([e.prompt_ids, e.completion.token_ids]) for e in episodes]
+            [piece.token_ids for piece in pieces], prefixes=[piece.prefix for piece in pieces]
         ),
-        indices_N=torch.from_numpy(np.flatnonzero(trained_T)),
+        indices_N=torch.from_numpy(np.flatnonzero(np.concatenate(trained))),
         behaviour_logprobs_N=torch.from_numpy(behaviour_logprobs_N.astype(np.float32)),
         advantages_N=torch.from_numpy(np.repeat(advantages_B, repeats)),
-        weights_N=torch.from_numpy(np.repeat(np.array(weights, dtype=np.float32), repeats)),
+        weights_N=torch.from_numpy(np.repeat(weights_B, repeats)),
         lags_N=torch.from_numpy(lags_N.astype(np.int64)),
-        episodes_N=torch.from_numpy(np.repeat(np.arange(len(episodes)), repeats)),
-        rewards_B=torch.tensor([episode.reward for episode in episodes], dtype=torch.float32),
-        minibatch=plan_rows[0].minibatch,
+        episodes_N=torch.from_numpy(np.repeat(np.arange(len(rows)), repeats)),
+        rewards_B=torch.tensor([row.episode.reward for row in rows], dtype=torch.float32),
+        minibatch=rows[0].planned.minibatch,
     )

@@ -3,6 +3,9 @@
 All ranks run their j-th microbatch together, layer by layer, so each waits for the one that costs
 most: what is dealt alike is not only a rank's sum, but each microbatch over the ranks.
 
+A prompt is computed once for its completions in a microbatch. Keeping them together saves prompts,
+but large bundles are dealt less alike, so several sizes of bundles are tried.
+
 Every rank gets the same number of microbatches, some of them perhaps empty.
 """
 
@@ -10,8 +13,11 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from learner.model.sequence_cost import SequenceCost
 
 FILLED = 0.97  # of the budget, on average: fuller ones leave no choice, and costs differ more
 
@@ -22,6 +28,91 @@ class Place(NamedTuple):
     rank: int
     microbatch: int
     """The j-th of its rank, from 0."""
+
+
+class Size(NamedTuple):
+    """What decides where an episode is trained."""
+
+    prompt: bytes
+    """Its tokens; where equal, they are computed once."""
+    prompt_tokens: int
+    tokens: int
+    """Of the completion."""
+    scored: int
+    """Of these, as many are scored."""
+
+
+def deal_episodes(
+    sizes: Sequence[Size], cost: SequenceCost, *, ranks: int, microbatch_tokens: int
+) -> list[Place]:
+    """Deal episodes to the microbatches of all ranks, in the bundles that take the least time.
+
+    Args:
+        sizes: Of each episode.
+        cost: Of a sequence.
+        ranks: Number of ranks.
+        microbatch_tokens: Most tokens of a microbatch.
+    """
+    fastest = math.inf
+    places: list[Place] = []
+    room = microbatch_tokens
+    is_cut = False
+    while not is_cut:
+        bundles = _bundle(sizes, room)
+        is_cut = len(bundles) == len(sizes)
+        costs = [_cost_of([sizes[row] for row in rows], cost) for rows in bundles]
+        tokens = [_tokens_of([sizes[row] for row in rows]) for rows in bundles]
+        dealt = deal(tokens, costs, ranks=ranks, microbatch_tokens=microbatch_tokens)
+        took = lockstep(dealt, costs)
+        if took < fastest:
+            fastest = took
+            place_of = {row: dealt[n] for n, rows in enumerate(bundles) for row in rows}
+            places = [place_of[row] for row in range(len(sizes))]
+        if took * ranks <= sum(costs) * (1 + 1e-9):  # no rank waits, and smaller ones cost more
+            break
+        room = min(room, max(tokens)) * 3 // 4
+    return places
+
+
+def _bundle(sizes: Sequence[Size], room: int) -> list[list[int]]:
+    """Put completions of one prompt together while both fit `room`, longest first."""
+    rows_of: defaultdict[bytes, list[int]] = defaultdict(list)
+    for row in sorted(range(len(sizes)), key=lambda row: (-sizes[row].tokens, row)):
+        rows_of[sizes[row].prompt].append(row)
+    bundles: list[list[int]] = []
+    for rows in rows_of.values():
+        open_ones: list[tuple[list[int], int]] = []  # a bundle and its tokens
+        for row in rows:
+            tokens = sizes[row].tokens
+            for n, (bundle, used) in enumerate(open_ones):
+                if used + tokens <= room:
+                    bundle.append(row)
+                    open_ones[n] = bundle, used + tokens
+                    break
+            else:
+                open_ones.append(([row], sizes[row].prompt_tokens + tokens))
+        bundles += [bundle for bundle, _ in open_ones]
+    return bundles
+
+
+def _tokens_of(bundle: Sequence[Size]) -> int:
+    return bundle[0].prompt_tokens + sum(size.tokens for size in bundle)
+
+
+def _cost_of(bundle: Sequence[Size], cost: SequenceCost) -> float:
+    prompt = bundle[0].prompt_tokens
+    return cost(prompt, 0) + sum(cost(size.tokens, size.scored, after=prompt) for size in bundle)
+
+
+def lockstep(places: Sequence[Place], costs: Sequence[float]) -> float:
+    """Time of ranks that wait for one another in every microbatch, in units of cost."""
+    sums: defaultdict[Place, float] = defaultdict(float)
+    for place, each in zip(places, costs, strict=True):
+        sums[place] += each
+    dearest: defaultdict[int, float] = defaultdict(float)
+    for place, total in sums.items():
+        dearest[place.microbatch] = max(dearest[place.microbatch], total)
+    return sum(dearest.values())
 
 
 def deal(

@@ -1,15 +1,17 @@
 """Attention within each of several packed sequences: the one place where they could meet.
 
 transformers calls `attend` in every layer, with what the layer defines (scale, window, cap), and
-hands on `sequences`, which the forward pass was given. What computes it:
+hands on `sequences`, which the forward pass was given. All tokens of all sequences must be there;
+heads may be a part of the layer's. Where sequences continue others, keys and values are repeated
+for each of them, so that each attends to one stretch. What computes it:
 
     CUDA, 16 bits, no cap     torch's kernel for sequences of different lengths
-    otherwise                 SDPA for each run of equally long neighbours, its causal path where no
-                              window ends within them
+    otherwise                 SDPA for each run of neighbours of one size, its causal path where
+                              they continue nothing and no window ends within them
     a cap of the logits       written out, as SDPA has none (Gemma-2)
 
 Shapes: T tokens of all sequences, H heads, G of them that share a head of keys and values, L tokens
-of one sequence, R sequences of that length, K width of a head.
+of one sequence, S that are seen, R sequences of that size, K width of a head, W of anything.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
@@ -45,7 +48,7 @@ def attend(
     dropout: float = 0.0,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend within each sequence, to the token itself and those before it.
+    """Attend to the token itself and those before it in its sequence and the one that continues.
 
     Args:
         _module: The layer's attention.
@@ -64,16 +67,22 @@ def attend(
     """
     assert attention_mask is None and not dropout and len(query) == 1
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if sequences.seen is not None:
+        key, value = (_repeat(x, sequences.seen.places) for x in (key, value))
     if has_varlen_kernel(query, softcap):
         out_THK = _attend_at_once(query, key, value, sequences, scale=scale, window=sliding_window)
         return out_THK[None], None
     runs = list(sequences.equal_runs())
-    sizes = [number * length for number, length in runs]
-    split = zip(*(x[0].split(sizes, dim=1) for x in (query, key, value)), strict=True)
+    own, seen = [r.number * r.length for r in runs], [r.number * r.seen for r in runs]
+    sizes = own, seen, seen
+    split = zip(
+        *(x[0].split(size, 1) for x, size in zip((query, key, value), sizes, strict=True)),
+        strict=True,
+    )
     pieces = []
-    for (number, length), run in zip(runs, split, strict=True):
-        q, k, v = (x.unflatten(1, (number, length)).transpose(0, 1) for x in run)
-        mask = _window_mask(length, sliding_window, query.device)
+    for run, tensors in zip(runs, split, strict=True):
+        q, k, v = (x.unflatten(1, (run.number, -1)).transpose(0, 1) for x in tensors)
+        mask = _mask(run.length, run.seen, sliding_window, query.device)
         out_RHLK = (
             _attend_plainly(q, k, v, mask, scale=scale)
             if softcap is None
@@ -81,6 +90,21 @@ def attend(
         )
         pieces.append(out_RHLK.transpose(1, 2).flatten(0, 1))
     return torch.cat(pieces)[None], None
+
+
+def _repeat(keys: Tensor, places: Tensor) -> Tensor:
+    """Repeat keys or values [1, H / G, T, K] at `places` of the T."""
+    repeated_SW = take(keys[0].transpose(0, 1).flatten(1), places)
+    return repeated_SW.view(len(places), keys.shape[1], -1).transpose(0, 1)[None]
+
+
+def take(states_TW: Tensor, places: Tensor) -> Tensor:
+    """Take rows, some of them several times.
+
+    As an embedding, whose gradient adds up repeated rows in a fixed order and in float32 on a GPU
+    too; that of `index_select` does neither.
+    """
+    return functional.embedding(places, states_TW)
 
 
 def has_varlen_kernel(query: Tensor, softcap: float | None) -> bool:
@@ -99,18 +123,18 @@ def _attend_at_once(
     window: int | None,
 ) -> Tensor:
     """Attend in one kernel. Shape [T, H, K]."""
-    longest = max(sequences.lengths)
+    seen = sequences.seen or sequences
     q_THK, k_THK, v_THK = (x[0].transpose(0, 1) for x in (query, key, value))
     out_THK = varlen_attn(
         q_THK,
         k_THK,
         v_THK,
         sequences.bounds,
-        sequences.bounds,
-        longest,
-        longest,
+        seen.bounds,
+        max(sequences.lengths),
+        max(seen.lengths),
         scale=scale,
-        # Tokens before and after one's own; -1 = all.
+        # Tokens before and after one's own; -1 = all. The last of a sequence sees its last key.
         window_size=(-1 if window is None else window - 1, 0),
         enable_gqa=key.shape[1] != query.shape[1],
     )
@@ -118,14 +142,17 @@ def _attend_at_once(
     return out_THK
 
 
-def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """True where a token may attend; None where that is every token up to itself."""
-    if window is None or length <= window:
+def _mask(length: int, seen: int, window: int | None, device: torch.device) -> Tensor | None:
+    """True where the last `length` of the tokens seen may attend; None = each to all up to itself.
+
+    Shape [L, S].
+    """
+    is_within = window is None or seen <= window
+    if is_within and seen == length:
         return None
-    distances_LL = torch.arange(length, device=device)[:, None] - torch.arange(
-        length, device=device
-    )
-    return (distances_LL >= 0) & (distances_LL < window)
+    before = seen - length
+    mask_LS = torch.ones(length, seen, dtype=torch.bool, device=device).tril_(before)
+    return mask_LS if window is None else mask_LS.triu_(before - window + 1)
 
 
 def _attend_plainly(
@@ -142,13 +169,13 @@ def _attend_capped(
 ) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    logits_RHLL = ((q @ k.transpose(-1, -2)) * (scale / cap)).tanh() * cap
+    logits_RHLS = ((q @ k.transpose(-1, -2)) * (scale / cap)).tanh() * cap
     if mask is None:
         mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool, device=q.device).tril()
-    logits_RHLL = logits_RHLL.masked_fill(~mask, -torch.inf)
+    logits_RHLS = logits_RHLS.masked_fill(~mask, -torch.inf)
     # bfloat16 has too few digits for a sum of weights; float64 keeps its own.
     wide = torch.promote_types(q.dtype, torch.float32)
-    return logits_RHLL.softmax(-1, dtype=wide).to(q.dtype) @ v
+    return logits_RHLS.softmax(-1, dtype=wide).to(q.dtype) @ v
 
 
 AttentionInterface.register(PACKED, attend)
@@ -189,14 +216,21 @@ def check_packing(causal_lm: PreTrainedModel) -> None:
     Raises:
         SettingsError: They would, or it cannot be packed at all.
     """
-    token_ids_BT = torch.arange(1, 11).view(2, 5).flip(0) % causal_lm.config.vocab_size
+    token_ids_BT = torch.tensor([[5, 6, 7, 8, 9], [5, 6, 4, 3, 2]]) % causal_lm.config.vocab_size
     alone_BTD = causal_lm.base_model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+
+    def cut(rows: Tensor) -> list[Tensor]:
+        """The second row; then what both begin with, once, and the end of each."""
+        return [rows[1], rows[0, :2], rows[0, 2:], rows[1, 2:]]
+
+    pieces = [piece.numpy() for piece in cut(token_ids_BT)]
     pack_attention(causal_lm)
     try:
-        packed_TD = run_trunk(causal_lm.base_model, Sequences.of([*token_ids_BT.numpy()]))
+        sequences = Sequences.of(pieces, prefixes=[None, None, 1, 1])
+        packed_TD = run_trunk(causal_lm.base_model, sequences)
     except TypeError as error:  # `sequences` does not arrive
         raise _cannot_be_packed(causal_lm, str(error)) from error
-    if not torch.allclose(packed_TD, alone_BTD.flatten(0, 1), rtol=1e-3, atol=1e-3):
+    if not torch.allclose(packed_TD, torch.cat(cut(alone_BTD)), rtol=1e-3, atol=1e-3):
         raise _cannot_be_packed(causal_lm, "its sequences would see one another")
 
 

@@ -26,7 +26,7 @@ from configs.errors import SettingsError
 from learner.algorithm.sequences import Sequences
 
 from .activation_checkpointing import Kept, checkpoint_layers
-from .attention import check_packing, pack_attention, run_trunk
+from .attention import check_packing, pack_attention, run_trunk, take
 from .output_layer import check_output_layer, output_layer, score_tokens, softmax_of
 
 
@@ -62,7 +62,7 @@ class Policy(nn.Module):
         entropy_gradient: bool = False,
         temperature: float | None = None,
     ) -> Scores:
-        """Score the tokens at `indices_N`, none of which is the first of its sequence.
+        """Score the tokens at `indices_N`, each of which has one before it.
 
         Args:
             sequences: The packed ones.
@@ -87,7 +87,8 @@ class Policy(nn.Module):
 
 def states_before(trunk: nn.Module, sequences: Sequences, indices_N: Tensor) -> Tensor:
     """Run a model without its output layer; the state before a token predicts it. Shape [N, D]."""
-    return run_trunk(trunk, sequences).index_select(0, indices_N - 1)
+    places_N = sequences.before_T.index_select(0, indices_N)
+    return take(run_trunk(trunk, sequences), places_N)
 
 
 def load_causal_lm(path: str | Path) -> PreTrainedModel:

@@ -3,8 +3,9 @@
     cost(L, N) = L token + N scored + pairs(L) pair        in multiply-adds of one forward pass
 
 pairs(L) counts, over all layers, the tokens that each of L tokens attends to: L (L + 1) / 2 in a
-layer, less where a sliding window is shorter. The backward pass costs a multiple of it all, and
-what is left out (norms, embeddings, copies) is small beside it: only ratios of costs are used.
+layer, less where a sliding window is shorter; for L tokens that continue P others it is
+pairs(P + L) - pairs(P). The backward pass costs a multiple of it all, and what is left out (norms,
+embeddings, copies) is small beside it: only ratios of costs are used.
 """
 
 from __future__ import annotations
@@ -46,10 +47,20 @@ class SequenceCost:
             windows=tuple(windows.items()),
         )
 
-    def __call__(self, tokens: int, scored: int) -> float:
-        """Estimate the cost of a sequence with `scored` scored tokens."""
+    def __call__(self, tokens: int, scored: int, *, after: int = 0) -> float:
+        """Estimate the cost of a sequence.
+
+        Args:
+            tokens: Its length.
+            scored: Tokens of it that are scored.
+            after: Tokens of the one that it continues, which it sees too.
+        """
+        pairs = self._pairs(after + tokens) - self._pairs(after)
+        return self.token * tokens + self.scored * scored + self.pair * pairs
+
+    def _pairs(self, tokens: int) -> int:
         pairs = 0
         for window, layers in self.windows:
             seen = tokens if window is None else min(tokens, window)
             pairs += layers * (seen * (seen + 1) // 2 + (tokens - seen) * seen)
-        return self.token * tokens + self.scored * scored + self.pair * pairs
+        return pairs

@@ -9,16 +9,11 @@ from buffer.record.episode import Episode
 from configs.errors import RecordError
 from configs.settings import AlgorithmSettings
 from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
-from learner.data.batch import (
-    BatchPlan,
-    num_tokens,
-    pack,
-    plan_batch,
-)
+from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.ranks import Ranks
 from learner.training.divergence_meter import DivergenceMeter
 from learner.training.step import accumulate
-from tests.learner.support.made_episodes import make_episode, random_group_episodes
+from tests.learner.support.made_episodes import make_episode, num_tokens, random_group_episodes
 from tests.learner.support.tiny_policy import tiny_policy
 
 SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
@@ -68,15 +63,23 @@ def test_counts_are_of_trained_tokens() -> None:
     assert (counts.tokens, counts.episodes, counts.max_completion_tokens) == (2, 1, 8)
 
 
+def _loads(plan: BatchPlan, episodes: list[Episode], minibatch: int, ranks: int) -> list[int]:
+    """Tokens that each rank runs."""
+    loads = []
+    for rank in range(ranks):
+        ids = set(plan.task_ids_of(rank))
+        packed = _pack(plan, [episode for episode in episodes if episode.task_id in ids])
+        run = [m for m in packed if m.minibatch == minibatch and len(m.indices_N)]
+        loads.append(sum(len(m.sequences.token_ids_T) for m in run))
+    return loads
+
+
 def test_ranks_get_like_numbers_of_tokens() -> None:
     episodes = random_group_episodes(8, 8)
-    plan = _plan(episodes, ranks=3)
-    by_id = {episode.task_id: num_tokens(episode) for episode in episodes}
 
-    loads = [sum(by_id[row.task_id] for row in plan.rows if row.rank == r) for r in range(3)]
+    loads = _loads(_plan(episodes, ranks=3), episodes, 0, 3)
 
-    assert max(loads) - min(loads) <= max(by_id.values())
-    assert sum(loads) == sum(by_id.values())
+    assert max(loads) - min(loads) <= max(num_tokens(episode) for episode in episodes)
 
 
 def test_a_minibatch_has_whole_groups_and_its_own_counts() -> None:
@@ -101,12 +104,12 @@ def test_a_minibatch_has_whole_groups_and_its_own_counts() -> None:
 def test_each_minibatch_is_dealt_evenly_over_the_ranks() -> None:
     episodes = random_group_episodes(8, 8)
     plan = _plan(episodes, ranks=2, num_minibatches=4)
-    by_id = {episode.task_id: num_tokens(episode) for episode in episodes}
 
     for minibatch in range(4):
-        rows = [row for row in plan.rows if row.minibatch == minibatch]
-        loads = [sum(by_id[row.task_id] for row in rows if row.rank == r) for r in range(2)]
-        assert abs(loads[0] - loads[1]) <= max(by_id.values())
+        own = [e for e, row in zip(episodes, plan.rows, strict=True) if row.minibatch == minibatch]
+        loads = _loads(plan, episodes, minibatch, 2)
+        # Less than half of them, were each prompt repeated.
+        assert 0 < min(loads) <= max(loads) <= sum(num_tokens(episode) for episode in own) / 2
 
 
 def test_a_plan_survives_the_wire() -> None:
@@ -118,12 +121,19 @@ def test_a_plan_survives_the_wire() -> None:
 @pytest.mark.parametrize("num_groups", [8, 64])
 @pytest.mark.parametrize("microbatch_tokens", [16, 100, 1000])
 def test_no_token_is_run_that_is_not_an_episodes(num_groups: int, microbatch_tokens: int) -> None:
+    """And a prompt once a microbatch: with a large one, once."""
     episodes = random_group_episodes(num_groups, 8)
+    plan = _plan(episodes, microbatch_tokens=microbatch_tokens)
 
-    packed = _pack(_plan(episodes, microbatch_tokens=microbatch_tokens), episodes)
+    packed = _pack(plan, episodes)
 
     run = sum(len(microbatch.sequences.token_ids_T) for microbatch in packed)
-    assert run == sum(num_tokens(episode) for episode in episodes)
+    prompts = {
+        (row.microbatch, tuple(e.prompt_ids)) for row, e in zip(plan.rows, episodes, strict=True)
+    }
+    completions = sum(len(episode.completion.token_ids) for episode in episodes)
+    assert run == completions + sum(len(prompt) for _, prompt in prompts)
+    assert len(packed) > 1 or len(prompts) <= num_groups
 
 
 def test_every_rank_has_as_many_microbatches_as_any_other() -> None:
@@ -163,10 +173,52 @@ def test_tokens_have_the_number_of_their_episode_and_episodes_their_reward() -> 
 
     (microbatch,) = _pack(_plan(episodes), episodes)
 
-    bounds = microbatch.sequences.bounds[1:]
+    bounds = microbatch.sequences.bounds[2:]  # behind the prompt
     assert microbatch.episodes_N.tolist() == [0, 0, 2, 2, 2, 2]
     assert torch.bucketize(microbatch.indices_N, bounds, right=True).tolist() == [0, 0, 2, 2, 2, 2]
     assert microbatch.rewards_B.tolist() == [0.25, 0.5, 1.0]
+
+
+def test_only_the_same_tokens_are_one_prompt_whatever_the_group() -> None:
+    episodes = [
+        make_episode(0, group_id=0, prompt=[5, 6], completion=[8, 9, 9]),
+        make_episode(1, group_id=0, prompt=[5, 7], completion=[8, 9]),
+        make_episode(2, group_id=1, prompt=[5, 6], completion=[4]),
+    ]
+
+    (microbatch,) = _pack(_plan(episodes), episodes)
+
+    sequences = microbatch.sequences
+    assert sequences.token_ids_T.tolist() == [5, 6, 5, 7, 8, 9, 4, 8, 9, 9]
+    assert sequences.positions_T.tolist() == [0, 1, 0, 1, 2, 3, 2, 2, 3, 4]
+    assert sequences.before_T.tolist() == [0, 0, 2, 2, 3, 4, 1, 1, 7, 8]
+    assert sequences.seen is not None
+    assert sequences.seen.places.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 6, 0, 1, 7, 8, 9]
+    assert sequences.seen.lengths == (2, 4, 3, 5)
+
+
+def test_facts_of_a_token_are_its_own_episodes() -> None:
+    """The same with prompts together and apart."""
+    episodes = random_group_episodes(4, 4)
+    found = []
+    for microbatch_tokens in (1000, 1):
+        plan = _plan(episodes, microbatch_tokens=microbatch_tokens)
+        facts: list[tuple[float, ...]] = []
+        for m in _pack(plan, episodes):
+            columns = [
+                m.behaviour_logprobs_N,  # no two are equal
+                m.sequences.token_ids_T[m.indices_N],
+                m.sequences.token_ids_T[m.sequences.before_T[m.indices_N]],
+                m.sequences.positions_T[m.indices_N],
+                m.advantages_N,
+                m.weights_N,
+                m.lags_N,
+                m.rewards_B[m.episodes_N],
+            ]
+            facts += zip(*(column.tolist() for column in columns), strict=True)
+        found.append(sorted(facts))
+
+    assert found[0] == found[1]
 
 
 def test_an_episode_outside_the_plan_is_refused() -> None:

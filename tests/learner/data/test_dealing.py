@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.support.lockstep import least_lockstep, lockstep
-from learner.data.dealing import Place, deal
+from benchmarks.support.lockstep import least_lockstep
+from learner.data.dealing import Place, Size, deal, deal_episodes, lockstep
 from learner.model.sequence_cost import SequenceCost
 
 FOUR_BILLION = {
@@ -44,6 +44,69 @@ def test_ranks_wait_for_one_another_hardly_longer_than_the_longest_episodes_need
 
         least = least_lockstep(tokens, costs, **budget, cost=COST)
         assert least <= lockstep(places, costs) <= 1.05 * least
+
+
+def _groups(number: int, prompts: tuple[int, int], seed: int) -> list[Size]:
+    """Groups of eight answers to one prompt."""
+    random = np.random.default_rng(seed)
+    answers = random.lognormal(math.log(4000) - 0.5, 1.0, number).clip(1, 32768).astype(int)
+    lengths = random.integers(*prompts, number // 8)
+    return [
+        Size(bytes([row // 8]), int(lengths[row // 8]), int(answer), int(answer))
+        for row, answer in enumerate(answers)
+    ]
+
+
+def _took(sizes: list[Size], places: list[Place]) -> float:
+    """The time of a plan in which each prompt of a microbatch is computed once."""
+    prompts = {
+        (place, size.prompt): COST(size.prompt_tokens, 0)
+        for place, size in zip(places, sizes, strict=True)
+    }
+    costs = [COST(size.tokens, size.scored, after=size.prompt_tokens) for size in sizes]
+    return lockstep([*places, *(place for place, _ in prompts)], [*costs, *prompts.values()])
+
+
+@pytest.mark.parametrize(("ranks", "number"), [(8, 512), (64, 1024)])
+@pytest.mark.parametrize("prompts", [(64, 193), (2000, 3000)])
+def test_answers_to_one_prompt_are_together_where_it_takes_less_time(
+    ranks: int, number: int, prompts: tuple[int, int]
+) -> None:
+    budget = {"ranks": ranks, "microbatch_tokens": 16384}
+    sizes = _groups(number, prompts, 0)
+    tokens = [size.prompt_tokens + size.tokens for size in sizes]
+    alone = [COST(*size) for size in zip(tokens, [s.scored for s in sizes], strict=True)]
+
+    places = deal_episodes(sizes, COST, **budget)
+
+    took, took_alone = _took(sizes, places), lockstep(deal(tokens, alone, **budget), alone)
+    assert took <= (0.9 if prompts[0] == 2000 else 1.0) * took_alone
+    if prompts[0] == 64:
+        own = [COST(size.tokens, size.scored, after=size.prompt_tokens) for size in sizes]
+        assert took <= 1.05 * least_lockstep(tokens, own, **budget, cost=COST)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_no_rank_is_idle_for_the_sake_of_a_shared_prompt(ranks: int) -> None:
+    """Eight answers to one prompt, on as many ranks."""
+    sizes = [Size(b"", 10, 100, 100)] * 8
+
+    places = deal_episodes(sizes, COST, ranks=ranks, microbatch_tokens=16384)
+
+    assert sorted(place.rank for place in places) == sorted([*range(ranks)] * (8 // ranks))
+
+
+@pytest.mark.parametrize("microbatch_tokens", [1, 40, 1000])
+def test_a_shared_prompt_is_within_the_budget_too(microbatch_tokens: int) -> None:
+    sizes = [Size(bytes([row % 5]), 10 + row % 5, 1 + row, 1) for row in range(40)]
+
+    places = deal_episodes(sizes, COST, ranks=2, microbatch_tokens=microbatch_tokens)
+
+    for place in set(places):
+        own = [size for size, each in zip(sizes, places, strict=True) if each == place]
+        prompts = {size.prompt: size.prompt_tokens for size in own}
+        tokens = sum(prompts.values()) + sum(size.tokens for size in own)
+        assert tokens <= microbatch_tokens or len(own) == 1
 
 
 @pytest.mark.parametrize(("ranks", "microbatch_tokens"), [(1, 100), (3, 100), (3, 1000), (8, 16)])
@@ -88,3 +151,9 @@ def test_a_sequence_costs_what_its_layers_and_its_windows_compute() -> None:
     mixed = windowed | {"layer_types": ["full_attention", "sliding_attention"]}
     assert SequenceCost.of(mixed)(5, 2) == 5 * matrices + 2 * 40 + (15 + 9) * 8
     assert SequenceCost()(5, 2) == 5
+
+
+def test_tokens_that_continue_a_prompt_cost_what_the_whole_costs_beyond_it() -> None:
+    windowed = SequenceCost.of(FOUR_BILLION | {"sliding_window": 20})
+    for cost in (COST, windowed, SequenceCost()):
+        assert cost(10, 0) + cost(30, 5, after=10) == pytest.approx(cost(40, 5))

@@ -84,8 +84,8 @@ def test_full_keeps_a_twentieth_and_selective_a_half() -> None:
 
 
 def _gradients(policy: Policy) -> list[Tensor]:
-    sequences = Sequences.of([range(1, 8), range(4, 15)])
-    scores = policy(sequences, torch.tensor([1, 2, 6, 8, 17]), entropy_gradient=True)
+    sequences = Sequences.of([range(1, 8), range(4, 15), [3]], prefixes=[None, None, 0])
+    scores = policy(sequences, torch.tensor([1, 2, 6, 8, 17, 18]), entropy_gradient=True)
     (scores.logprobs_N.sum() + scores.entropies_N.square().sum()).backward()
     gradients = [p.grad for p in policy.parameters() if p.grad is not None]
     return [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,24 +15,25 @@ from transformers import AttentionInterface, AutoModelForCausalLM, MambaConfig
 
 from buffer.record.episode import Episode
 from configs.errors import SettingsError
-from configs.settings import AlgorithmSettings
-from learner.algorithm.microbatch import Microbatch, Prepared
+from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.sequences import Sequences
-from learner.data.batch import num_tokens, pack, plan_batch
 from learner.model import attention, policy
 from learner.model.attention import check_packing
 from learner.model.policy import Policy
-from learner.training.divergence_meter import DivergenceMeter
-from learner.training.step import accumulate
-from tests.learner.support.made_episodes import make_episode
-from tests.learner.support.padded import PaddedPolicy, StayWide
+from tests.learner.support.exact_gradients import (
+    EXACT,
+    FAMILIES,
+    PRECISIONS,
+    Found,
+    assert_equal,
+    make_model,
+    packed,
+    train,
+)
+from tests.learner.support.made_episodes import make_episode, num_tokens
+from tests.learner.support.padded import PaddedPolicy
 from tests.learner.support.random_models import make_random_model
-
-FAMILIES = ("qwen3", "llama", "gemma2", "gemma3_text", "granite")
-SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
-SHAPE = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
-EXACT, ROUNDED = 1e-10, 1e-5
-Found = tuple[float, list[Tensor]]
+from tests.learner.support.varlen import varlen_by_its_documentation
 
 
 def _episodes() -> list[Episode]:
@@ -54,64 +55,19 @@ def _episodes() -> list[Episode]:
 
 
 def _microbatches(microbatch_tokens: int) -> list[Microbatch]:
-    episodes = _episodes()
-    plan = plan_batch(
-        1,
-        episodes,
-        ranks=1,
-        settings=SETTINGS,
-        max_completion_tokens=12,
-        microbatch_tokens=microbatch_tokens,
-    )
-    return pack(
-        plan,
-        episodes,
-        settings=SETTINGS,
-        lineages={1: 0},
-        lineage=1,
-    )
-
-
-def _train(scorer: Policy | PaddedPolicy, microbatches: Sequence[Microbatch]) -> Found:
-    """Loss of a batch, and the gradient of every parameter."""
-    meter = DivergenceMeter(SETTINGS, torch.device("cpu"))
-    loss = 0.0
-    with StayWide():
-        for microbatch in microbatches:
-            prepared = Prepared(microbatch)
-            loss += float(accumulate(cast("Policy", scorer), prepared, meter, SETTINGS))
-    gradients = {name: p.grad for name, p in scorer.named_parameters() if p.grad is not None}
-    assert gradients
-    return loss, [gradients[name] for name in sorted(gradients)]
-
-
-def _model(family: str, dtype: torch.dtype) -> Any:
-    # The attention's scale of a Granite is not the usual one.
-    own = {"attention_multiplier": 0.1} if family == "granite" else {}
-    return make_random_model(family, **SHAPE | own).to(dtype)
+    return packed(_episodes(), microbatch_tokens)
 
 
 def _reference(family: str, dtype: torch.dtype) -> Found:
-    return _train(PaddedPolicy(_model(family, dtype)), _microbatches(1000))
+    return train(PaddedPolicy(make_model(family, dtype)), _microbatches(1000))
 
 
 def _packed(family: str, dtype: torch.dtype, microbatch_tokens: int = 1000) -> Found:
-    scorer = Policy(_model(family, dtype), temperature=1.0)
-    return _train(scorer, _microbatches(microbatch_tokens))
+    scorer = Policy(make_model(family, dtype), temperature=1.0)
+    return train(scorer, _microbatches(microbatch_tokens))
 
 
-def _assert_equal(found: Found, expected: Found, tolerance: float) -> None:
-    assert found[0] == pytest.approx(expected[0], rel=tolerance)
-    errors = [
-        float((ours - theirs).abs().max() / theirs.abs().max())
-        for ours, theirs in zip(found[1], expected[1], strict=True)
-    ]
-    assert max(errors) <= tolerance, errors
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, EXACT), (torch.float32, ROUNDED)], ids=str
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_equals_padded_equals_each_episode_alone(
     family: str, dtype: torch.dtype, tolerance: float
@@ -119,7 +75,7 @@ def test_packed_equals_padded_equals_each_episode_alone(
     padded = _reference(family, dtype)
 
     for microbatch_tokens in (1000, 30, 1):
-        _assert_equal(_packed(family, dtype, microbatch_tokens), padded, tolerance)
+        assert_equal(_packed(family, dtype, microbatch_tokens), padded, tolerance)
 
     assert len(_microbatches(1)) == len(_episodes()) > len(_microbatches(30)) > 1
     assert all(float(gradient.abs().max()) > 0 for gradient in padded[1])
@@ -149,17 +105,17 @@ def _each_layer(**changes: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def _mask_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention._window_mask
+    right = attention._mask
     monkeypatch.setattr(
-        attention, "_window_mask", lambda n, window, device: right(n, window and window + 1, device)
+        attention, "_mask", lambda n, s, window, device: right(n, s, window and window + 1, device)
     )
 
 
 def _later_token_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mask(length: int, _window: int | None, _device: torch.device) -> Tensor:
-        return torch.ones(length, length, dtype=torch.bool).tril(1)
+    def mask(length: int, seen: int, _window: int | None, _device: torch.device) -> Tensor:
+        return torch.ones(length, seen, dtype=torch.bool).tril(1)
 
-    monkeypatch.setattr(attention, "_window_mask", mask)
+    monkeypatch.setattr(attention, "_mask", mask)
 
 
 def _heads_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,31 +192,12 @@ WRONG: dict[str, tuple[str, int, Callable[[pytest.MonkeyPatch], None]]] = {
 def test_what_is_wrong_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     family, microbatch_tokens, seed = WRONG[name]
     padded = _reference(family, torch.float64)
-    _assert_equal(_packed(family, torch.float64, microbatch_tokens), padded, EXACT)
+    assert_equal(_packed(family, torch.float64, microbatch_tokens), padded, EXACT)
 
     seed(monkeypatch)
 
     with pytest.raises(AssertionError):
-        _assert_equal(_packed(family, torch.float64, microbatch_tokens), padded, EXACT)
-
-
-def _varlen_by_its_documentation(
-    query: Tensor, key: Tensor, value: Tensor, begins: Tensor, _: Tensor, *longest: int, **how: Any
-) -> Tensor:
-    """What torch's kernel promises for [T, H, K], which no CPU runs."""
-    assert begins.dtype == torch.int32 and longest == (int(begins.diff().max()),) * 2
-    left, right = how["window_size"]
-    shared = query.shape[1] // key.shape[1]
-    assert how["enable_gqa"] == (shared > 1)
-    outputs = []
-    for begin, end in pairwise(begins.tolist()):
-        q, k, v = (x[begin:end].transpose(0, 1) for x in (query, key, value))
-        k, v = (x.repeat_interleave(shared, dim=0) for x in (k, v))
-        back = torch.arange(end - begin)[:, None] - torch.arange(end - begin)
-        seen = (back >= -right) & ((back <= left) | (left < 0))
-        logits = (q @ k.transpose(1, 2) * how["scale"]).masked_fill(~seen, -torch.inf)
-        outputs.append((logits.softmax(-1) @ v).transpose(0, 1))
-    return torch.cat(outputs)
+        assert_equal(_packed(family, torch.float64, microbatch_tokens), padded, EXACT)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3_text", "granite"])
@@ -268,11 +205,11 @@ def test_the_kernel_for_several_lengths_is_called_for_what_the_layer_defines(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "has_varlen_kernel", lambda query, softcap: softcap is None)
-    monkeypatch.setattr(attention, "varlen_attn", _varlen_by_its_documentation)
+    monkeypatch.setattr(attention, "varlen_attn", varlen_by_its_documentation)
 
     found = _packed(family, torch.float64)
 
-    _assert_equal(found, _reference(family, torch.float64), EXACT)
+    assert_equal(found, _reference(family, torch.float64), EXACT)
 
 
 def test_the_kernel_for_several_lengths_is_for_16_bits_on_cuda_and_no_cap() -> None:
@@ -298,7 +235,7 @@ def test_no_pad_is_run() -> None:
 def test_equally_long_neighbours_are_one_run() -> None:
     sequences = Sequences.of([[3], [4], [5, 6], [7]])
 
-    assert list(sequences.equal_runs()) == [(2, 1), (1, 2), (1, 1)]
+    assert list(sequences.equal_runs()) == [(2, 1, 1), (1, 2, 2), (1, 1, 1)]
     assert sequences.positions_T.tolist() == [0, 0, 0, 1, 0]
     assert sequences.bounds.tolist() == [0, 1, 2, 4, 5]
 
@@ -313,7 +250,7 @@ def test_a_model_with_a_state_between_tokens_is_refused_by_name() -> None:
 
 def test_a_model_whose_sequences_meet_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_random_model("llama", attn_implementation="eager")
-    _each_layer(sequences=Sequences.of([range(10)]))(monkeypatch)
+    _each_layer(sequences=Sequences.of([range(13)]))(monkeypatch)
 
     with pytest.raises(SettingsError, match="its sequences would see one another"):
         check_packing(model)

@@ -50,17 +50,28 @@ def make_episode(
     )
 
 
+def num_tokens(episode: Episode) -> int:
+    """Count prompt and completion tokens of an episode."""
+    return len(episode.prompt_ids) + len(episode.completion.token_ids)
+
+
 def random_group_episodes(num_groups: int, group_size: int, *, seed: int = 0) -> list[Episode]:
-    """Make groups of episodes of different lengths over the tokens 3..19, with random rewards."""
+    """Make groups of episodes of different lengths over the tokens 3..19, with random rewards.
+
+    Those of a group have one prompt.
+    """
     random = np.random.default_rng(seed)
     episodes = []
+    prompt: list[int] = []
     for task_id in range(num_groups * group_size):
         length = int(random.integers(1, 9))
+        drawn = random.integers(3, 20, size=random.integers(1, 6)).tolist()
+        prompt = drawn if task_id % group_size == 0 else prompt
         episodes.append(
             make_episode(
                 task_id,
                 group_id=task_id // group_size,
-                prompt=random.integers(3, 20, size=random.integers(1, 6)).tolist(),
+                prompt=prompt,
                 completion=random.integers(3, 20, size=length).tolist(),
                 logprobs=random.uniform(-4, -2, size=length).tolist(),
                 mask=[1, *random.integers(0, 2, size=length - 1).tolist()],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ from learner.training.preparation import prepare
 from learner.training.step import accumulate, train_batch
 from tests.learner.support.exact_training import CASES, Descent, train
 from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.padded import StayWide
 from tests.learner.support.tiny_policy import constant_rate, tiny_policy
 from tests.learner.support.two_ranks import run_two_ranks
 
@@ -55,6 +57,13 @@ def test_loss_and_gradients_do_not_depend_on_the_cut(
         assert float((others - gradients).abs().max()) < 1e-10
     assert gradients.shape[0] == CASES[number].get("num_epochs", 1) ** 2
     assert (gradients.abs().amax(1) > 1e-4).all()
+
+
+@pytest.fixture
+def stay_wide() -> Iterator[None]:
+    """Norms in float64: prompts that are shared or not round other gradients to float32."""
+    with StayWide():
+        yield
 
 
 def _plan(settings: AlgorithmSettings) -> BatchPlan:
@@ -136,6 +145,7 @@ def _objective(policy: Policy, anchor: Policy, episode: Episode, advantage: floa
     return total
 
 
+@pytest.mark.usefixtures("stay_wide")
 def test_epochs_measure_from_the_policy_of_the_batchs_beginning(ranks: Ranks) -> None:
     """The reference keeps the anchor as a copy of the whole policy."""
     settings = _settings(proximal="recomputed", num_epochs=3, num_minibatches=2)
@@ -169,6 +179,7 @@ def _bound_of(outward: list[float], most: float) -> float:
     return outward[-1]
 
 
+@pytest.mark.usefixtures("stay_wide")
 def test_m2po_bounds_each_optimizer_step_by_the_tokens_and_the_policy_of_that_step(
     ranks: Ranks,
 ) -> None:
