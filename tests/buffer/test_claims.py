@@ -273,6 +273,20 @@ def test_a_batch_given_up_is_filled_with_other_units(run: RunInStore) -> None:
         run.store.run(operations.abandon(run.lineage, 1, "poison"))
 
 
+def test_the_last_member_of_a_group_is_committed_alone(run: RunInStore) -> None:
+    run.redis.hset(f"{run.prefix}:meta", "min_group_size", 1)
+    run.create(1)
+    last, *others = run.lease()
+    rows = [(task.task_id, task.fence, "data", "bad") for task in others]
+    run.store.run(operations.fail(max_attempts=1, max_data_failures=1, failures=rows))
+    run.submit([last])
+    run.train(1, 1)
+
+    assert run.store.run(operations.commit(run.lineage, 1)) == 1
+
+    assert (run.stats().committed, run.stats().dead, run.stats().claimed) == (1, 3, 0)
+
+
 def test_claims_are_closed_while_the_run_is_paused(run: RunInStore) -> None:
     _fill(run, 2)
     run.train(1)

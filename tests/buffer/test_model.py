@@ -13,7 +13,7 @@ from buffer.client.scripts import load_script
 from tests.buffer.support.model.both import Mismatch
 from tests.buffer.support.model.history import play
 from tests.buffer.support.model.planted_bugs import LISTS, Bug
-from tests.buffer.support.model.stores import InMemory
+from tests.buffer.support.model.stores import FullServer, InMemory
 from tests.buffer.support.mutants import broken
 
 FIRST_SEED = int(os.environ.get("NYALA_SEED", "0"))
@@ -25,6 +25,18 @@ def test_the_store_does_what_the_model_says(seed: int) -> None:
     history = play(InMemory(load_script), seed)
 
     assert len(set(history.told)) > 20, "hardly anything happened"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_only_what_brings_content_is_refused_by_a_full_server(redis_url: str, seed: int) -> None:
+    refused = frozenset({"begin_run", "create", "create_eval", "beat", "submit"})
+    store = FullServer(redis_url, load_script, refused=refused)
+    try:
+        play(store, seed)
+    finally:
+        store.close()
+
+    assert len(store.called) > 35, "hardly anything was called"
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,19 @@ def test_a_token_now_and_then_keeps_nothing_that_another_could_have(run: RunInSt
     assert given(2000) == [tasks[1].task_id, tasks[0].task_id], "3 in 10 s, where there is 2 s each"
 
 
+def test_what_has_had_no_token_for_so_long_goes_however_much_it_has(run: RunInStore) -> None:
+    run.create(1)
+    tasks = lease(run, "a")
+    for task in tasks:
+        run.beat(task, 0, 3, key="a")
+    still = tasks[1]
+    run.redis.hincrby(f"{run.prefix}:t:{still.task_id}", "progress", -10_000)
+
+    given = run.store.run(operations.share("b", 1, 100, still_ms=5000, token_ms=10_000))
+
+    assert given == [still.task_id]
+
+
 def test_a_fence_is_worth_nothing_to_another_key(run: RunInStore) -> None:
     run.create(1)
     tasks = lease(run, "a")
@@ -346,3 +359,13 @@ def test_leasing_pauses_when_more_than_one_in_a_hundred_recent_tasks_died(run: R
     assert run.store.run(operations.resume())
     assert lease(run, "a") != []
     assert not run.store.run(operations.resume())
+
+
+def test_deaths_before_another_holder_came_do_not_pause_the_run_again(run: RunInStore) -> None:
+    run.create(100)
+    while not run.store.run(operations.closed()).paused:  # alone: its failures pause the run
+        fail(run, "a", lease(run, "a", 1))
+
+    assert lease(run, "b", 4), "another holder ends the pause"
+    assert run.redis.exists(f"{run.prefix}:deaths") == 0
+    assert run.store.run(operations.closed()).paused == ""

@@ -142,6 +142,7 @@ def test_a_full_redis_refuses_what_grows_and_does_what_frees(run: RunInStore) ->
         run.store.run(operations.claim(run.lineage, 2, 1))
         assert run.store.run(operations.drop(run.lineage, 2, [1], "stale")) == GROUP_SIZE
         run.store.run(operations.actor_seen({"a": {"x": "1"}}))
+        run.store.run(operations.broker_seen("b", {"y": 1.0}))
         run.store.run(operations.publish(run.lineage, 1, {"digest": "d"}))
         run.lineage = run.store.run(operations.begin_lineage(run.lineage, 1)) or 0
         assert run.store.run(operations.cancel(run.lineage)) == 7
@@ -149,6 +150,26 @@ def test_a_full_redis_refuses_what_grows_and_does_what_frees(run: RunInStore) ->
         run.redis.config_set("maxmemory", 512 * 2**20)
     stats = run.stats()
     assert (stats.committed, stats.dead, stats.cancelled) == (GROUP_SIZE, 1, 7)
+
+
+@pytest.mark.parametrize(
+    ("place", "state"),
+    [("ready", "D"), ("lease", "R"), ("done", "L"), ("claimed", "X"), ("dead", "R")],
+)
+def test_a_task_that_contradicts_where_it_is_is_named(
+    run: RunInStore, place: str, state: str
+) -> None:
+    run.create(1)
+    run.redis.delete(*(f"{run.prefix}:{name}" for name in ("ready", "lease")))
+    for task in (2, 3):
+        if place in ("done", "claimed"):
+            run.redis.sadd(f"{run.prefix}:{place}", task)
+        else:
+            run.redis.zadd(f"{run.prefix}:{place}", {str(task): task})
+        run.redis.hset(f"{run.prefix}:t:{task}", "st", state)
+
+    named = [f"task {task} is in {place} and has state {state}" for task in (2, 3)]
+    assert sorted(run.store.run(operations.audit())) == named
 
 
 @contextmanager

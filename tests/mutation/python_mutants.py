@@ -91,6 +91,10 @@ class _Visitor(ast.NodeVisitor):
     def visit_arg(self, node: ast.arg) -> None:
         """Leave annotations alone."""
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        for child in node.body:  # a class that is frozen or has slots decides nothing by it
+            self.visit(child)
+
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for child in [*node.args.defaults, *(d for d in node.args.kw_defaults if d), *node.body]:
             self.visit(child)
@@ -154,7 +158,7 @@ class _Visitor(ast.NodeVisitor):
             return
         if isinstance(node.func, ast.Name) and node.func.id in CALLS:
             self._replace(node.func, CALLS[node.func.id], "operator")
-        if len(node.args) >= 2:
+        elif len(node.args) >= 2:  # of those the order is nothing
             left, right = node.args[-2:]
             a, b, c, d = *self._span(left), *self._span(right)
             text = self._cut(c, d) + self._cut(b, c) + self._cut(a, b)

@@ -59,6 +59,7 @@ CHECKPOINTS = (
     ),
     ("tests/learner/checkpointing", *FAST),
     ("tests/learner/checkpointing", *NOT_LIVE),
+    ("tests/learner/model/test_ranks.py", "tests/learner/training/test_critic.py", *NOT_LIVE),
     ("tests/system/test_rewind.py", *NOT_LIVE),
 )
 

@@ -29,6 +29,7 @@ PYTHON = '''\
 def keep(a: int, b: int = 3) -> int:
     if a < b and not b:
         log.info("kept", count=1)
+        store.put(a, b)
         raise KeyError(f"{a + 1}")
     total = max(a, b)
     store.items[a] = total - 1
@@ -70,7 +71,7 @@ def test_a_python_module_is_changed_in_its_code_alone() -> None:
         ("operator", "if a < b and b:"),
         ("dropped line", ""),
         ("operator", "total = min(a, b)"),
-        ("swapped arguments", "total = max(b, a)"),
+        ("swapped arguments", "store.put(b, a)"),
         ("operator", "store.items[a] = total + 1"),
         ("constant", "store.items[a] = total - 2"),
     }

@@ -8,7 +8,6 @@ if refused then return refused end
 local k, version = ARGV[2], call('HGET', META, 'version')
 if tonumber(k) <= tonumber(version) then return redis.error_reply('TRAINED ' .. version) end
 local size, moved = group_size(), 0
-draw_on_reserve()
 for _, gid in ipairs(call('ZRANGE', claim_key(k), 0, units_of(ARGV[4], size) - 1)) do
   call('ZREM', claim_key(k), gid)
   if ARGV[5] == '1' then

@@ -1,7 +1,6 @@
 --- @include keys, units
 -- ARGV: id, ...  -> verdict, ...   Of a purged dead letter one bit is left; it still counts as dead.
 local answer = {}
-draw_on_reserve()
 for i, id in ipairs(ARGV) do
   if call('ZREM', DEAD, id) == 1 then
     forget({ id }, PURGED)

@@ -3,7 +3,6 @@
 -- Leasing is closed because memory is short, so a ready task keeps its chunks for nobody: the largest go first,
 -- and their tasks begin anew.
 local found, freed, count = {}, 0, 0
-draw_on_reserve()
 for _, id in ipairs(call('ZRANGE', READY, 0, -1)) do
   local bytes = tonumber(call('HGET', task_key(id), 'bytes') or '0')
   if bytes > 0 then found[#found + 1] = { id, bytes } end

@@ -33,8 +33,8 @@ local function now_ms()
 end
 
 -- Redis refuses the first write of a script when it is full, if that write could take memory, and lets
--- a script end what it began. Operations that free memory, or that the way out needs, begin with this
--- removal of nothing.
+-- a script end what it began. Operations that free memory, or that the way out needs, begin with a
+-- removal; where there is none to begin with, with this one of nothing.
 local function draw_on_reserve() call('UNLINK', run .. ':nothing') end
 
 -- A key that actors registered with an enrolment key is tagged 'enrolment~own'; together they are one holder.

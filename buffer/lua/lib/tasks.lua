@@ -110,7 +110,6 @@ end
 
 -- One more attempt failed through no fault of the task. One that added tokens is the first again.
 local function charge(id, max_attempts, why)
-  call('ZREM', lease_key(id), id)
   local task = call('HMGET', task_key(id), 'att', 'len', 'lastlen', 'lost_by', 'key')
   local attempts, length = tonumber(task[1] or '0') + 1, tonumber(task[2] or '0')
   local by, key = task[4] or '', task[5] or ''

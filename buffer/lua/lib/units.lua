@@ -64,7 +64,6 @@ local function end_unit(gid, size, fate)
 end
 
 local function drop_unit(gid, size, reason)
-  draw_on_reserve()
   call('SADD', REASONS, reason)
   return end_unit(gid, size, dropped_key(reason))
 end

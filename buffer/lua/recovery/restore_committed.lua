@@ -4,7 +4,6 @@
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local size, restored = group_size(), 0
-draw_on_reserve()
 for i = 2, #ARGV do
   local ids = members(ARGV[i], size)
   if not is_committed(ids) then

@@ -3,7 +3,6 @@
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local forgotten = 0
-draw_on_reserve()
 for _, units in ipairs({ REPLAY, REUSED }) do
   for _, gid in ipairs(call('ZRANGE', units, 0, ARGV[2] - 1)) do
     forget_kept(gid)

@@ -15,7 +15,6 @@ local function draw_rank(number, kept)
   return math.floor((kept + 1) ^ number) - 1
 end
 
-draw_on_reserve()
 for i = 5, math.min(#ARGV, 4 + missing) do
   local kept = call('ZCARD', REPLAY)
   if kept == 0 then break end

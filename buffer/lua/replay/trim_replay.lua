@@ -7,7 +7,6 @@ local memory, room, forgotten = call('INFO', 'memory'), tonumber(ARGV[6]), 0
 local used = tonumber(string.match(memory, 'used_memory:(%d+)'))
 local limit = tonumber(string.match(memory, 'maxmemory:(%d+)')) * tonumber(ARGV[5])
 local crowded = limit > 0 and used > limit -- read once: the next call sees what this one has freed
-draw_on_reserve()
 while forgotten < room do
   local oldest = call('ZRANGE', AGES, 0, 0, 'WITHSCORES')
   if not oldest[1] then return { forgotten, 0 } end

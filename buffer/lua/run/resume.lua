@@ -1,4 +1,3 @@
 --- @include keys
 -- -> 1 if leasing was paused or a key suspended   Both end; deaths are counted anew.
-draw_on_reserve()
 return call('HDEL', META, 'paused') + call('UNLINK', SUSPENDED, DEATHS) > 0 and 1 or 0

@@ -13,6 +13,7 @@ from broker.protocol.messages import LeaseRequest
 from broker.server.leasing import SHARE_EVERY_S, SHARE_PAUSES, Leasing
 from broker.server.liveness import Liveness
 from buffer.operations.operation import Operation
+from buffer.operations.values import LeaseAnswer
 from configs.settings import BrokerSettings
 from tests.broker.support.fake_clock import FakeClock
 from tests.broker.support.ring import FIRST, hello
@@ -61,5 +62,37 @@ def test_whoever_waits_next_is_served_soon_unless_there_is_nothing_to_share(
         assert await share() == 0
         clock.now += 2 * TAKES_S
         assert await share() == 1
+
+    asyncio.run(story())
+
+
+class Empty:
+    """Has no work for anybody; a fake, so that nothing else ends the wait."""
+
+    async def run(self, operation: Operation[Any]) -> Any:
+        return [] if operation.name == "share" else LeaseAnswer("EMPTY", [])
+
+
+def test_who_waits_for_work_is_answered_when_the_broker_closes() -> None:
+    async def story() -> None:
+        peers = Liveness(
+            heartbeat_timeout_s=60, max_actors=9, max_actors_per_key=1, clock=time.monotonic
+        )
+        cache = SimpleNamespace(
+            is_full=False, publication=None, closed=SimpleNamespace(has=lambda _tag: False)
+        )
+        settings = BrokerSettings(long_poll_s=60)
+        leasing = Leasing(Empty(), settings, peers, cache)  # type: ignore[arg-type]
+        peer = peers.admit(hello("a"), "a", "a", b"a")
+        waiting = asyncio.create_task(leasing.wait(peer, peer.lease_seq, LeaseRequest(4, FIRST)))
+        await asyncio.sleep(0)
+        assert len(leasing.queue) == 1
+
+        leasing.close()
+
+        async with asyncio.timeout(10):
+            reply = await waiting
+        assert reply is not None
+        assert reply.leases == ()
 
     asyncio.run(story())

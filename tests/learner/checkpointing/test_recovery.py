@@ -139,6 +139,22 @@ def test_an_old_claim_of_a_committed_batch_is_committed_as_it_was_trained(
     assert stats.buffered_units == 1, "group 2"
 
 
+def test_a_group_whose_commit_is_lost_beside_one_that_is_kept_is_committed_again(
+    store: Store, settings: Settings
+) -> None:
+    filled(store, settings, groups=5)
+    store.run(operations.claim(1, 1, 1))  # group 0
+    store.run(operations.seal(1, 1))
+    store.run(operations.advance(1, 1))
+    assert store.run(operations.commit(1, 1)) == 4
+
+    put_right(store, settings, facts_of_step_2(reach=5))
+
+    stats = store.run(operations.stats())
+    assert stats.committed == 2 * 4
+    assert stats.accounted == stats.created == 5 * 4
+
+
 def test_a_learner_whose_lineage_another_began_is_lost(store: Store, settings: Settings) -> None:
     filled(store, settings, groups=1, lineage=3)
 

@@ -161,6 +161,29 @@ class OnServer(_Played):
         return self._client.lrange(key, 0, -1) if kind == b"list" else self._client.get(key)
 
 
+class FullServer(OnServer):
+    """A real server that is full at every call but of those that may be refused for it.
+
+    A script may end what it began: its first write decides.
+    """
+
+    def __init__(self, url: str, scripts: LoadScript, *, refused: frozenset[str]) -> None:
+        super().__init__(url, scripts)
+        self._refused = refused
+        self.called: set[str] = set()
+        """Scripts that were called while it was full."""
+
+    def call(self, call: Call) -> Reply:
+        if call.script in self._refused:
+            return super().call(call)
+        self.called.add(call.script)
+        self._client.config_set("maxmemory", 1)
+        try:
+            return super().call(call)
+        finally:
+            self._client.config_set("maxmemory", 0)
+
+
 def _reading_key(script: Script) -> Script:
     clock = f"call('HMGET', '{CLOCK}', 's', 'us')"
     return make_script(script.source.replace("call('TIME')", clock))
