@@ -84,6 +84,7 @@ ALIASES: dict[str, str] = {
         "num_train_gpus nproc_per_node num_gpus n_gpus_per_node gpus_per_node world_size "
         "num_trainer_gpus actor_num_gpus_per_node"
     ),
+    "parallel.sequence": "cp cp_size sp_size ulysses_sequence_parallel_size context_parallel_size",
     "learner.lr": "learning_rate optim.lr optimizer.lr actor_learning_rate adam.lr peak_lr",
     "learner.lr_warmup_steps": "warmup_steps num_warmup_steps lr_warmup_iters warmup",
     "learner.lr_decay": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",

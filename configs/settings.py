@@ -19,6 +19,7 @@ from configs.tables.console import ConsoleSettings
 from configs.tables.critic import CriticSettings
 from configs.tables.guards import GuardSettings
 from configs.tables.learner import LearnerSettings
+from configs.tables.parallel import ParallelSettings
 from configs.tables.replay import ReplaySettings
 from configs.tables.rewards import RewardSettings
 from configs.tables.run import RunSettings
@@ -35,6 +36,7 @@ __all__ = [
     "CriticSettings",
     "GuardSettings",
     "LearnerSettings",
+    "ParallelSettings",
     "ReplaySettings",
     "RewardSettings",
     "RunSettings",

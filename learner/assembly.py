@@ -15,7 +15,8 @@ from buffer.store import Store
 from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.secrets import redis_url
-from configs.settings import RunSettings, Settings
+from configs.settings import LearnerSettings, ParallelSettings, RunSettings, Settings
+from configs.validation.parallel import check_heads
 from learner.checkpointing.background_save import BackgroundSave
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.folders import FOLDER
@@ -52,7 +53,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         LostLineage: Another learner owns the run now.
     """
     log.info("starting", stage="joining the process group")
-    ranks = join(settings.learner.device, threads=settings.learner.threads)
+    ranks = _join(settings.learner, settings.parallel)
     # A restarted Redis runs no operation of rank 0 before it is recovered.
     admits = (lambda *_: False) if ranks.is_first else None
     url = redis_url(settings.run, settings.buffer)
@@ -102,6 +103,15 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         finally:
             publisher.close()
             ranks.leave()
+
+
+def _join(learner: LearnerSettings, parallel: ParallelSettings) -> Ranks:
+    return join(
+        learner.device,
+        threads=learner.threads,
+        parallel=parallel,
+        timeout_s=learner.collective_timeout_s,
+    )
 
 
 def _agree_on_start(
@@ -171,6 +181,8 @@ def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -
     """Load a policy, by default the initial one, and shard it."""
     path = present_model(settings.run) if model is None else model
     policy = Policy(load_causal_lm(path), temperature=settings.run.temperature)
+    check_heads(settings.parallel, policy.causal_lm.config.to_dict())
+    policy.sequence_group = ranks.sequence
     # As the sampler ran it: dropout would make ratios random. Gradients flow all the same.
     policy.eval()
     activations = choose(settings.learner.activation_checkpointing, policy, ranks.device)

@@ -109,7 +109,7 @@ class Follower:
         if message == STOP:
             return None
         plan = BatchPlan.decode(message)
-        return plan, self._records.episodes(plan.task_ids_of(self._ranks.rank))
+        return plan, self._records.episodes(plan.task_ids_of(self._ranks.data_rank))
 
     def advance(self, step: int) -> None:
         """Rank 0 does it."""

@@ -140,7 +140,7 @@ class RankZero:
         plan = plan_batch(
             batch.step,
             batch.episodes,
-            ranks=self._ranks.size,
+            ranks=self._ranks.data_size,
             settings=self._algorithm,
             max_completion_tokens=self._run.max_completion_tokens,
             microbatch_tokens=microbatch_tokens,
@@ -150,7 +150,7 @@ class RankZero:
         self._ranks.broadcast(plan.encode())
         self._batch, self._claimed_at = batch, time.monotonic()
         by_id = {episode.task_id: episode for episode in batch.episodes}
-        return plan, [by_id[task_id] for task_id in plan.task_ids_of(self._ranks.rank)]
+        return plan, [by_id[task_id] for task_id in plan.task_ids_of(self._ranks.data_rank)]
 
     def advance(self, step: int) -> None:
         """Advance ledger and store: batch `step` is trained."""

@@ -11,6 +11,7 @@ from configs.tables.console import ConsoleSettings
 from configs.tables.critic import CriticSettings
 from configs.tables.guards import GuardSettings
 from configs.tables.learner import LearnerSettings
+from configs.tables.parallel import ParallelSettings
 from configs.tables.replay import ReplaySettings
 from configs.tables.rewards import RewardSettings
 from configs.tables.run import RunSettings
@@ -24,6 +25,7 @@ class AllTables(Table):
     broker: BrokerSettings = BrokerSettings()
     actors: ActorSettings = ActorSettings()
     learner: LearnerSettings = LearnerSettings()
+    parallel: ParallelSettings = ParallelSettings()
     rewards: RewardSettings = RewardSettings()
     replay: ReplaySettings = ReplaySettings()
     algorithm: AlgorithmSettings = AlgorithmSettings()

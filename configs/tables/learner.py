@@ -13,7 +13,7 @@ class LearnerSettings(Table):
     """The process group that trains."""
 
     ranks: Positive = 1
-    """Processes (GPUs) of the learner on this machine."""
+    """Processes (GPUs) of the learner on each of its machines."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
@@ -44,6 +44,9 @@ class LearnerSettings(Table):
     takes."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints to keep."""
+    collective_timeout_s: Seconds = 600.0
+    """Longest wait of a rank for the others before all of them end; a slow disk and a compilation
+    must fit in."""
     threads: Positive = 1
     """Threads per rank on a CPU."""
     publish_every: Positive = 1

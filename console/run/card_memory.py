@@ -1,6 +1,7 @@
 """Memory of the learner on one card, computed from settings and the model's `config.json`.
 
-FSDP2 shards weights, gradients and moments over the ranks; what a rank computes with is its own:
+FSDP2 shards weights, gradients and moments over the ranks of `parallel.shard`; activations are of a
+rank's own tokens, its part of a microbatch under `parallel.sequence`:
 
     all the time             float32 weights, gradients and AdamW's moments, each a share of a rank
     the backward pass begins the activations of all layers, those of one layer once more where they
@@ -19,6 +20,7 @@ from typing import Any, Self
 
 from configs.errors import SettingsError
 from configs.settings import Settings
+from configs.validation.parallel import layout_of
 
 from .placement import query_gpus
 
@@ -197,8 +199,10 @@ def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) 
     if kind is None:
         kind = "full" if on_gpu and shape.parameters > LARGE else "none"
     longest = run.max_prompt_tokens + run.max_completion_tokens
+    layout = layout_of(settings.parallel, learner.ranks)
     tokens = max(learner.microbatch_tokens, longest)
-    share = 4 * -(-shape.parameters // learner.ranks)
+    own_tokens = -(-tokens // layout.sequence)
+    share = 4 * -(-shape.parameters // layout.shard)
     has_model_critic = settings.critic.kind == "model"
     models = 2 if has_model_critic else 1
     again = shape.kept("none", itemsize, longest) if kind != "none" else 0
@@ -209,9 +213,9 @@ def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) 
         states["weights of the reference"] = share
     states |= {"gradients": share * models, "moments of AdamW": 2 * share * models}
     step = {
-        "activations": tokens * shape.layers * shape.kept(kind, itemsize, longest),
-        "activations of one layer, computed again": tokens * again,
-        "hidden states": tokens * shape.width * (4 + 3 * itemsize),
+        "activations": own_tokens * shape.layers * shape.kept(kind, itemsize, longest),
+        "activations of one layer, computed again": own_tokens * again,
+        "hidden states": own_tokens * shape.width * (4 + 3 * itemsize),
         "a chunk of logits": int(chunk * (itemsize + 4 * BLOCKS_ALIVE)),
         "gathered weights, and the output layer's gradient": itemsize
         * (2 * shape.root_parameters + 2 * shape.layer_parameters),

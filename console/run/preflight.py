@@ -30,6 +30,7 @@ from configs.settings import (
     RunSettings,
     Settings,
 )
+from configs.validation.parallel import check_heads, layout_of
 
 from .placement import visible_gpus
 from .redis_server import find_binary, is_free
@@ -56,6 +57,7 @@ def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None
         lambda: check_redis(settings.run, redis_url),
         lambda: check_keys(settings.broker),
         lambda: check_devices(settings.learner),
+        lambda: check_parallel(settings),
         lambda: check_engine(settings.actors),
         lambda: check_model(settings.run),
         lambda: check_reward(settings),
@@ -122,6 +124,13 @@ def check_devices(learner: LearnerSettings) -> None:
             f"learner.ranks must be <= the GPUs of this machine = {count}, "
             f"got {learner.ranks}; use fewer ranks, or learner.device=cpu"
         )
+
+
+def check_parallel(settings: Settings) -> None:
+    """The learner's ranks, and the heads of the model, can be divided as the settings say."""
+    layout_of(settings.parallel, settings.learner.ranks)
+    if settings.parallel.sequence > 1 and (config := model_config(settings.run)) is not None:
+        check_heads(settings.parallel, config)
 
 
 def check_engine(actors: ActorSettings) -> None:

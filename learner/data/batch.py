@@ -40,7 +40,7 @@ class PlanRow:
 
     task_id: int
     rank: int
-    """Rank that trains it."""
+    """Rank that trains it, of those with different microbatches."""
     advantage: float
     minibatch: int
     """Index of its optimizer step within an epoch, from 0."""

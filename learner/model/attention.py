@@ -1,9 +1,10 @@
 """Attention within each of several packed sequences: the one place where they could meet.
 
-transformers calls `attend` in every layer, with what the layer defines (scale, window, cap), and
-hands on `sequences`, which the forward pass was given. All tokens of all sequences must be there;
-heads may be a part of the layer's. Where sequences continue others, keys and values are repeated
-for each of them, so that each attends to one stretch. What computes it:
+transformers calls this in every layer, with what the layer defines (scale, window, cap), and hands
+on `sequences` and `cut`, which the forward pass was given. Where ranks share a microbatch, each has
+all its tokens here and a part of the heads (`sequence_parallel.py`). Where sequences continue
+others, keys and values are repeated for each of them, so that each attends to one stretch. What
+computes it:
 
     CUDA, 16 bits, no cap     torch's kernel for sequences of different lengths
     otherwise                 SDPA for each run of neighbours of one size, its causal path where
@@ -27,6 +28,8 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from configs.errors import SettingsError
 from learner.algorithm.sequences import Sequences
+
+from .sequence_parallel import ALONE, Cut
 
 PACKED = "packed"
 """Name under which transformers finds `attend`. It builds no mask for a name of its own."""
@@ -178,7 +181,23 @@ def _attend_capped(
     return logits_RHLS.softmax(-1, dtype=wide).to(q.dtype) @ v
 
 
-AttentionInterface.register(PACKED, attend)
+def attend_over_ranks(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    cut: Cut,
+    **how: Any,
+) -> tuple[Tensor, None]:
+    """Attend as `attend` does, where each of several ranks has a part of the tokens."""
+    query, key, value = (cut.by_heads(x) for x in (query, key, value))
+    out_1THK, _ = attend(module, query, key, value, attention_mask, **how)
+    return cut.by_tokens(out_1THK), None
+
+
+AttentionInterface.register(PACKED, attend_over_ranks)
 
 
 def pack_attention(model: PreTrainedModel) -> None:
@@ -193,15 +212,20 @@ def pack_attention(model: PreTrainedModel) -> None:
         raise _cannot_be_packed(model, "it computes its attention in a way of its own")
 
 
-def run_trunk(trunk: nn.Module, sequences: Sequences) -> Tensor:
-    """Run a model without its output layer over packed sequences. Shape [T, D]."""
-    hidden_1TD: Tensor = trunk(
-        input_ids=sequences.token_ids_T[None],
-        position_ids=sequences.positions_T[None],
+def run_trunk(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
+    """Run a model without its output layer over this rank's part of packed sequences.
+
+    Returns:
+        Shape [S, D], S tokens of this rank.
+    """
+    hidden_1SD: Tensor = trunk(
+        input_ids=cut.own(sequences.token_ids_T)[None],
+        position_ids=cut.own(sequences.positions_T)[None],
         use_cache=False,
         sequences=sequences,
+        cut=cut,
     ).last_hidden_state
-    return hidden_1TD[0]
+    return hidden_1SD[0]
 
 
 @torch.no_grad()
@@ -227,7 +251,8 @@ def check_packing(causal_lm: PreTrainedModel) -> None:
     pack_attention(causal_lm)
     try:
         sequences = Sequences.of(pieces, prefixes=[None, None, 1, 1])
-        packed_TD = run_trunk(causal_lm.base_model, sequences)
+        whole = Cut(ALONE, sequences, torch.arange(len(sequences.token_ids_T)))
+        packed_TD = run_trunk(causal_lm.base_model, sequences, whole)
     except TypeError as error:  # `sequences` does not arrive
         raise _cannot_be_packed(causal_lm, str(error)) from error
     if not torch.allclose(packed_TD, torch.cat(cut(alone_BTD)), rtol=1e-3, atol=1e-3):

@@ -28,6 +28,7 @@ from learner.algorithm.sequences import Sequences
 from .activation_checkpointing import Kept, checkpoint_layers
 from .attention import check_packing, pack_attention, run_trunk, take
 from .output_layer import check_output_layer, output_layer, score_tokens, softmax_of
+from .sequence_parallel import ALONE, Cut
 
 
 class Scores(NamedTuple):
@@ -37,8 +38,8 @@ class Scores(NamedTuple):
     """log pi of each scored token at the sampling temperature, nats. Shape [N], float32."""
     entropies_N: Tensor
     """Entropy of the distribution that each token was drawn from, nats. Shape [N], float32."""
-    states_ND: Tensor
-    """Last hidden state before each token, from which it is predicted. Shape [N, D]."""
+    states_MD: Tensor
+    """Last hidden states from which this rank's M of the tokens are predicted. Shape [M, D]."""
 
 
 class Policy(nn.Module):
@@ -50,6 +51,8 @@ class Policy(nn.Module):
     def __init__(self, causal_lm: PreTrainedModel, *, temperature: float) -> None:
         super().__init__()
         pack_attention(causal_lm)
+        self.sequence_group = ALONE
+        """Ranks that share the tokens of a microbatch."""
         self.causal_lm = causal_lm
         self.softmax = softmax_of(causal_lm, temperature=temperature)
         self.vocabulary = int(causal_lm.config.vocab_size)
@@ -73,22 +76,21 @@ class Policy(nn.Module):
         Returns:
             Log-probs, entropies and states of the scored tokens.
         """
-        states_ND = states_before(self.causal_lm.base_model, sequences, indices_N)
-        targets_N = sequences.token_ids_T.index_select(0, indices_N)
-        logprobs_N, entropies_N = score_tokens(
+        cut = Cut(self.sequence_group, sequences, indices_N)
+        states_MD = states_before(self.causal_lm.base_model, sequences, cut)
+        logprobs_M, entropies_M = score_tokens(
             output_layer(self.causal_lm),
-            states_ND,
-            targets_N,
+            states_MD,
+            cut.own_scores(sequences.token_ids_T.index_select(0, indices_N)),
             self.softmax if temperature is None else replace(self.softmax, temperature=temperature),
             entropy_gradient=entropy_gradient,
         )
-        return Scores(logprobs_N, entropies_N, states_ND)
+        return Scores(cut.gather(logprobs_M), cut.gather(entropies_M), states_MD)
 
 
-def states_before(trunk: nn.Module, sequences: Sequences, indices_N: Tensor) -> Tensor:
-    """Run a model without its output layer; the state before a token predicts it. Shape [N, D]."""
-    places_N = sequences.before_T.index_select(0, indices_N)
-    return take(run_trunk(trunk, sequences), places_N)
+def states_before(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
+    """Run a model without its output layer; the state before a token predicts it. Shape [M, D]."""
+    return take(run_trunk(trunk, sequences, cut), cut.states_M)
 
 
 def load_causal_lm(path: str | Path) -> PreTrainedModel:
@@ -131,7 +133,8 @@ def shard(
 
     Args:
         policy: The whole policy, equal on every rank.
-        mesh: One dimension over all ranks; its device is where parameters move.
+        mesh: All ranks; its device is where parameters move. Of two dimensions, the first has
+            copies of what the second shards.
         dtype: Of forward and backward passes. Gradients are reduced in float32 at least.
         activations: What each layer keeps for its backward pass.
     """

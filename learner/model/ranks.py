@@ -9,6 +9,7 @@ taken as they are.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -18,15 +19,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.errors import SettingsError
+from configs.settings import ParallelSettings
+from configs.validation.parallel import Layout, layout_of
+
+from .sequence_parallel import ALONE, SequenceGroup
 
 RENDEZVOUS_FILE = "NYALA_RENDEZVOUS_FILE"
 """Set by the launcher: path of the file through which the ranks of one machine meet."""
 
-# Ranks meet at least once per look at the store and per microbatch; a compile or a slow disk fits
-# in.
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 BACKGROUND_TIMEOUT = timedelta(hours=1)
 """Of the thread that saves checkpoints: the ranks' disks may differ, and nobody waits there."""
+DEFAULT_TIMEOUT_S = 600.0
+"""That of `learner.collective_timeout_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,13 @@ class Ranks:
     size: int
     device: torch.device
     mesh: DeviceMesh
+    """Over which weights are sharded; of two dimensions, the first has copies of them."""
     control: dist.ProcessGroup
     """gloo, on the CPU."""
     background: dist.ProcessGroup
     """gloo, for one other thread of each rank: collectives of two threads must not mix."""
+    sequence: SequenceGroup = ALONE
+    """Ranks that share each microbatch with this one."""
 
     @property
     def in_background(self) -> Ranks:
@@ -51,6 +58,16 @@ class Ranks:
     def is_first(self) -> bool:
         """Rank 0 talks to the store and writes the files of the run."""
         return self.rank == 0
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among those with different microbatches."""
+        return self.rank // self.sequence.size
+
+    @property
+    def data_size(self) -> int:
+        """Number of ranks with different microbatches."""
+        return self.size // self.sequence.size
 
     def broadcast(self, message: bytes | None) -> bytes:
         """Send rank 0's bytes to all; the other ranks pass None."""
@@ -82,8 +99,9 @@ class Ranks:
         ]
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor over all ranks."""
-        return self._reduce(values, dist.ReduceOp.SUM)
+        """Sum a tensor over ranks; of those that share a microbatch, the first one's counts."""
+        own = values if self.sequence.rank == 0 else torch.zeros_like(values)
+        return self._reduce(own, dist.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
         """Take the maximum over all ranks, element by element."""
@@ -104,15 +122,23 @@ class Ranks:
         return reduced
 
 
-def join(device: str, *, threads: int) -> Ranks:
+def join(
+    device: str,
+    *,
+    threads: int,
+    parallel: ParallelSettings | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> Ranks:
     """Join the process group that the environment describes; a group of one if it describes none.
 
     Args:
         device: `auto`, `cpu` or `cuda`.
         threads: On a CPU.
+        parallel: Groups of ranks; None = the default.
+        timeout_s: Longest wait in a collective.
 
     Raises:
-        SettingsError: `device` is `cuda` and there is no GPU.
+        SettingsError: `device` is `cuda` and there is no GPU, or the ranks cannot be grouped so.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError(
@@ -126,22 +152,55 @@ def join(device: str, *, threads: int) -> Ranks:
         torch.set_num_threads(threads)
 
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size)
-    control = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+    layout = layout_of(parallel or ParallelSettings(), size)
+    timeout = timedelta(seconds=timeout_s)
+    _init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", rank, size, timeout)
+    control = dist.new_group(backend="gloo", timeout=timeout)
     background = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
     assert isinstance(control, dist.ProcessGroup)  # this rank is a member
     assert isinstance(background, dist.ProcessGroup)
+    mesh, sequence = arrange(layout, kind, rank=rank, timeout=timeout)
     return Ranks(
         rank=rank,
         size=size,
         device=torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu"),
-        mesh=init_device_mesh(kind, (size,)),
+        mesh=mesh,
+        sequence=sequence,
         control=control,
         background=background,
     )
 
 
-def _init_process_group(backend: str, rank: int, size: int) -> None:
+def arrange(
+    layout: Layout, kind: str, *, rank: int, timeout: timedelta
+) -> tuple[DeviceMesh, SequenceGroup]:
+    """Group the ranks; all of them must call it.
+
+    Neighbours shard one copy of the weights and share microbatches, so these exchanges stay within
+    a machine where they can.
+    """
+    size = layout.replicate * layout.shard
+    mesh = init_device_mesh(kind, (size,))
+    if layout.replicate > 1:
+        table = torch.arange(size).view(layout.replicate, layout.shard)
+        groups = [_own_group(table.T.tolist(), timeout), _own_group(table.tolist(), timeout)]
+        names = ("replicate", "shard")
+        mesh = DeviceMesh.from_group(groups, kind, mesh=table, mesh_dim_names=names)
+    if layout.sequence == 1:
+        return mesh, ALONE
+    neighbours = torch.arange(size).view(-1, layout.sequence).tolist()
+    group = _own_group(neighbours, timeout)
+    return mesh, SequenceGroup(rank % layout.sequence, layout.sequence, group)
+
+
+def _own_group(members: Sequence[list[int]], timeout: timedelta) -> dist.ProcessGroup:
+    """Make groups of ranks, and return the one that this rank is in."""
+    group, _ = dist.new_subgroups_by_enumeration([*members], timeout=timeout)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _init_process_group(backend: str, rank: int, size: int, timeout: timedelta) -> None:
     rendezvous = os.environ.get(RENDEZVOUS_FILE)
     if size == 1 and rendezvous is None and "MASTER_ADDR" not in os.environ:
         # Alone: a store in memory, and gloo's socket on loopback.
@@ -151,7 +210,7 @@ def _init_process_group(backend: str, rank: int, size: int) -> None:
             store=dist.HashStore(),  # type: ignore[attr-defined]
             rank=0,
             world_size=1,
-            timeout=COLLECTIVE_TIMEOUT,
+            timeout=timeout,
         )
     else:
         dist.init_process_group(
@@ -159,5 +218,5 @@ def _init_process_group(backend: str, rank: int, size: int) -> None:
             init_method=f"file://{rendezvous}" if rendezvous else "env://",
             rank=rank,
             world_size=size,
-            timeout=COLLECTIVE_TIMEOUT,
+            timeout=timeout,
         )

@@ -6,7 +6,8 @@
 
 It is checkpointed with the policy, but neither published nor part of the saved model.
 
-Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D model width.
+Shapes: T tokens of all sequences of a microbatch, N of these that are scored, M of these whose
+states this rank has, D model width.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from learner.model.policy import (
     states_before,
 )
 from learner.model.ranks import Ranks
+from learner.model.sequence_parallel import ALONE, Cut
 
 from .optimizer import AdamWithSchedule, Schedule, StepOutcome
 
@@ -39,6 +41,8 @@ class ValueModel(nn.Module):
 
     def __init__(self, width: int, trunk: nn.Module | None, *, trunk_gradient: bool) -> None:
         super().__init__()
+        self.sequence_group = ALONE
+        """Ranks that share the tokens of a microbatch."""
         self.trunk = trunk
         self.trunk_gradient = trunk_gradient
         self.head = nn.Linear(width, 1)
@@ -46,23 +50,24 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, sequences: Sequences, indices_N: Tensor, states_ND: Tensor) -> Tensor:
+    def forward(self, sequences: Sequences, indices_N: Tensor, states_MD: Tensor) -> Tensor:
         """Value the states before the tokens at `indices_N`.
 
         Args:
             sequences: The packed ones.
             indices_N: Tokens whose states are valued, of all T. Shape [N], int64.
-            states_ND: The policy's hidden states there; unused by a model with a trunk.
+            states_MD: Those of the policy's hidden states that this rank has; unused by a model
+                with a trunk.
 
         Returns:
             Shape [N, 1], float32: a view of it would lose the hooks that FSDP2 attaches to outputs.
         """
+        cut = Cut(self.sequence_group, sequences, indices_N)
         if self.trunk is not None:
-            states_ND = states_before(self.trunk, sequences, indices_N)
+            states_MD = states_before(self.trunk, sequences, cut)
         elif not self.trunk_gradient:
-            states_ND = states_ND.detach()
-        values_N1: Tensor = self.head(states_ND.float())
-        return values_N1
+            states_MD = states_MD.detach()
+        return cut.gather(self.head(states_MD.float()))
 
 
 class Critic:
@@ -81,17 +86,17 @@ class Critic:
         return step <= self.settings.warmup_batches
 
     @torch.no_grad()
-    def evaluate(self, microbatch: Microbatch, states_ND: Tensor) -> Tensor:
+    def evaluate(self, microbatch: Microbatch, states_MD: Tensor) -> Tensor:
         """Value the tokens' states at the beginning of a batch; every rank must call it."""
-        values_N = self._values(microbatch, states_ND)
+        values_N = self._values(microbatch, states_MD)
         release(self.model)
         return values_N
 
     def loss(
-        self, microbatch: Microbatch, states_ND: Tensor, old_values_N: Tensor, targets_N: Tensor
+        self, microbatch: Microbatch, states_MD: Tensor, old_values_N: Tensor, targets_N: Tensor
     ) -> Tensor:
         """Compute a microbatch's share of the value loss, times its coefficient."""
-        values_N = self._values(microbatch, states_ND)
+        values_N = self._values(microbatch, states_MD)
         loss = value_loss(
             values_N, old_values_N, targets_N, microbatch.weights_N, clip=self.settings.clip
         )
@@ -118,8 +123,8 @@ class Critic:
         meter, self._meter = self._meter, ValueMeter()
         return meter.merge(ranks)
 
-    def _values(self, microbatch: Microbatch, states_ND: Tensor) -> Tensor:
-        values_N1: Tensor = self.model(microbatch.sequences, microbatch.indices_N, states_ND)
+    def _values(self, microbatch: Microbatch, states_MD: Tensor) -> Tensor:
+        values_N1: Tensor = self.model(microbatch.sequences, microbatch.indices_N, states_MD)
         return values_N1.squeeze(-1)
 
 
@@ -146,6 +151,7 @@ def make_critic(
     if settings.kind == "none":
         return None
     model = _new_model(int(policy.causal_lm.config.hidden_size), settings, model_path)
+    model.sequence_group = ranks.sequence
     layers = [] if model.trunk is None else layers_of(model.trunk)
     checkpoint_layers(layers, choose(learner.activation_checkpointing, model, ranks.device))
     shard_units(model.head, [], ranks.mesh, dtype=torch.float32)

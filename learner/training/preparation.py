@@ -96,7 +96,7 @@ def _evaluate(
         assert rewards_N is not None
         advantages_N = rewards_to_go(microbatch, rewards_N)
         return replace(prepared, microbatch=replace(microbatch, advantages_N=advantages_N))
-    values_N = critic.evaluate(microbatch, scores.states_ND)
+    values_N = critic.evaluate(microbatch, scores.states_MD)
     found = token_advantages(
         microbatch,
         scores.logprobs_N - microbatch.behaviour_logprobs_N,

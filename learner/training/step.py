@@ -148,7 +148,7 @@ def accumulate(
     if critic is not None:
         assert prepared.values_N is not None and prepared.targets_N is not None
         total = total + critic.loss(
-            microbatch, scores.states_ND, prepared.values_N, prepared.targets_N
+            microbatch, scores.states_MD, prepared.values_N, prepared.targets_N
         )
     total.backward()
     meter.add(log_rhos_N, scores.entropies_N, microbatch, found, deltas_N)

@@ -9,7 +9,7 @@ import redis
 from actors.environments import registry
 from actors.environments.base import Score, Segment, Step
 from configs.errors import NyalaError, SettingsError
-from configs.settings import RunSettings, Settings
+from configs.settings import ParallelSettings, RunSettings, Settings
 from console.run import preflight
 from console.run.redis_server import free_port
 from tests.learner.support.tiny_policy import save_tiny_model
@@ -233,6 +233,20 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
     preflight.check_devices(settings("learner", device="cpu", ranks=8).learner)
     with pytest.raises(SettingsError, match="must be <= the GPUs of this machine = 2, got 4"):
         preflight.check_devices(settings("learner", device="cuda", ranks=4).learner)
+
+
+def test_ranks_and_heads_that_cannot_be_divided_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 6, "num_key_value_heads": 2}')
+    two = settings("learner", ranks=4).model_copy(update={"parallel": ParallelSettings(sequence=4)})
+    model = two.run.model_copy(update={"model": str(tmp_path)})
+
+    preflight.check_parallel(two)
+    with pytest.raises(SettingsError, match=r"parallel\.replicate must divide .* 1 rank\(s\)"):
+        preflight.check_parallel(settings("parallel", replicate=2))
+    with pytest.raises(
+        SettingsError, match="must divide the 6 attention heads of the model, got 4"
+    ):
+        preflight.check_parallel(two.model_copy(update={"run": model}))
 
 
 def test_all_that_is_in_the_way_is_listed_at_once(tmp_path):

@@ -56,9 +56,10 @@ MIDDLE = {
 MULTI_GPU = Path(__file__).parents[3] / "configs" / "multi-gpu.yaml"
 
 
-def _multi_gpu(**learner: Any) -> Settings:
+def _multi_gpu(parallel: dict[str, int] | None = None, **learner: Any) -> Settings:
     raw = yaml.safe_load(MULTI_GPU.read_text())
     raw["learner"] |= learner
+    raw["parallel"] = parallel or {}
     return Settings.model_validate(raw)
 
 
@@ -92,6 +93,10 @@ def test_eight_billion_parameters_fit_four_cards_of_80_gb_with_full_checkpointin
         plain.check(80 * 10**9)
     with pytest.raises(SettingsError, match=r"set learner.ranks above 4"):
         fits.check(20 * GIB)
+    halves = {"replicate": 2, "sequence": 2}
+    shared = card_memory(_multi_gpu(halves), QWEN3_8B, on_gpu=True)
+    assert shared.step["activations"] * 2 == fits.step["activations"]
+    assert shared.states["gradients"] == 2 * fits.states["gradients"]
     wide = card_memory(_multi_gpu(microbatch_tokens=65536), QWEN3_8B, on_gpu=True)
     with pytest.raises(SettingsError, match=r"set learner.microbatch_tokens below 65536"):
         wide.check(60 * GIB)

@@ -20,6 +20,7 @@ from learner.algorithm.sequences import Sequences
 from learner.model import attention, policy
 from learner.model.attention import check_packing
 from learner.model.policy import Policy
+from learner.model.sequence_parallel import Cut
 from tests.learner.support.exact_gradients import (
     EXACT,
     FAMILIES,
@@ -88,7 +89,7 @@ def _each_sequence(
 
     def seed(monkeypatch: pytest.MonkeyPatch) -> None:
         right = attention.run_trunk
-        monkeypatch.setattr(policy, "run_trunk", lambda trunk, s: right(trunk, change(s)))
+        monkeypatch.setattr(policy, "run_trunk", lambda trunk, s, cut: right(trunk, change(s), cut))
 
     return seed
 
@@ -128,8 +129,8 @@ def _heads_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _own_state_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    def states(trunk: Any, sequences: Sequences, indices_N: Tensor) -> Tensor:
-        return attention.run_trunk(trunk, sequences).index_select(0, indices_N)
+    def states(trunk: Any, sequences: Sequences, cut: Cut) -> Tensor:
+        return attention.run_trunk(trunk, sequences, cut).index_select(0, cut.states_M + 1)
 
     monkeypatch.setattr(policy, "states_before", states)
 

@@ -1,4 +1,4 @@
-"""Two ranks over gloo against one: the same loss, gradient, weights and checkpoint."""
+"""Two ranks and four over gloo against one: the same loss, gradient, weights and checkpoint."""
 
 from __future__ import annotations
 
@@ -11,96 +11,115 @@ import pytest
 import torch
 
 from configs.errors import SettingsError
+from configs.settings import LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.model.policy import probe_logprobs
+from learner.checkpointing.tensors.shards import PREFIX
+from learner.model.policy import probe_logprobs, shard
 from learner.model.ranks import Ranks, join
-from tests.learner.support.one_of_two_ranks import (
+from learner.training.optimizer import AdamWithSchedule
+from tests.learner.support.ranks.layouts import CASES, FOUR_AND_TWO, WIDE, WRONG, Case, tensors_of
+from tests.learner.support.ranks.layouts import STATE as SAVED
+from tests.learner.support.ranks.layouts import new_policy as wide_policy
+from tests.learner.support.ranks.one_of_two_ranks import (
     PROBE,
     new_policy,
     train,
     train_critics,
     whole_parameters,
 )
-from tests.learner.support.tiny_policy import tiny_causal_lm
-from tests.learner.support.two_ranks import run_two_ranks
+from tests.learner.support.ranks.several_ranks import run_ranks
+from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
+EXACT = 1e-10
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two ranks have left what they found."""
-    folder = tmp_path_factory.mktemp("two-ranks")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks, then two and four in all layouts, have left what they found."""
+    folder = tmp_path_factory.mktemp("ranks")
     tiny_causal_lm(seed=0).save_pretrained(folder / "model")
-    run_two_ranks("tests.learner.support.one_of_two_ranks", folder)
+    run_ranks(folder, ("one_of_two_ranks", 2), *(("layouts", ranks) for ranks in CASES))
     return folder
 
 
-def _found(folder: Path, rank: int = 0) -> dict[str, Any]:
+def _of_two(folder: Path, rank: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / f"found-{rank}.json").read_text())
     return found
 
 
-def test_two_ranks_train_as_one_does(two_ranks: Path, ranks: Ranks) -> None:
+def test_two_ranks_train_as_one_does(found: Path, ranks: Ranks) -> None:
     policy, optimizer = new_policy(ranks)
 
     batches = [asdict(train(policy, optimizer, step, ranks)) for step in (1, 2, 3)]
 
-    for ours, theirs in zip(batches, _found(two_ranks)["batches"], strict=True):
+    for ours, theirs in zip(batches, _of_two(found)["batches"], strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
         assert theirs["outcome"] == pytest.approx(ours["outcome"], abs=1e-5)
         # A ratio that rounds differently may fall into the next bin.
         percentiles = (b["divergence"].pop("ratio_percentiles") for b in (ours, theirs))
         assert next(percentiles) == pytest.approx(next(percentiles), rel=0.1)
         assert theirs["divergence"] == pytest.approx(ours["divergence"], abs=1e-4)
-    gathered = torch.load(two_ranks / "parameters.pt")
+    gathered = torch.load(found / "parameters.pt")
     for ours_, theirs_ in zip(whole_parameters(policy), gathered, strict=True):
         assert torch.allclose(ours_, theirs_, atol=1e-5)
 
 
-def test_ranks_agree_to_the_bit_on_what_guards_decide_by(two_ranks: Path) -> None:
-    assert _found(two_ranks, rank=1) == _found(two_ranks, rank=0)
-
-
-def test_two_ranks_go_back_to_a_checkpoint_and_to_the_beginning(
-    two_ranks: Path, ranks: Ranks
+def test_two_ranks_that_share_microbatches_train_as_one_does(
+    found: Path, tmp_path: Path, ranks: Ranks
 ) -> None:
+    policy, optimizer = new_policy(ranks)
+    batches = [asdict(train(policy, optimizer, step, ranks)) for step in (1, 2)]
+    figures, _ = train_critics(tmp_path, ranks, steps=(1,))
+
+    for ours, theirs in zip(batches, _of_two(found)["sharing"], strict=True):
+        assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
+        assert theirs["outcome"] == pytest.approx(ours["outcome"], abs=1e-5)
+        del ours["divergence"]["ratio_percentiles"], theirs["divergence"]["ratio_percentiles"]
+        assert theirs["divergence"] == pytest.approx(ours["divergence"], abs=1e-4)
+    for ours, theirs in zip(figures, _of_two(found)["sharing_values"], strict=True):
+        assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)
+
+
+def test_ranks_agree_to_the_bit_on_what_guards_decide_by(found: Path) -> None:
+    assert _of_two(found, rank=1) == _of_two(found, rank=0)
+
+
+def test_two_ranks_go_back_to_a_checkpoint_and_to_the_beginning(found: Path, ranks: Ranks) -> None:
     policy, optimizer = new_policy(ranks)
     initial = [parameter.clone() for parameter in whole_parameters(policy)]
     for step in (1, 2):
         train(policy, optimizer, step, ranks)
 
-    restored, begun_anew = torch.load(two_ranks / "older.pt")
+    restored, begun_anew = torch.load(found / "older.pt")
 
-    assert _found(two_ranks)["back_to"] == [2, 0]
+    assert _of_two(found)["back_to"] == [2, 0]
     for ours, theirs in zip(whole_parameters(policy), restored, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
     assert all(torch.equal(a, b) for a, b in zip(initial, begun_anew, strict=True))
 
 
-def test_one_rank_resumes_the_checkpoint_of_two(two_ranks: Path, ranks: Ranks) -> None:
+def test_one_rank_resumes_the_checkpoint_of_two(found: Path, ranks: Ranks) -> None:
     policy, optimizer = new_policy(ranks, seed=9)
-    checkpoints = Checkpoints(two_ranks / "checkpoints", keep=1, ranks=ranks)
+    checkpoints = Checkpoints(found / "checkpoints", keep=1, ranks=ranks)
     newest = checkpoints.newest()
     assert newest is not None
 
     checkpoints.load(newest[0], policy, optimizer)
-    assert probe_logprobs(policy, PROBE) == pytest.approx(_found(two_ranks)["probe"], abs=1e-5)
+    assert probe_logprobs(policy, PROBE) == pytest.approx(_of_two(found)["probe"], abs=1e-5)
     train(policy, optimizer, 3, ranks)
 
-    gathered = torch.load(two_ranks / "parameters.pt")
+    gathered = torch.load(found / "parameters.pt")
     for ours, theirs in zip(whole_parameters(policy), gathered, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-def test_two_ranks_train_a_critic_as_one_does(
-    two_ranks: Path, tmp_path: Path, ranks: Ranks
-) -> None:
+def test_two_ranks_train_a_critic_as_one_does(found: Path, tmp_path: Path, ranks: Ranks) -> None:
     figures, moments = train_critics(tmp_path, ranks)
 
-    for ours, theirs in zip(figures, _found(two_ranks)["values"], strict=True):
+    for ours, theirs in zip(figures, _of_two(found)["values"], strict=True):
         assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)
-    for ours_, theirs_ in zip(moments, torch.load(two_ranks / "critics.pt"), strict=True):
+    for ours_, theirs_ in zip(moments, torch.load(found / "critics.pt"), strict=True):
         assert torch.allclose(ours_, theirs_, rtol=1e-3, atol=1e-6)
 
 
@@ -108,3 +127,40 @@ def test_two_ranks_train_a_critic_as_one_does(
 def test_cuda_without_a_gpu_is_a_settings_error() -> None:
     with pytest.raises(SettingsError, match=r"learner\.device must be cpu or auto"):
         join("cuda", threads=1)
+
+
+def _errors(folder: Path, ranks: int) -> dict[str, Any]:
+    errors: dict[str, Any] = json.loads((folder / f"found-{ranks}.json").read_text())
+    return errors
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(n, name) for n, of in CASES.items() for name in of])
+def test_loss_and_every_gradient_are_those_of_one_rank(ranks: int, name: str, found: Path) -> None:
+    assert _errors(found, ranks)[name] <= EXACT
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_found(name: str, found: Path) -> None:
+    ranks, right, _ = WRONG[name]
+    assert _errors(found, ranks)[right] <= EXACT < 1e-3 < _errors(found, ranks)[name]
+
+
+@pytest.mark.parametrize("size", CASES)
+@pytest.mark.parametrize("layout", ["shards", "copies"])
+def test_a_checkpoint_moves_between_layouts_to_the_bit(
+    layout: str, size: int, found: Path, ranks: Ranks
+) -> None:
+    assert _errors(found, size)["moved"] == []
+    policy = shard(wide_policy(Case("qwen3", {}, FOUR_AND_TWO)), ranks.mesh, dtype=WIDE)
+    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    checkpoints = Checkpoints(found / f"{layout}-{size}", keep=1, ranks=ranks)
+    path = checkpoints.path_of(SAVED.step)
+
+    checkpoints.load(path, policy, optimizer)
+
+    expected = torch.load(found / f"expected-{size}.pt")
+    for ours, theirs in zip(tensors_of(policy, optimizer), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    stored = sum(file.stat().st_size for file in path.glob(f"{PREFIX}*"))
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in expected)
+    assert stored < 1.2 * needed, "one copy writes"

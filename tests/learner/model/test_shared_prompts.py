@@ -287,7 +287,7 @@ def test_a_model_whose_completions_do_not_see_their_prompt_is_refused(
 ) -> None:
     model = make_random_model("llama", attn_implementation="eager")
     right = attention.run_trunk
-    monkeypatch.setattr(attention, "run_trunk", lambda t, s: right(t, _prompt_unseen(s)))
+    monkeypatch.setattr(attention, "run_trunk", lambda t, s, cut: right(t, _prompt_unseen(s), cut))
 
     with pytest.raises(SettingsError, match="its sequences would see one another"):
         check_packing(model)

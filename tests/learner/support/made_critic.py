@@ -61,6 +61,7 @@ def make_pair(settings: CriticSettings, folder: Path, ranks: Ranks, *, seed: int
         tiny_causal_lm(seed=seed).save_pretrained(folder / "model")
     ranks.barrier()
     policy = tiny_policy(ranks.mesh, seed=seed)
+    policy.sequence_group = ranks.sequence
     critic = make_critic(
         policy,
         settings,
@@ -85,12 +86,12 @@ def made_microbatches(
     plan = plan_batch(
         step,
         episodes,
-        ranks=ranks.size,
+        ranks=ranks.data_size,
         settings=settings,
         max_completion_tokens=8,
         microbatch_tokens=microbatch_tokens,
     )
-    own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
+    own = {*plan.task_ids_of(ranks.data_rank)}
     return pack(
         plan,
         [episode for episode in episodes if episode.task_id in own],

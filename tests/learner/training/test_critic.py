@@ -143,7 +143,7 @@ def test_only_a_shared_trunk_is_trained_by_the_value_loss(tmp_path: Path, ranks:
         microbatch = made_microbatches(random_group_episodes(4, 3), 2, ranks)[0]
         scores = pair.policy(microbatch.sequences, microbatch.indices_N)
         zeros_N = torch.zeros_like(microbatch.weights_N)
-        loss = pair.critic.loss(microbatch, scores.states_ND, zeros_N, zeros_N + 1)
+        loss = pair.critic.loss(microbatch, scores.states_MD, zeros_N, zeros_N + 1)
 
         (loss + 0 * scores.logprobs_N.sum()).backward()
 

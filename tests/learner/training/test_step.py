@@ -24,11 +24,11 @@ from learner.training.divergence_meter import DivergenceMeter
 from learner.training.optimizer import AdamWithSchedule, Schedule, StepOutcome
 from learner.training.preparation import prepare
 from learner.training.step import accumulate, train_batch
-from tests.learner.support.exact_training import CASES, Descent, train
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.padded import StayWide
+from tests.learner.support.ranks.exact_training import CASES, Descent, train
+from tests.learner.support.ranks.several_ranks import run_ranks
 from tests.learner.support.tiny_policy import constant_rate, tiny_policy
-from tests.learner.support.two_ranks import run_two_ranks
 
 EPISODES = random_group_episodes(4, 3, seed=1)
 
@@ -37,7 +37,7 @@ EPISODES = random_group_episodes(4, 3, seed=1)
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, Tensor]]:
     """What two ranks found, for each case."""
     folder = tmp_path_factory.mktemp("exact-training")
-    run_two_ranks("tests.learner.support.exact_training", folder)
+    run_ranks(folder, ("exact_training", 2))
     found: list[tuple[float, Tensor]] = torch.load(folder / "found.pt")
     return found
 

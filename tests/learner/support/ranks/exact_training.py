@@ -7,7 +7,6 @@ whose gradients are added up, is exact. Run by `test_step.py`; argument: folder 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -96,7 +95,3 @@ def main(folder: Path) -> None:
         torch.save(found, folder / "found.pt")
     ranks.barrier()
     ranks.leave()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

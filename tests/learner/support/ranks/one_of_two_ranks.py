@@ -6,7 +6,7 @@ Arguments: folder with a `model`, for the checkpoint and for the ranks' findings
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from learner.training.optimizer import AdamWithSchedule
 from learner.training.step import TrainedBatch, train_batch
 from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.ranks.layouts import arranged
 from tests.learner.support.tiny_policy import constant_rate, tiny_policy
 
 SETTINGS = AlgorithmSettings(entropy_bonus=0.01, kl_coefficient=0.05)
@@ -39,6 +40,7 @@ PROBE = (3, 9, 4, 4, 17)
 def new_policy(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
     """Make the policy that every test of ranks trains."""
     policy = tiny_policy(ranks.mesh, seed=seed)
+    policy.sequence_group = ranks.sequence
     return policy, AdamWithSchedule(policy, constant_rate(1e-3), LearnerSettings())
 
 
@@ -48,13 +50,13 @@ def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) 
     plan = plan_batch(
         step,
         episodes,
-        ranks=ranks.size,
+        ranks=ranks.data_size,
         settings=SETTINGS,
         max_completion_tokens=8,
         microbatch_tokens=MICROBATCH_TOKENS,
     )
     plan = BatchPlan.decode(ranks.broadcast(plan.encode() if ranks.is_first else None))
-    own = {row.task_id for row in plan.rows if row.rank == ranks.rank}
+    own = {*plan.task_ids_of(ranks.data_rank)}
     microbatches = pack(
         plan,
         [episode for episode in episodes if episode.task_id in own],
@@ -62,6 +64,8 @@ def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) 
         lineages={1: 0},
         lineage=1,
     )
+    reference = freeze(tiny_policy(ranks.mesh, seed=5))
+    reference.sequence_group = ranks.sequence
     return train_batch(
         policy,
         optimizer,
@@ -69,7 +73,7 @@ def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) 
         microbatches,
         settings=SETTINGS,
         ranks=ranks,
-        reference=freeze(tiny_policy(ranks.mesh, seed=5)),
+        reference=reference,
     )
 
 
@@ -80,12 +84,14 @@ def whole_parameters(policy: Policy) -> list[torch.Tensor]:
     ]
 
 
-def train_critics(folder: Path, ranks: Ranks) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
-    """Train a policy with each kind of critic for two batches; what they showed, and moments."""
+def train_critics(
+    folder: Path, ranks: Ranks, *, steps: Sequence[int] = (1, 2)
+) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
+    """Train a policy with each kind of critic for some batches; what they showed, and moments."""
     figures, moments = [], []
     for settings in (HEAD, MODEL):
         pair = make_pair(settings, folder, ranks)
-        for step in (1, 2):
+        for step in steps:
             trained = train_pair(pair, step, ranks, microbatch_tokens=MICROBATCH_TOKENS)
             assert trained.critic is not None
             figures.append(asdict(trained.critic))
@@ -121,11 +127,17 @@ def main(folder: Path) -> None:
     batches.append(train(policy, optimizer, 3, ranks))
     parameters = whole_parameters(policy)
     values, critic_parameters = train_critics(folder, ranks)
+    shared = arranged(ranks, {"sequence": 2})
+    policy_, optimizer_ = new_policy(shared)
+    sharing = [asdict(train(policy_, optimizer_, step, shared)) for step in (1, 2)]
+    sharing_values, _ = train_critics(folder, shared, steps=(1,))
     steps, older = go_back(checkpoints, policy, optimizer, folder / "model", ranks)
     found = {
         "batches": [asdict(batch) for batch in batches],
         "probe": logprobs,
         "values": values,
+        "sharing": sharing,
+        "sharing_values": sharing_values,
         "back_to": steps,
     }
     (folder / f"found-{ranks.rank}.json").write_text(json.dumps(found))
@@ -135,7 +147,3 @@ def main(folder: Path) -> None:
         torch.save(critic_parameters, folder / "critics.pt")
     ranks.barrier()
     ranks.leave()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

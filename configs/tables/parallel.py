@@ -1,0 +1,18 @@
+"""`parallel`: what the learner's ranks divide among themselves."""
+
+from __future__ import annotations
+
+from .base import Positive, Table
+
+
+class ParallelSettings(Table):
+    """Sizes of the groups that the learner's ranks form; `replicate` x `shard` = all ranks."""
+
+    replicate: Positive = 1
+    """Copies of the sharded weights. Ranks of different copies exchange gradients alone, so that
+    gathering weights can stay within a machine."""
+    shard: Positive | None = None
+    """Ranks over which each copy is sharded (FSDP2); null = all that `replicate` leaves."""
+    sequence: Positive = 1
+    """Ranks that share the tokens of each microbatch (Ulysses), for contexts that one card cannot
+    hold: each has a part of the tokens, and within attention a part of the heads."""

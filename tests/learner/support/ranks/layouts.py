@@ -1,0 +1,269 @@
+"""One rank of two or four: loss and gradients of every layout beside those of one rank, in float64.
+
+For `test_parallel.py`. Each rank computes the whole batch alone too, and compares. Argument: folder
+for the findings, and for checkpoints that change from one layout to another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from configs.settings import AlgorithmSettings, LearnerSettings, ParallelSettings
+from configs.validation.parallel import layout_of
+from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
+from learner.data.batch import pack, plan_batch
+from learner.model import sequence_parallel
+from learner.model.policy import Policy, shard
+from learner.model.ranks import Ranks, arrange, join
+from learner.model.sequence_parallel import Cut
+from learner.reporting.metrics import Totals
+from learner.training.divergence_meter import DivergenceMeter
+from learner.training.optimizer import AdamWithSchedule
+from learner.training.step import accumulate
+from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.padded import StayWide
+from tests.learner.support.random_models import make_random_model
+from tests.learner.support.tiny_policy import constant_rate
+
+SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
+STATE = LearnerState("tiny", "h", 2, lineage=1, cursor=0, trained=(), totals=Totals())
+TIMEOUT = timedelta(seconds=100)
+WIDE = torch.float64
+
+
+class Case(NamedTuple):
+    """A model in a layout of ranks."""
+
+    family: str
+    parallel: dict[str, int]
+    shape: dict[str, Any]
+    activations: Any = "none"
+    is_wide: bool = True
+    """In float64 throughout."""
+
+
+FOUR_AND_TWO = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
+FOUR_AND_ONE = FOUR_AND_TWO | {"num_key_value_heads": 1}
+GRANITE = FOUR_AND_TWO | {"attention_multiplier": 0.1}
+BOTH = {"replicate": 2, "sequence": 2}
+CASES: dict[int, dict[str, Case]] = {
+    2: {
+        "copies": Case("llama", {"replicate": 2}, FOUR_AND_TWO),
+        "sequence": Case("qwen3", {"sequence": 2}, FOUR_AND_TWO),
+        "sequence of copies": Case("llama", BOTH, FOUR_AND_TWO),
+        "one head of keys and values": Case("gemma3_text", {"sequence": 2}, FOUR_AND_ONE),
+        "caps": Case("gemma2", {"sequence": 2}, FOUR_AND_TWO),
+        "a scale of its own": Case("granite", {"sequence": 2}, GRANITE),
+        "computed again": Case("qwen3", {"sequence": 2}, FOUR_AND_TWO, "full", False),
+        "computed again in part": Case("qwen3", BOTH, FOUR_AND_TWO, "selective", False),
+    },
+    4: {
+        "hsdp": Case("qwen3", {"replicate": 2}, FOUR_AND_TWO),
+        "shard x sequence": Case("qwen3", {"sequence": 2}, FOUR_AND_TWO),
+        "hsdp x sequence": Case("qwen3", BOTH, FOUR_AND_TWO),
+        "keys and values on two ranks each": Case("qwen3", {"sequence": 4}, FOUR_AND_TWO),
+    },
+}
+
+
+def _heads_permuted() -> AbstractContextManager[Any]:
+    right = Cut.by_tokens
+    return patch.object(Cut, "by_tokens", lambda self, x: right(self, x).flip(2))
+
+
+def _heads_of_keys_and_values_repeated_in_turn() -> AbstractContextManager[Any]:
+    def in_turn(x: Tensor, times: int, dim: int) -> Tensor:
+        assert dim == 0
+        return torch.cat([x] * times)
+
+    return patch.object(Tensor, "repeat_interleave", in_turn)
+
+
+def _gradient_averaged() -> AbstractContextManager[Any]:
+    right = FSDPModule.set_gradient_divide_factor
+    return patch.object(FSDPModule, "set_gradient_divide_factor", lambda self, _: right(self, 2.0))
+
+
+def _every_rank_follows_all_scores() -> AbstractContextManager[Any]:
+    """The gradient of a token comes back from each rank that computed the loss."""
+
+    class Wrong(sequence_parallel._Gather):
+        @staticmethod
+        def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor | None, ...]:
+            return gradient_N.split(list(ctx.counts))[ctx.rank] * len(ctx.counts), None, None
+
+    return patch.object(sequence_parallel, "_Gather", Wrong)
+
+
+def _tokens_of_a_neighbour_scored() -> AbstractContextManager[Any]:
+    right = Cut.own_scores
+    return patch.object(Cut, "own_scores", lambda self, x: right(self, x).roll(1))
+
+
+WRONG: dict[str, tuple[int, str, Callable[[], AbstractContextManager[Any]]]] = {
+    "heads permuted": (2, "sequence", _heads_permuted),
+    "gradient averaged over copies": (2, "copies", _gradient_averaged),
+    "gradient averaged over a sequence": (2, "sequence", _gradient_averaged),
+    "gradient counted on each rank": (2, "sequence", _every_rank_follows_all_scores),
+    "other tokens scored": (2, "sequence", _tokens_of_a_neighbour_scored),
+    "heads of keys and values repeated in turn": (
+        4,
+        "keys and values on two ranks each",
+        _heads_of_keys_and_values_repeated_in_turn,
+    ),
+}
+
+
+def arranged(ranks: Ranks, parallel: dict[str, int]) -> Ranks:
+    """The same ranks in another layout."""
+    layout = layout_of(ParallelSettings(**parallel), ranks.size)
+    mesh, sequence = arrange(layout, "cpu", rank=ranks.rank, timeout=TIMEOUT)
+    return replace(ranks, mesh=mesh, sequence=sequence)
+
+
+def _microbatches(ranks: int, rank: int) -> list[Microbatch]:
+    episodes = random_group_episodes(4, 3, seed=1)
+    plan = plan_batch(
+        1,
+        episodes,
+        ranks=ranks,
+        settings=SETTINGS,
+        max_completion_tokens=8,
+        microbatch_tokens=1000,
+    )
+    own = {*plan.task_ids_of(rank)}
+    packed = pack(
+        plan,
+        [episode for episode in episodes if episode.task_id in own],
+        settings=SETTINGS,
+        lineages={1: 0},
+        lineage=1,
+    )
+    assert ranks > 2 or packed[0].sequences.seen is not None, "a prompt is there once"
+    return [*packed, empty_microbatch()]  # of which some ranks have not one token
+
+
+def new_policy(case: Case) -> Policy:
+    """Make a policy, whole."""
+    policy = Policy(make_random_model(case.family, **case.shape).to(WIDE), temperature=1.0)
+    return policy.eval()
+
+
+def _passes(policy: Policy, microbatches: Sequence[Microbatch]) -> Tensor:
+    """Add up the gradients of a batch; this rank's share of its loss."""
+    meter = DivergenceMeter(SETTINGS, torch.device("cpu"))
+    losses = [accumulate(policy, Prepared(m), meter, SETTINGS) for m in microbatches]
+    return torch.stack(losses).double().sum()
+
+
+def whole(tensor: Tensor | None) -> Tensor:
+    """Gather a tensor; every rank must call it."""
+    assert tensor is not None
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+@cache
+def _alone(family: str, *shape: tuple[str, Any]) -> tuple[Tensor, list[Tensor]]:
+    policy = new_policy(Case(family, {}, dict(shape)))
+    with StayWide():
+        loss = _passes(policy, _microbatches(1, 0))
+    return loss, [whole(parameter.grad) for parameter in policy.parameters()]
+
+
+def _in_layout(case: Case, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
+    there = arranged(ranks, case.parallel)
+    policy = new_policy(case)
+    policy.sequence_group = there.sequence
+    policy = shard(policy, there.mesh, dtype=WIDE, activations=case.activations)
+    # What is computed again, autograd computes outside of any such mode.
+    with StayWide() if case.is_wide else nullcontext():
+        own = _passes(policy, _microbatches(there.data_size, there.data_rank))
+    return there.sum(own), [whole(parameter.grad) for parameter in policy.parameters()]
+
+
+def error_of(
+    case: Case, ranks: Ranks, wrong: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> float:
+    """Largest relative error of loss and gradients in a layout, on rank 0.
+
+    Against one rank; what is computed again, against the same layout in which nothing is.
+    """
+    with wrong():
+        found = _in_layout(case, ranks)
+    if not case.is_wide:
+        expected = _in_layout(case._replace(activations="none"), ranks)
+    elif ranks.is_first:
+        expected = _alone(case.family, *case.shape.items())
+    else:
+        return 0.0
+    pairs = zip((found[0], *found[1]), (expected[0], *expected[1]), strict=True)
+    return max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
+
+
+def _trained(parallel: dict[str, int], ranks: Ranks) -> tuple[Policy, AdamWithSchedule]:
+    """A policy with moments, in a layout."""
+    policy = new_policy(Case("qwen3", {}, FOUR_AND_TWO))
+    policy = shard(policy, arranged(ranks, parallel).mesh, dtype=WIDE)
+    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    for parameter in optimizer.parameters:
+        parameter.grad = parameter.detach().square()
+    optimizer.adam.step()
+    return policy, optimizer
+
+
+def tensors_of(policy: Policy, optimizer: AdamWithSchedule) -> list[Tensor]:
+    """Gather all parameters and moments; every rank must call it."""
+    moments = [
+        moment for state in optimizer.adam.state.values() for _, moment in sorted(state.items())
+    ]
+    return [whole(tensor).clone() for tensor in (*policy.parameters(), *moments)]
+
+
+def move(folder: Path, ranks: Ranks) -> list[str]:
+    """Save under each of two layouts, and load under the other; what differs."""
+    wrong = []
+    layouts = {"shards": _trained({}, ranks), "copies": _trained({"replicate": 2}, ranks)}
+    expected = tensors_of(*layouts["shards"])
+    if ranks.is_first:
+        torch.save(expected, folder / f"expected-{ranks.size}.pt")
+    for name, other in (("shards", "copies"), ("copies", "shards")):
+        checkpoints = Checkpoints(folder / f"{name}-{ranks.size}", keep=1, ranks=ranks)
+        path = checkpoints.save(STATE, *layouts[name])
+        with torch.no_grad():
+            for tensor in layouts[other][1].parameters:
+                tensor.zero_()
+        checkpoints.load(path, *layouts[other])
+        pairs = zip(tensors_of(*layouts[other]), expected, strict=True)
+        wrong += [name for ours, theirs in pairs if not torch.equal(ours, theirs)]
+    return wrong
+
+
+def main(folder: Path) -> None:
+    """Compare every case, and every wrong variant, and let rank 0 write down what it found."""
+    ranks = join("cpu", threads=1)
+    found: dict[str, Any] = {
+        name: error_of(case, ranks) for name, case in CASES[ranks.size].items()
+    }
+    for name, (size, case, wrong) in WRONG.items():
+        if size == ranks.size:
+            found[name] = error_of(CASES[size][case], ranks, wrong)
+    found["moved"] = move(folder, ranks)
+    if ranks.is_first:
+        (folder / f"found-{ranks.size}.json").write_text(json.dumps(found))
+    ranks.barrier()
+    ranks.leave()
