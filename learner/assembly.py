@@ -26,8 +26,14 @@ from learner.data.ledger import Ledger
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
 from learner.model.activation_checkpointing import choose
-from learner.model.policy import Policy, freeze, load_causal_lm, probe_logprobs, shard
+from learner.model.policy import Policy, freeze, probe_logprobs, shard
 from learner.model.ranks import Ranks, join
+from learner.model.saved_model import (
+    allocate,
+    check_first_layers,
+    empty_causal_lm,
+    read_weights,
+)
 from learner.model.sequence_cost import SequenceCost
 from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
@@ -178,15 +184,21 @@ def _follow(
 
 
 def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -> Policy:
-    """Load a policy, by default the initial one, and shard it."""
+    """Load a policy, by default the initial one, sharded: no rank holds all of it."""
     path = present_model(settings.run) if model is None else model
-    policy = Policy(load_causal_lm(path), temperature=settings.run.temperature)
-    check_heads(settings.parallel, policy.causal_lm.config.to_dict())
+    causal_lm = empty_causal_lm(path)
+    check_heads(settings.parallel, causal_lm.config.to_dict())
+    if ranks.is_first:  # another would find the same
+        check_first_layers(causal_lm, path)
+    policy = Policy(causal_lm, temperature=settings.run.temperature)
     policy.sequence_group = ranks.sequence
     # As the sampler ran it: dropout would make ratios random. Gradients flow all the same.
     policy.eval()
     activations = choose(settings.learner.activation_checkpointing, policy, ranks.device)
-    return shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks), activations=activations)
+    shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks), activations=activations)
+    allocate(policy, ranks.device)
+    read_weights(causal_lm, path)
+    return policy
 
 
 def load_critic(policy: Policy, settings: Settings, ranks: Ranks) -> Critic | None:

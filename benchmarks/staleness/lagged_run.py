@@ -26,8 +26,9 @@ from buffer.record.episode import Episode, PolicyVersion, VersionSpan
 from configs.settings import Settings
 from learner.data.batch import pack, plan_batch
 from learner.data.curriculum import eval_task, training_task
-from learner.model.policy import Policy, load_causal_lm
+from learner.model.policy import Policy
 from learner.model.ranks import Ranks
+from learner.model.saved_model import load_causal_lm
 from learner.training.critic import make_critic
 from learner.training.optimizer import AdamWithSchedule, Schedule
 from learner.training.step import train_batch

@@ -8,9 +8,9 @@ checkpoint replays them from their sealed claims, and rolls back at the same bat
 from __future__ import annotations
 
 import structlog
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
-from learner.model.policy import Policy, load_causal_lm
+from learner.model.policy import Policy
+from learner.model.saved_model import read_weights
 from learner.training.critic import Critic
 from learner.training.optimizer import AdamWithSchedule
 
@@ -49,14 +49,8 @@ def roll_back(
         path, state = newest
         checkpoints.load(path, policy, optimizer)
         return state.step
-    _begin_anew(policy, optimizer, model_path)
+    read_weights(policy.causal_lm, model_path)
+    optimizer.adam.state.clear()
     if critic is not None:
         critic.reset(model_path)
     return 0
-
-
-def _begin_anew(policy: Policy, optimizer: AdamWithSchedule, model_path: str) -> None:
-    """Load the initial weights, and clear all moments."""
-    whole = load_causal_lm(model_path).state_dict()
-    set_model_state_dict(policy.causal_lm, whole, options=StateDictOptions(full_state_dict=True))
-    optimizer.adam.state.clear()

@@ -1,7 +1,7 @@
 """The target policy: a Hugging Face causal language model, sharded with FSDP2, that scores tokens.
 
-Owns loading and sharding; `output_layer.py` turns hidden states into log-probs. Losses, batches and
-the publication of weights lie elsewhere.
+Owns sharding; `saved_model.py` reads the weights, `output_layer.py` turns hidden states into
+log-probs. Losses, batches and the publication of weights lie elsewhere.
 
 Sequences come packed, one after another without pads; `attention.py` keeps them apart.
 
@@ -12,22 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from configs.architecture import check_architecture
-from configs.errors import SettingsError
 from learner.algorithm.sequences import Sequences
 
 from .activation_checkpointing import Kept, checkpoint_layers
-from .attention import check_packing, pack_attention, run_trunk, take
-from .output_layer import check_output_layer, output_layer, score_tokens, softmax_of
+from .attention import pack_attention, run_trunk, take
+from .output_layer import output_layer, score_tokens, softmax_of
+from .saved_model import layers_of
 from .sequence_parallel import ALONE, Cut
 
 
@@ -93,46 +91,13 @@ def states_before(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
     return take(run_trunk(trunk, sequences, cut), cut.states_M)
 
 
-def load_causal_lm(path: str | Path) -> PreTrainedModel:
-    """Load a causal language model in float32 on the CPU.
-
-    Master weights stay in float32 on every device: steps of 1e-6 vanish in bfloat16. On a GPU,
-    FSDP2 casts to bfloat16 for the forward and backward passes if `run.dtype` is bfloat16.
-
-    Raises:
-        SettingsError: No such model, or one that cannot be trained exactly.
-    """
-    try:
-        config = AutoConfig.from_pretrained(str(path)).to_dict()
-    except (OSError, ValueError) as error:
-        raise _no_model(path, error) from error
-    check_architecture(config)
-    try:
-        causal_lm = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch.float32, attn_implementation="eager"
-        )
-    except (OSError, ValueError) as error:
-        raise _no_model(path, error) from error
-    layers_of(causal_lm.base_model)  # refuses a model that could not be sharded
-    check_output_layer(causal_lm)
-    check_packing(causal_lm)
-    return cast("PreTrainedModel", causal_lm)
-
-
-def _no_model(path: str | Path, error: Exception) -> SettingsError:
-    return SettingsError(
-        f"run.model must be a Hugging Face model directory or hub name, got {str(path)!r}; "
-        f"{str(error).splitlines()[0]}"
-    )
-
-
 def shard(
     policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype, activations: Kept = "none"
 ) -> Policy:
     """Shard a policy over the ranks of `mesh` with FSDP2: each layer a unit, the rest one more.
 
     Args:
-        policy: The whole policy, equal on every rank.
+        policy: The whole policy, equal on every rank; weights may still be without memory.
         mesh: All ranks; its device is where parameters move. Of two dimensions, the first has
             copies of what the second shards.
         dtype: Of forward and backward passes. Gradients are reduced in float32 at least.
@@ -142,21 +107,6 @@ def shard(
     checkpoint_layers(layers, activations)
     shard_units(policy, layers, mesh, dtype=dtype)
     return policy
-
-
-def layers_of(trunk: nn.Module) -> Iterable[nn.Module]:
-    """List the transformer layers of a model without its output layer.
-
-    Raises:
-        SettingsError: They are not where they are expected.
-    """
-    layers = getattr(trunk, "layers", None)
-    if not isinstance(layers, nn.ModuleList):
-        raise SettingsError(
-            f"run.model must keep its transformer layers in a list named layers, as Llama and Qwen "
-            f"do, got {type(trunk).__name__} without one; choose another model"
-        )
-    return layers
 
 
 def shard_units(

@@ -13,24 +13,20 @@ states this rank has, D model width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
 
 from configs.settings import CriticSettings, LearnerSettings
 from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.sequences import Sequences
 from learner.model.activation_checkpointing import checkpoint_layers, choose
-from learner.model.policy import (
-    Policy,
-    layers_of,
-    load_causal_lm,
-    release,
-    shard_units,
-    states_before,
-)
+from learner.model.attention import pack_attention
+from learner.model.policy import Policy, release, shard_units, states_before
 from learner.model.ranks import Ranks
+from learner.model.saved_model import allocate, empty_causal_lm, layers_of, read_weights
 from learner.model.sequence_parallel import ALONE, Cut
 
 from .optimizer import AdamWithSchedule, Schedule, StepOutcome
@@ -39,14 +35,22 @@ from .optimizer import AdamWithSchedule, Schedule, StepOutcome
 class ValueModel(nn.Module):
     """Values of the states before tokens, from states or from a trunk of its own."""
 
-    def __init__(self, width: int, trunk: nn.Module | None, *, trunk_gradient: bool) -> None:
+    def __init__(self, width: int, trunk: PreTrainedModel | None, *, trunk_gradient: bool) -> None:
         super().__init__()
         self.sequence_group = ALONE
         """Ranks that share the tokens of a microbatch."""
         self.trunk = trunk
         self.trunk_gradient = trunk_gradient
         self.head = nn.Linear(width, 1)
-        # At first every value is 0, on every rank.
+
+    def begin(self, model_path: str) -> None:
+        """Take the first weights: a trunk's are the policy's, and every value is 0.
+
+        Args:
+            model_path: Of a trunk.
+        """
+        if self.trunk is not None:
+            read_weights(self.trunk, model_path)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -108,14 +112,12 @@ class Critic:
         self._meter.outcomes.append(self.optimizer.step(step))
 
     def reset(self, model_path: str) -> None:
-        """Return to the state in which `make_critic` made it; every rank must call it.
+        """Return to the state in which `make_critic` made it.
 
         Args:
             model_path: Initial weights of a second model.
         """
-        width = self.model.head.in_features
-        whole = _new_model(width, self.settings, model_path).state_dict()
-        set_model_state_dict(self.model, whole, options=StateDictOptions(full_state_dict=True))
+        self.model.begin(model_path)
         self.optimizer.adam.state.clear()
 
     def figures(self, ranks: Ranks) -> CriticFigures:
@@ -150,19 +152,22 @@ def make_critic(
     """
     if settings.kind == "none":
         return None
-    model = _new_model(int(policy.causal_lm.config.hidden_size), settings, model_path)
+    width = int(policy.causal_lm.config.hidden_size)
+    trunk = None
+    if settings.kind == "model":
+        causal_lm = empty_causal_lm(model_path)
+        pack_attention(causal_lm)
+        trunk = cast("PreTrainedModel", causal_lm.base_model)
+    model = ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
     model.sequence_group = ranks.sequence
     layers = [] if model.trunk is None else layers_of(model.trunk)
     checkpoint_layers(layers, choose(learner.activation_checkpointing, model, ranks.device))
     shard_units(model.head, [], ranks.mesh, dtype=torch.float32)
     shard_units(model, layers, ranks.mesh, dtype=dtype)
+    allocate(model, ranks.device)
+    model.begin(model_path)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
     return Critic(model.eval(), AdamWithSchedule(model, constant, learner), settings)
-
-
-def _new_model(width: int, settings: CriticSettings, model_path: str) -> ValueModel:
-    trunk = load_causal_lm(model_path).base_model if settings.kind == "model" else None
-    return ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
 
 
 def value_loss(

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from learner.model.policy import Policy
+from learner.model.tensor_files import Box, box_of, local_of
 from learner.training.critic import Critic
 from learner.training.optimizer import AdamWithSchedule
 from learner.weights.publish import unwrapped_name
 
-from .shards import Box, Piece, box_of, is_written_here, local_of
+from .shards import Piece, is_written_here
 
 
 class Part(NamedTuple):

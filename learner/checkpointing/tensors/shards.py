@@ -11,20 +11,19 @@ way; `safetensors` reads them.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from configs.errors import CheckpointError
 from learner.checkpointing.manifest import read_manifest
+from learner.model.tensor_files import Box, TensorFiles, box_of, local_of
 
 PREFIX, SUFFIX = "tensors-", ".safetensors"
 CHUNK_BYTES = 2**24
@@ -42,35 +41,12 @@ DTYPES = {
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
-class Box(NamedTuple):
-    """Where a rank's piece lies in a tensor."""
-
-    whole: tuple[int, ...]
-    """Shape of the tensor."""
-    offset: tuple[int, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What a rank holds of a tensor."""
 
     local: Tensor
     box: Box
-
-
-def box_of(tensor: Tensor) -> Box:
-    """Compute where this rank's piece of a tensor lies."""
-    whole = tuple(tensor.shape)
-    if not isinstance(tensor, DTensor):
-        return Box(whole, (0,) * len(whole))
-    _, offset = compute_local_shape_and_global_offset(whole, tensor.device_mesh, tensor.placements)
-    return Box(whole, tuple(int(start) for start in offset))
-
-
-def local_of(tensor: Tensor) -> Tensor:
-    """Return this rank's piece of a tensor; it shares the tensor's memory."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def is_written_here(tensor: Tensor, *, is_first: bool) -> bool:
@@ -119,9 +95,7 @@ class Shards:
             CheckpointError: One of them is no such file.
         """
         self._folder = folder
-        self._pieces: dict[str, list[tuple[Any, tuple[int, ...]]]] = defaultdict(list)
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: dict[str, torch.dtype] = {}
+        self._files = TensorFiles()
         for name in sorted(read_manifest(folder).digests):
             if not (name.startswith(PREFIX) and name.endswith(SUFFIX)):
                 continue
@@ -131,19 +105,10 @@ class Shards:
                 boxes = json.loads(file.metadata()["boxes"])
             except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
                 raise CheckpointError(f"{path} must hold tensors, got: {error}") from error
-            self._add(file, boxes)
+            self._files.add(file, boxes)
+        self.shapes = self._files.shapes
+        self.dtypes = {name: TORCH_DTYPES[dtype] for name, dtype in self._files.dtypes.items()}
 
-    def _add(self, file: Any, boxes: Mapping[str, Box]) -> None:
-        """Note which pieces a file has."""
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            piece = file.get_slice(name)
-            shape = tuple(piece.get_shape())
-            whole, offset = boxes.get(name, (shape, (0,) * len(shape)))
-            self._pieces[name].append((file, tuple(offset)))
-            self.shapes[name] = tuple(whole)
-            self.dtypes[name] = TORCH_DTYPES[piece.get_dtype()]
-
-    @torch.no_grad()
     def read(self, tensors: Mapping[str, Tensor]) -> None:
         """Read this rank's pieces of the named tensors into them.
 
@@ -165,23 +130,7 @@ class Shards:
         return whole
 
     def _read_box(self, name: str, local: Tensor, offset: tuple[int, ...]) -> None:
-        """Fill `local`, whose first element is at `offset`, from the pieces that overlap it."""
-        filled = 0
-        for file, at in self._pieces[name]:
-            piece = file.get_slice(name)
-            starts = [max(a, b) for a, b in zip(at, offset, strict=True)]
-            ends = [
-                min(a + n, b + m)
-                for a, n, b, m in zip(at, piece.get_shape(), offset, local.shape, strict=True)
-            ]
-            if any(start >= end for start, end in zip(starts, ends, strict=True)):
-                continue
-            span = list(zip(starts, ends, strict=True))
-            theirs = tuple(slice(s - a, e - a) for (s, e), a in zip(span, at, strict=True))
-            ours = tuple(slice(s - b, e - b) for (s, e), b in zip(span, offset, strict=True))
-            part = piece[theirs] if theirs else file.get_tensor(name)
-            local[ours].copy_(part)
-            filled += part.numel()
+        filled = self._files.read(name, local, offset)
         if filled != local.numel():
             raise CheckpointError(
                 f"{self._folder} must hold all of {name}, got {filled} of {local.numel()} elements "

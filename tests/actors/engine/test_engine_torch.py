@@ -15,7 +15,8 @@ from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
-from learner.model.policy import Policy, load_causal_lm, probe_logprobs
+from learner.model.policy import Policy, probe_logprobs
+from learner.model.saved_model import load_causal_lm
 from tests.actors.support.engine_battery import BATTERY, probe_agrees, swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.tiny_model import make_model, stage

@@ -16,8 +16,9 @@ from configs.settings import LearnerSettings, Settings
 from console.main import app
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
-from learner.model.policy import Policy, load_causal_lm, shard
+from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
+from learner.model.saved_model import load_causal_lm
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import AdamWithSchedule
 from tests.learner.support.tiny_policy import constant_rate, save_tiny_model

@@ -12,9 +12,9 @@ import torch
 
 from configs.settings import LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
-from learner.checkpointing.tensors.shards import local_of
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
+from learner.model.tensor_files import local_of
 from learner.training.optimizer import AdamWithSchedule
 from tests.learner.support.killed_save import CASES, name_of, train
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm

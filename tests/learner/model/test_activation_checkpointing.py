@@ -16,8 +16,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from learner.algorithm.sequences import Sequences
 from learner.model.activation_checkpointing import Kept, checkpoint_layers, choose
-from learner.model.policy import Policy, layers_of, shard
+from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
+from learner.model.saved_model import layers_of
 from tests.learner.support.tiny_policy import tiny_causal_lm
 
 

@@ -14,8 +14,9 @@ from configs.settings import RunSettings, Settings
 from learner.algorithm.sequences import Sequences
 from learner.assembly import load_policy
 from learner.model.output_layer import Softmax
-from learner.model.policy import Policy, load_causal_lm, shard
+from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
+from learner.model.saved_model import load_causal_lm
 from tests.learner.support.random_models import ARCHITECTURES, save_random_model
 
 

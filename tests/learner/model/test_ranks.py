@@ -17,6 +17,7 @@ from learner.checkpointing.tensors.shards import PREFIX
 from learner.model.policy import probe_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.optimizer import AdamWithSchedule
+from tests.learner.support.random_models import FAMILIES, OFFSETS_LOST, save_in_files
 from tests.learner.support.ranks.layouts import CASES, FOUR_AND_TWO, WIDE, WRONG, Case, tensors_of
 from tests.learner.support.ranks.layouts import STATE as SAVED
 from tests.learner.support.ranks.layouts import new_policy as wide_policy
@@ -39,6 +40,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two ranks, then two and four in all layouts, have left what they found."""
     folder = tmp_path_factory.mktemp("ranks")
     tiny_causal_lm(seed=0).save_pretrained(folder / "model")
+    for number, family in enumerate(FAMILIES):
+        saved = folder / "saved" / family
+        save_in_files(saved, family, tied=number % 2 == 0, small_files=number > 1)
     run_ranks(folder, ("one_of_two_ranks", 2), *(("layouts", ranks) for ranks in CASES))
     return folder
 
@@ -63,6 +67,14 @@ def test_two_ranks_train_as_one_does(found: Path, ranks: Ranks) -> None:
     gathered = torch.load(found / "parameters.pt")
     for ours_, theirs_ in zip(whole_parameters(policy), gathered, strict=True):
         assert torch.allclose(ours_, theirs_, atol=1e-5)
+
+
+def test_two_ranks_read_what_transformers_loads(found: Path) -> None:
+    differences = _of_two(found)["differences"]
+
+    wrong = differences.pop(OFFSETS_LOST)
+    assert differences == {name: [] for name in (*FAMILIES, "(2, 1)", "(1, 2)")}
+    assert "model.embed_tokens.weight" in wrong, "what a rank reads from a wrong place is found"
 
 
 def test_two_ranks_that_share_microbatches_train_as_one_does(

@@ -1,6 +1,7 @@
-"""One rank of two: trains two batches, checkpoints, trains a third, goes back. For `test_ranks.py`.
+"""One rank of two: trains two batches, checkpoints, trains a third, goes back; reads saved models.
 
-Arguments: folder with a `model`, for the checkpoint and for the ranks' findings.
+For `test_ranks.py`. Arguments: folder with a `model` and others in `saved`, for the checkpoint and
+for the ranks' findings.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from learner.training.optimizer import AdamWithSchedule
 from learner.training.step import TrainedBatch, train_batch
 from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.random_models import differences_on_meshes
 from tests.learner.support.ranks.layouts import arranged
 from tests.learner.support.tiny_policy import constant_rate, tiny_policy
 
@@ -139,6 +141,7 @@ def main(folder: Path) -> None:
         "sharing": sharing,
         "sharing_values": sharing_values,
         "back_to": steps,
+        "differences": differences_on_meshes(folder / "saved", ranks),
     }
     (folder / f"found-{ranks.rank}.json").write_text(json.dumps(found))
     if ranks.is_first:

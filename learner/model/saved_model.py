@@ -1,0 +1,258 @@
+"""A model in Hugging Face's format, read shard by shard.
+
+    empty_causal_lm      its modules on the meta device, and buffers that are computed, not saved
+    check_first_layers   those alone, whole: a model that could not be trained exactly is refused
+    allocate             memory for this rank's part of each weight, once the modules are sharded
+    read_weights         that part, read from the safetensors files
+
+So the ranks of a host hold each weight once. Names in the files may differ from the module's as
+`transformers` allows; a weight that it would compute from several is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file
+
+from configs.architecture import check_architecture
+from configs.errors import SettingsError
+
+from .attention import check_packing
+from .output_layer import check_output_layer, output_layer
+from .tensor_files import TensorFiles, box_of, local_of
+
+FIRST_TOKENS = 16
+"""Rows of the embeddings that the checks need."""
+
+
+def empty_causal_lm(path: str | Path) -> PreTrainedModel:
+    """Make the modules of a saved causal language model, without memory for its weights.
+
+    Weights will be in float32: steps of 1e-6 vanish in bfloat16. On a GPU, FSDP2 casts to bfloat16
+    for the forward and backward passes if `run.dtype` is bfloat16.
+
+    Raises:
+        SettingsError: No such model, or one of an unsupported architecture.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(path))
+        check_architecture(config.to_dict())
+        with torch.device("meta"):
+            causal_lm = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, attn_implementation="eager"
+            )
+    except (OSError, ValueError) as error:
+        raise _no_model(path, error) from error
+    layers_of(causal_lm.base_model)  # refuses a model that could not be sharded
+    for module in causal_lm.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
+    causal_lm.initialize_weights()  # and buffers; weights have no memory yet
+    return cast("PreTrainedModel", causal_lm.eval())
+
+
+def load_causal_lm(path: str | Path) -> PreTrainedModel:
+    """Load a causal language model whole, in float32 on the CPU.
+
+    Raises:
+        SettingsError: No such model, or one that cannot be trained exactly.
+    """
+    causal_lm = empty_causal_lm(path)
+    check_first_layers(causal_lm, path)
+    allocate(causal_lm, torch.device("cpu"))
+    read_weights(causal_lm, path)
+    return causal_lm
+
+
+def layers_of(trunk: nn.Module) -> Iterable[nn.Module]:
+    """List the transformer layers of a model without its output layer.
+
+    Raises:
+        SettingsError: They are not where they are expected.
+    """
+    layers = getattr(trunk, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise SettingsError(
+            f"run.model must keep its transformer layers in a list named layers, as Llama and Qwen "
+            f"do, got {type(trunk).__name__} without one; choose another model"
+        )
+    return layers
+
+
+def check_first_layers(causal_lm: PreTrainedModel, path: str | Path) -> None:
+    """Refuse a model that could not be trained exactly.
+
+    Its first layers are run with their weights, up to the last one that differs from all before.
+
+    Args:
+        causal_lm: As `empty_causal_lm` returned it.
+        path: The same.
+
+    Raises:
+        SettingsError: It could not.
+    """
+    first = copy.deepcopy(causal_lm)
+    layers = cast("nn.ModuleList", layers_of(first.base_model))
+    kinds = [_kind(layer, number, causal_lm.config) for number, layer in enumerate(layers)]
+    first.base_model.layers = layers[: 1 + max(kinds.index(kind) for kind in kinds)]
+    first.config.num_hidden_layers = len(first.base_model.layers)
+    first.config.vocab_size = min(FIRST_TOKENS, first.config.vocab_size)
+    embeddings: Any = first.get_input_embeddings()
+    output: Any = output_layer(first)
+    is_tied = output.weight is embeddings.weight
+    for layer in (embeddings, output):
+        layer.weight = nn.Parameter(layer.weight.detach()[:FIRST_TOKENS])
+    embeddings.padding_idx = None
+    if is_tied:
+        output.weight = embeddings.weight
+    if output.bias is not None:
+        output.bias = nn.Parameter(output.bias.detach()[:FIRST_TOKENS])
+    allocate(first, torch.device("cpu"))
+    read_weights(first, path, first_rows=True)
+    check_output_layer(first)
+    check_packing(first)
+
+
+def _kind(layer: nn.Module, number: int, config: Any) -> object:
+    """Describe a layer, but for its number: its modules, and what they are set to."""
+    settings = [
+        (name, type(module), {k: v for k, v in vars(module).items() if _is_setting(k, v)})
+        for name, module in layer.named_modules()
+    ]
+    types = getattr(config, "layer_types", None)
+    return settings, types and types[number]
+
+
+def _is_setting(name: str, value: object) -> bool:
+    return name != "layer_idx" and isinstance(value, bool | int | float | str | None)
+
+
+def allocate(module: nn.Module, device: torch.device) -> None:
+    """Give the parameters of a module memory on a device; buffers keep their values.
+
+    Args:
+        module: The outermost, so that FSDP notices.
+        device: For parameters and buffers.
+    """
+    buffers = dict(module.named_buffers())
+    module.to_empty(device=device)
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
+    if not any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        for each in module.modules():
+            if isinstance(each, PreTrainedModel):
+                each.tie_weights()  # sharded ones stay tied
+
+
+@torch.no_grad()
+def read_weights(model: PreTrainedModel, path: str | Path, *, first_rows: bool = False) -> None:
+    """Read this rank's part of each weight; no rank waits for another.
+
+    Args:
+        model: Sharded or not, with memory: a causal language model, or the base model of one.
+        path: Of the saved model.
+        first_rows: The files may have further rows of a tensor, which are not read.
+
+    Raises:
+        SettingsError: The files do not hold all of it.
+    """
+    files = _open(path)
+    keys = _keys(model, files.shapes)
+    names: dict[int, list[str]] = defaultdict(list)
+    tensors: dict[int, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names[id(tensor)].append(name)  # tied ones have several
+        tensors[id(tensor)] = tensor
+    for number, tensor in tensors.items():
+        saved = [keys[name] for name in names[number] if name in keys]
+        if not saved and isinstance(tensor, nn.Parameter):
+            raise SettingsError(
+                f"run.model must hold {names[number][0]} as it is trained, got none in {path}; "
+                f"choose another model"
+            )
+        _read(files, saved, tensor, path, first_rows=first_rows)
+
+
+def _read(
+    files: TensorFiles, keys: list[str], tensor: Tensor, path: str | Path, *, first_rows: bool
+) -> None:
+    """Read a tensor, which the files may have under several names."""
+    local, offset = local_of(tensor), box_of(tensor).offset
+    for number, key in enumerate(keys):
+        shape = files.shapes[key]
+        if first_rows:
+            shape = tuple(min(sizes) for sizes in zip(shape, tensor.shape, strict=False))
+        if shape != tuple(tensor.shape):
+            raise SettingsError(
+                f"run.model must hold {key} of shape {tuple(tensor.shape)}, as its config.json "
+                f"says, got {files.shapes[key]} in {path}; choose another model"
+            )
+        into = local if number == 0 else torch.empty_like(local)
+        files.read(key, into, offset)
+        if not torch.equal(into, local):
+            raise SettingsError(
+                f"run.model must hold {keys[0]} and {key} alike, which its config.json ties, got "
+                f"two that differ in {path}; set tie_word_embeddings to false there"
+            )
+
+
+def _keys(model: PreTrainedModel, keys: Iterable[str]) -> Mapping[str, str]:
+    """Name of each of the model's tensors -> its key in the files."""
+    renamings = [
+        each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)
+    ]
+    own = dict.fromkeys(model.state_dict(), True)
+    prefix = model.base_model_prefix
+    found: dict[str, str] = {}
+    for key in keys:
+        name, _ = rename_source_key(key, renamings, [], prefix, own)
+        if name not in own:
+            name, _ = rename_source_key(key, [], [], prefix, own)
+        if name in own:
+            found[name] = key
+    return found
+
+
+def _open(path: str | Path) -> TensorFiles:
+    """Open the files of a saved model."""
+    files = TensorFiles()
+    try:
+        for name in _file_names(path):
+            files.add(safe_open(str(cached_file(str(path), name)), framework="pt"), {})
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise _no_model(path, error) from error
+    return files
+
+
+def _file_names(path: str | Path) -> list[str]:
+    """List the files: one, or those of an index."""
+    quiet = {"_raise_exceptions_for_missing_entries": False}
+    if cached_file(str(path), SAFE_WEIGHTS_NAME, **quiet) is not None:
+        return [SAFE_WEIGHTS_NAME]
+    index = cached_file(str(path), SAFE_WEIGHTS_INDEX_NAME, **quiet)
+    if index is None:
+        raise ValueError(f"it has no {SAFE_WEIGHTS_NAME}; save it again with `save_pretrained`")
+    places: dict[str, str] = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+    return sorted(set(places.values()))
+
+
+def _no_model(path: str | Path, error: Exception) -> SettingsError:
+    return SettingsError(
+        f"run.model must be a Hugging Face model directory or hub name, got {str(path)!r}; "
+        f"{str(error).splitlines()[0]}"
+    )
