@@ -1,12 +1,16 @@
 """Speed and memory of the learner's step, beside loops that one would write first.
 
 `python -m benchmarks.learner [--full] [--only FIGURE]`. Figures, each with all its arms in this one
-run, in turns, one thread, CPU seconds, and a fresh process for each measurement:
+run, in turns, one thread, CPU seconds, and a process of its own for each measurement:
 
     step          a batch through our step, through a padded loop of plain transformers with full
-                  logits, and this project's step at 5cf2266, default and best budget of tokens
+                  logits, and this project's step at 5cf2266, default and best budget of tokens;
+                  for short prompts and for longer ones than the answers
     output_layer  log-probs, entropies and gradients from hidden states, beside full logits
-    activations   bytes that one more layer keeps per token, by `learner.activation_checkpointing`
+    activations   bytes that one more layer keeps per token, by `learner.activation_checkpointing`,
+                  and the time of a step
+    lockstep      time that ranks need for a batch as it is dealt, beside the least; computed
+    save          a background save beside a synchronous one, and the training meanwhile
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger.
 Numbers to quote come from `--full`.
@@ -16,22 +20,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.support.machine import REPOSITORY, describe_machine
-from benchmarks.support.progress import say_since
+from benchmarks.learner.arm import output_layer, step
+from benchmarks.learner.save import save
+from benchmarks.learner.turns import Arm, take_turns
+from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
+from benchmarks.support.machine import describe_machine
 from console.run.card_memory import ModelShape
+from learner.data.dealing import deal_episodes
+from learner.model.sequence_cost import SequenceCost
 
-FIGURES = ("step", "output_layer", "activations")
-ARM_TIMEOUT_S = 900
+FIGURES = ("step", "output_layer", "activations", "lockstep", "save")
 DEFAULT_BUDGET, BEST_BUDGET = 16384, 2048
+LOCKSTEP = {8: (8, 512), 64: (64, 1024)}
 SHAPES = {"32k": (2048, 256, 32_000), "152k": (512, 512, 151_936)}
 QWEN3_4B = {
     "model_type": "qwen3",
@@ -45,23 +48,16 @@ QWEN3_4B = {
 }
 
 
-class Arm(NamedTuple):
-    """One measurement: its name in the result, and the arguments of its process."""
-
-    name: str
-    arguments: tuple[str | int, ...]
-
-
 class Size(NamedTuple):
     """How much is measured."""
 
     rounds: int
     groups: int
-    prompts: tuple[tuple[int, int], ...]
 
 
-SHORT = Size(rounds=1, groups=1, prompts=((64, 192),))
-FULL = Size(rounds=5, groups=2, prompts=((64, 192), (400, 600)))
+SHORT = Size(rounds=1, groups=1)
+FULL = Size(rounds=5, groups=4)
+PROMPTS = ((64, 192), (400, 600))
 
 
 def main() -> None:
@@ -81,14 +77,19 @@ def main() -> None:
         arms |= take_turns(output_layer_arms(), size.rounds)
     if "activations" in figures:
         arms["activations"] = kept_bytes()
+        arms |= take_turns(activation_arms(size), size.rounds)
+    if "lockstep" in figures:
+        arms |= {f"lockstep_{ranks}": waiting(*shape) for ranks, shape in LOCKSTEP.items()}
+    if "save" in figures:
+        arms |= take_turns([Arm("save", save)], size.rounds)
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
 
 
 def step_arms(size: Size) -> list[Arm]:
     """Our step and what it is compared with, for each length of prompts."""
     return [
-        Arm(f"{name}_{prompts[0]}", (kind, size.groups, budget, *prompts))
-        for prompts in size.prompts
+        Arm(f"{name}_{prompts[0]}", step, (kind, size.groups, budget, *prompts))
+        for prompts in PROMPTS
         for name, kind, budget in (
             ("plain", "plain", 0),
             ("before", "before", DEFAULT_BUDGET),
@@ -102,38 +103,28 @@ def step_arms(size: Size) -> list[Arm]:
 def output_layer_arms() -> list[Arm]:
     """Our output layer, the one before, and full logits."""
     return [
-        Arm(f"{name}_{vocabulary}", (name, *shape))
+        Arm(f"{name}_{vocabulary}", output_layer, (name, *shape))
         for vocabulary, shape in SHAPES.items()
         for name in ("full", "before", "ours")
     ]
 
 
-def take_turns(arms: Sequence[Arm], rounds: int) -> dict[str, dict[str, float]]:
-    """Run each arm once a round; the medians of its figures."""
-    say = say_since(time.monotonic())
-    found: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for turn in range(rounds):
-        for arm in arms:
-            for key, value in _run(arm).items():
-                found[arm.name][key].append(value)
-            say(f"{turn + 1}/{rounds} {arm.name}: {found[arm.name]['cpu_s'][-1]:.2f} s")
-    return {
-        name: {key: round(median(values), 3) for key, values in figures.items()}
-        for name, figures in found.items()
-    }
+def activation_arms(size: Size) -> list[Arm]:
+    """A step that keeps all activations, and one that keeps a layer's input."""
+    arguments = (size.groups, DEFAULT_BUDGET, *PROMPTS[0])
+    return [
+        Arm("kept", step, ("ours", *arguments)),
+        Arm("checkpointed", step, ("checkpointed", *arguments)),
+    ]
 
 
-def _run(arm: Arm) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.learner.arm", *map(str, arm.arguments)],
-        stdout=subprocess.PIPE,
-        timeout=ARM_TIMEOUT_S,
-        check=True,
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-    )
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+def waiting(ranks: int, episodes: int) -> dict[str, float]:
+    """Time of a 4B model's ranks for a batch as it is dealt, and the least; in units of cost."""
+    cost = SequenceCost.of(QWEN3_4B)
+    budget = {"ranks": ranks, "microbatch_tokens": DEFAULT_BUDGET}
+    sizes = made_sizes(episodes, prompts=PROMPTS[0])
+    took = time_of(deal_episodes(sizes, cost, **budget), sizes, cost)
+    return {"took": took, "least": least_lockstep(sizes, cost, **budget)}
 
 
 def kept_bytes() -> dict[str, float]:
@@ -153,10 +144,11 @@ def ratios(arms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         if slower in arms and faster in arms:
             found[name] = round(arms[slower][figure] / arms[faster][figure], 3)
 
-    compare("over_plain_loop", "plain_64", "ours_best_64", "cpu_s")
-    compare("over_before", "before_64", "ours_64", "cpu_s")
-    compare("over_before_best", "before_best_64", "ours_best_64", "cpu_s")
-    compare("over_before_best_long_prompts", "before_best_400", "ours_best_400", "cpu_s")
+    for prompts, suffix in ((64, ""), (400, "_long_prompts")):
+        compare(f"over_plain_loop{suffix}", f"plain_{prompts}", f"ours_{prompts}", "cpu_s")
+        compare(f"over_before{suffix}", f"before_{prompts}", f"ours_{prompts}", "cpu_s")
+        best = f"before_best_{prompts}", f"ours_best_{prompts}"
+        compare(f"over_before_best{suffix}", *best, "cpu_s")
     for vocabulary in SHAPES:
         full, ours = f"full_{vocabulary}", f"ours_{vocabulary}"
         compare(f"output_layer_memory_fewer_{vocabulary}", full, ours, "peak_mib")
@@ -164,6 +156,15 @@ def ratios(arms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     if "activations" in arms:
         kept = arms["activations"]
         found["activation_memory_fewer"] = round(kept["none"] / kept["full"], 3)
+    compare("activation_time", "kept", "checkpointed", "cpu_s")
+    for name in (f"lockstep_{ranks}" for ranks in LOCKSTEP):
+        if name in arms:
+            found[name] = round(arms[name]["least"] / arms[name]["took"], 3)
+    if "save" in arms:
+        of_save = arms["save"]
+        found["save_blocks_less"] = round(of_save["synchronous_s"] / of_save["blocked_s"], 3)
+        without = of_save["tokens_per_s_without"]
+        found["tokens_beside_save"] = round(of_save["tokens_per_s"] / without, 3)
     return found
 
 

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from buffer.record.episode import Episode
+from learner.model.output_layer import output_layer
 
 ROWS = 8
 CHUNK_LOGITS = 2**24
@@ -101,7 +102,7 @@ class PaddedLoop:
         places_N = torch.from_numpy(np.flatnonzero(trained_BT))
         trunk = self._causal_lm.base_model
         hidden_BTD = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
-        weight_VD = self._causal_lm.get_output_embeddings().weight
+        weight_VD = output_layer(self._causal_lm).weight
         states_ND = hidden_BTD.flatten(0, 1)[places_N - 1]
         logprobs_N, _ = self._score(weight_VD, states_ND, ids_BT.flatten()[places_N])
         mu = np.concatenate([e.completion.behaviour_logprobs for e in episodes])

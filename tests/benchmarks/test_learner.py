@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.learner.__main__ import SHORT, kept_bytes, output_layer_arms, ratios, step_arms
+from benchmarks.learner.__main__ import (
+    SHORT,
+    activation_arms,
+    kept_bytes,
+    output_layer_arms,
+    ratios,
+    step_arms,
+    waiting,
+)
 from benchmarks.learner.padded_loop import arrival_order, score, score_in_chunks, similar_lengths
 from benchmarks.learner.workload import GROUP_SIZE, MOST_TOKENS, make_episodes
 
@@ -13,18 +21,31 @@ pytestmark = pytest.mark.slow
 
 
 def test_every_ratio_is_larger_where_ours_is_better() -> None:
-    names = [arm.name for arm in (*step_arms(SHORT), *output_layer_arms())]
-    arms = {
-        name: {"cpu_s": 1.0 if name.startswith("ours") else 2.0, "peak_mib": 4.0} for name in names
+    named = [*step_arms(SHORT), *output_layer_arms(), *activation_arms(SHORT)]
+    arms = {arm.name: {"cpu_s": 2.0, "peak_mib": 4.0} for arm in named}
+    for name in arms:
+        if name.startswith(("ours", "checkpointed")):
+            arms[name] = {"cpu_s": 1.0, "peak_mib": 2.0}
+    arms["lockstep_8"] = {"took": 1.0, "least": 2.0}
+    arms["save"] = {
+        "synchronous_s": 2.0,
+        "blocked_s": 1.0,
+        "tokens_per_s": 2.0,
+        "tokens_per_s_without": 1.0,
     }
-    for name in names:
-        arms[name]["peak_mib"] /= 2 if name.startswith("ours") else 1
 
     found = ratios(arms | {"activations": kept_bytes()})
 
     assert {"over_plain_loop", "over_before", "output_layer_memory_fewer_32k"} <= set(found)
+    assert {"over_before_best_long_prompts", "activation_time", "save_blocks_less"} <= set(found)
     assert found.pop("activation_memory_fewer") > 20
     assert set(found.values()) == {2.0}
+
+
+def test_ranks_never_need_less_than_the_least_time() -> None:
+    found = waiting(8, 64)
+
+    assert 0 < found["least"] <= found["took"]
 
 
 def test_chunks_of_the_arm_before_give_the_scores_of_full_logits(

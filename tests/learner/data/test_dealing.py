@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.support.lockstep import least_lockstep
+from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
 from learner.data.dealing import Place, Size, deal, deal_episodes, lockstep
 from learner.model.sequence_cost import SequenceCost
 
@@ -23,48 +23,21 @@ FOUR_BILLION = {
 COST = SequenceCost.of(FOUR_BILLION)
 
 
-def _made(number: int, seed: int) -> tuple[list[int], list[float]]:
-    """Answers of mean 4,000 and at most 32,768 tokens, and what they cost."""
-    random = np.random.default_rng(seed)
-    answers = random.lognormal(math.log(4000) - 0.5, 1.0, number).clip(1, 32768).astype(int)
-    tokens = answers + random.integers(64, 193, number)
-    return tokens.tolist(), [COST(*size) for size in zip(tokens.tolist(), answers, strict=True)]
-
-
 @pytest.mark.parametrize("microbatch_tokens", [16384, 65536])
 @pytest.mark.parametrize(("ranks", "number"), [(8, 512), (64, 1024)])
 def test_ranks_wait_for_one_another_hardly_longer_than_the_longest_episodes_need(
     ranks: int, number: int, microbatch_tokens: int
 ) -> None:
+    """With each prompt repeated, as if it were no other's."""
     budget = {"ranks": ranks, "microbatch_tokens": microbatch_tokens}
     for seed in range(3):
-        tokens, costs = _made(number, seed)
+        made = made_sizes(number, prompts=(64, 193), seed=seed)
+        sizes = [size._replace(prompt=bytes(row)) for row, size in enumerate(made)]
 
-        places = deal(tokens, costs, **budget)
+        places = deal_episodes(sizes, COST, **budget)
 
-        least = least_lockstep(tokens, costs, **budget, cost=COST)
-        assert least <= lockstep(places, costs) <= 1.05 * least
-
-
-def _groups(number: int, prompts: tuple[int, int], seed: int) -> list[Size]:
-    """Groups of eight answers to one prompt."""
-    random = np.random.default_rng(seed)
-    answers = random.lognormal(math.log(4000) - 0.5, 1.0, number).clip(1, 32768).astype(int)
-    lengths = random.integers(*prompts, number // 8)
-    return [
-        Size(bytes([row // 8]), int(lengths[row // 8]), int(answer), int(answer))
-        for row, answer in enumerate(answers)
-    ]
-
-
-def _took(sizes: list[Size], places: list[Place]) -> float:
-    """The time of a plan in which each prompt of a microbatch is computed once."""
-    prompts = {
-        (place, size.prompt): COST(size.prompt_tokens, 0)
-        for place, size in zip(places, sizes, strict=True)
-    }
-    costs = [COST(size.tokens, size.scored, after=size.prompt_tokens) for size in sizes]
-    return lockstep([*places, *(place for place, _ in prompts)], [*costs, *prompts.values()])
+        least = least_lockstep(sizes, COST, **budget)
+        assert least <= time_of(places, sizes, COST) <= 1.05 * least
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(8, 512), (64, 1024)])
@@ -73,17 +46,16 @@ def test_answers_to_one_prompt_are_together_where_it_takes_less_time(
     ranks: int, number: int, prompts: tuple[int, int]
 ) -> None:
     budget = {"ranks": ranks, "microbatch_tokens": 16384}
-    sizes = _groups(number, prompts, 0)
+    sizes = made_sizes(number, prompts=prompts)
     tokens = [size.prompt_tokens + size.tokens for size in sizes]
     alone = [COST(*size) for size in zip(tokens, [s.scored for s in sizes], strict=True)]
 
     places = deal_episodes(sizes, COST, **budget)
 
-    took, took_alone = _took(sizes, places), lockstep(deal(tokens, alone, **budget), alone)
+    took, took_alone = time_of(places, sizes, COST), lockstep(deal(tokens, alone, **budget), alone)
     assert took <= (0.9 if prompts[0] == 2000 else 1.0) * took_alone
     if prompts[0] == 64:
-        own = [COST(size.tokens, size.scored, after=size.prompt_tokens) for size in sizes]
-        assert took <= 1.05 * least_lockstep(tokens, own, **budget, cost=COST)
+        assert took <= 1.05 * least_lockstep(sizes, COST, **budget)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
