@@ -38,9 +38,11 @@ class MemoryBudget:
         """
         self._file = run_folder / FILE
         self._tokens = tokens
-        own = self._file.read_bytes() if ranks.is_first and self._file.exists() else b"[]"
+        written = None
+        if ranks.is_first:
+            written = self._file.read_bytes() if self._file.exists() else b"[]"
         try:
-            self._halved = msgspec.json.decode(ranks.broadcast(own), type=list[int])
+            self._halved = msgspec.json.decode(ranks.broadcast(written), type=list[int])
         except msgspec.MsgspecError as error:
             raise CheckpointError(
                 f"{self._file} must list the batches that ran out of memory, got: {error}; "

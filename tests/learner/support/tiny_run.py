@@ -27,6 +27,7 @@ def tiny_settings(
     learner: Mapping[str, object] | None = None,
     buffer: Mapping[str, object] | None = None,
     algorithm: Mapping[str, object] | None = None,
+    critic: Mapping[str, object] | None = None,
     rewards: Mapping[str, object] | None = None,
     replay: Mapping[str, object] | None = None,
 ) -> Settings:
@@ -49,6 +50,7 @@ def tiny_settings(
         "learner": {"lr": 1e-3, "device": "cpu", "checkpoint_every": 2, **(learner or {})},
         "buffer": buffer or {},
         "algorithm": algorithm or {},
+        "critic": critic or {},
         "rewards": rewards or {},
         "replay": replay or {},
     }

@@ -1,16 +1,18 @@
-"""Learners that are killed in the middle of a save. For `test_killed_save.py`.
+"""Learners that are killed: in the middle of a save, and of a run. For `test_kills.py`.
 
 Argument: a folder; each case gets one of its own in it. One process imports torch, and forks the
-ranks of each case: the second of two saves is killed at an operation of the victim's disk.
+ranks of each case: the second of two saves is killed at an operation of the victim's disk. Runs are
+those of `resumed_runs.py`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +27,7 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import RENDEZVOUS_FILE, join
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import AdamWithSchedule
+from tests.learner.support.lives.resumed_runs import find
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
 STATE = LearnerState("r", "h", 1, lineage=1, cursor=0, trained=(), totals=Totals())
@@ -105,7 +108,7 @@ def _live(folder: Path, rank: int, case: tuple[int, int, int], policy: Policy) -
     (folder / f"operations-{rank}").write_text(str(disk.operations))
 
 
-def main(folder: Path) -> None:
+def kill_saves(folder: Path) -> None:
     """Run all cases, one after the other."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     policy = Policy(tiny_causal_lm(layers=1), temperature=1.0)
@@ -123,6 +126,19 @@ def main(folder: Path) -> None:
             processes.append(process)
         for process in processes:
             os.waitpid(process, 0)
+
+
+def main(folder: Path) -> None:
+    """Kill saves and runs, and write down how the runs ended."""
+    kill_saves(folder)
+    for ranks, kind, steps, kills, batch in (
+        (1, "values", 9, 3, None),
+        (2, "filtering", 6, 0, 5),
+    ):
+        place = folder / f"runs-{ranks}"
+        place.mkdir()
+        found = find(place, ranks=ranks, kind=kind, steps=steps, kills=kills, batch=batch, seed=3)
+        (folder / f"found-{ranks}.json").write_text(json.dumps(asdict(found)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""A save in the background, killed at every operation of the disk: alone, or one rank of two."""
+"""Learners that are killed: at every operation of a save, and at random moments of a run."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.tensor_files import local_of
 from learner.training.optimizer import AdamWithSchedule
-from tests.learner.support.killed_save import CASES, name_of, train
+from tests.learner.support.lives.killed_save import CASES, name_of, train
+from tests.learner.support.lives.resumed_runs import Findings
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
 ROOT = Path(__file__).parents[3]
@@ -33,17 +35,40 @@ def _after(steps: int, ranks: Ranks) -> list[torch.Tensor]:
     return [local_of(parameter) for parameter in policy.parameters()]
 
 
-def test_a_kill_at_any_point_of_a_save_leaves_what_was_committed(
-    tmp_path: Path, ranks: Ranks
-) -> None:
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the killed ones left: one process forks them all, as importing torch takes seconds."""
+    folder = tmp_path_factory.mktemp("killed")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.learner.support.killed_save", str(tmp_path)]
-    subprocess.run(command, env=environment, cwd=ROOT, timeout=300, check=True)
+    command = [sys.executable, "-m", "tests.learner.support.lives.killed_save", str(folder)]
+    subprocess.run(command, env=environment, cwd=ROOT, timeout=600, check=True)
+    return folder
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_one_that_goes_through(killed: Path) -> None:
+    found = Findings(**json.loads((killed / "found-1.json").read_text()))
+
+    assert found.is_good, str(found)
+    assert found.kills, "no life was killed"
+
+
+def test_a_run_one_rank_of_which_was_out_of_memory_ends_as_one_with_smaller_pieces(
+    killed: Path,
+) -> None:
+    found = Findings(**json.loads((killed / "found-2.json").read_text()))
+
+    assert found.is_good, str(found)
+    assert found.distance > 0, "the pieces were the same"
+
+
+def test_a_kill_at_any_point_of_a_save_leaves_what_was_committed(
+    killed: Path, ranks: Ranks
+) -> None:
     expected = {steps: _after(steps, ranks) for steps in (1, 2)}
 
     found: list[tuple[int, int]] = []
     for case in CASES:
-        folder = tmp_path / name_of(case)
+        folder = killed / name_of(case)
         committed = 2 if (folder / "commit-2").exists() else 1
         assert (folder / "commit-1").exists()
         checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks)
