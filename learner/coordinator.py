@@ -17,6 +17,7 @@ from learner.checkpointing.resume import StartState
 from learner.data.batch import BatchPlan
 from learner.data.records import Records
 from learner.model.ranks import Ranks
+from learner.profiling.phases import phase
 from learner.reporting.metrics import StepTimes
 from learner.training.guards import Alert, GuardState
 from learner.training.step import TrainedBatch
@@ -109,7 +110,8 @@ class Follower:
         if message == STOP:
             return None
         plan = BatchPlan.decode(message)
-        return plan, self._records.episodes(plan.task_ids_of(self._ranks.data_rank))
+        with phase("fetch"):
+            return plan, self._records.episodes(plan.task_ids_of(self._ranks.data_rank))
 
     def advance(self, step: int) -> None:
         """Rank 0 does it."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
 
 from buffer.record.episode import Episode, PolicyVersion
 from configs.logging import bind_version
@@ -23,6 +25,10 @@ from learner.checkpointing.rollback import roll_back
 from learner.checkpointing.tensors.earlier_format import is_earlier_format
 from learner.data.batch import BatchPlan, pack
 from learner.data.evaluation import is_due
+from learner.model.sequence_cost import SequenceCost
+from learner.profiling.phases import RECORDER, phase, take
+from learner.profiling.trace import traced
+from learner.profiling.utilization import stated_peak, utilization
 from learner.reporting.metrics import StepTimes
 from learner.training.guards import Alert
 from learner.training.memory_budget import MemoryBudget, is_out_of_memory
@@ -54,6 +60,11 @@ class Loop:
             self._run.folder, components.learner.microbatch_tokens, components.ranks
         )
         self._background = BackgroundPublisher(components.ranks.device)
+        self._cost = SequenceCost.of(components.policy.causal_lm.config.to_dict())
+        peak = stated_peak(components.ranks.device, self._run.dtype) or 0.0
+        # Of the slowest card, so that all ranks agree whether there is one.
+        least = -components.ranks.maximum(torch.tensor(-peak, dtype=torch.float64))
+        self._peak_tflops = float(least) or None
 
     def run(self) -> bool:
         """Train until the run is done; False if asked to stop before.
@@ -66,8 +77,11 @@ class Loop:
             self._publish()
             self._background.join()
             self._coordinator.start(self._step)
+            RECORDER.begin(self._components.ranks.device)
             while self._step < self._run.steps:
-                if not self._train_next():
+                with self._trace(self._step + 1):
+                    is_trained = self._train_next()
+                if not is_trained:
                     self._checkpoint()
                     self._components.checkpoints.under_way.wait()
                     return False
@@ -77,33 +91,31 @@ class Loop:
             self._components.checkpoints.under_way.close()
             self._coordinator.close()
 
+    def _trace(self, step: int) -> AbstractContextManager[None]:
+        """Write a trace of a batch, if the settings name it."""
+        if step not in self._components.learner.profile_steps:
+            return contextlib.nullcontext()
+        return traced(self._run.folder, step, rank=self._components.ranks.rank)
+
     def _train_next(self) -> bool:
         """Train one batch; False if asked to stop while waiting for it."""
-        began = time.monotonic()
+        step = self._step + 1
         with _switch_interval(SWITCH_S):
-            step = self._step + 1
-            batch = self._coordinator.next_batch(step, self._memory.tokens(step))
+            with phase("wait"):
+                batch = self._coordinator.next_batch(step, self._memory.tokens(step))
             if batch is None:
                 return False
-            claimed = time.monotonic()
-            plan, episodes = batch
-            microbatches = self._pack(plan, episodes)
-            packed = time.monotonic()
-            held_s = self._background.wait()
-        ready = time.monotonic()
-        trained = self._train(plan.step, microbatches)
-        self._step = plan.step
+            with phase("pack"):
+                microbatches = self._pack(*batch)
+            with phase("gather"):
+                self._background.wait()
+        trained = self._train(step, microbatches)
+        self._step = step
         alerts = self._watch(trained)
-        stepped = time.monotonic()
+        times = self._times(microbatches)
         self._coordinator.advance(self._step)
         if self._is_publish_due():
             self._publish()
-        times = StepTimes(
-            wait_s=round(claimed - began, 4),
-            pack_s=round(packed - claimed, 4),
-            weights_s=round(held_s, 4),
-            train_s=round(stepped - ready, 4),
-        )
         self._coordinator.record(trained, times, alerts)
         # One that is due while steps are being skipped waits for the first good batch.
         is_due_now = self._is_checkpoint_due() and not self._guard.is_shaken
@@ -142,6 +154,25 @@ class Loop:
                 self._memory.halve(step, error)
             raise
 
+    def _times(self, microbatches: Sequence[Microbatch]) -> StepTimes:
+        """Take what this batch took. Collective where cards have a stated peak."""
+        measured, ranks, mfu = take(), self._components.ranks, None
+        if self._peak_tflops is not None:
+            costs = [
+                self._cost.of_packed(
+                    each.sequences.lengths, each.sequences.seen_lengths, len(each.indices_N)
+                )
+                for each in microbatches
+            ]
+            total = float(ranks.sum(torch.tensor(costs, dtype=torch.float64).sum()))
+            mfu = utilization(
+                total * self._components.algorithm.num_epochs,
+                measured.seconds,
+                ranks=ranks.size,
+                peak_tflops=self._peak_tflops,
+            )
+        return StepTimes(measured, mfu, self._peak_tflops)
+
     def _watch(self, trained: TrainedBatch) -> list[Alert]:
         """Have the guard judge a batch, and go back to older weights if it decides so."""
         alerts = self._guard.watch(trained)
@@ -167,7 +198,10 @@ class Loop:
         components = self._components
         version = PolicyVersion(components.start.lineage, self._step)
         model = components.policy.causal_lm
-        self._background.start(lambda free: components.publisher.publish(model, version, free=free))
+        with phase("gather"):  # the publish before this one has to end first
+            self._background.start(
+                lambda free: components.publisher.publish(model, version, free=free)
+            )
         bind_version(f"{version.lineage}.{version.step}")
 
     def _is_checkpoint_due(self) -> bool:
@@ -183,16 +217,18 @@ class Loop:
         if self._checkpointed == self._step or not self._step:
             return
         components, step = self._components, self._step
-        self._background.wait()  # its probe gathers the parameters that are copied here
-        components.checkpoints.under_way.wait()
-        self._guard.checkpoints()
-        state = self._coordinator.begin_checkpoint(step, self._guard.state)
-        components.checkpoints.begin(
-            state,
-            components.policy,
-            components.optimizer,
-            then=lambda: self._coordinator.commit(step),
-        )
+        with phase("gather"):
+            self._background.wait()  # its probe gathers the parameters that are copied here
+        with phase("checkpoint"):
+            components.checkpoints.under_way.wait()
+            self._guard.checkpoints()
+            state = self._coordinator.begin_checkpoint(step, self._guard.state)
+            components.checkpoints.begin(
+                state,
+                components.policy,
+                components.optimizer,
+                then=lambda: self._coordinator.commit(step),
+            )
         self._checkpointed = step
 
     def _finish(self) -> bool:

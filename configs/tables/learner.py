@@ -49,6 +49,9 @@ class LearnerSettings(Table):
     must fit in."""
     threads: Positive = 1
     """Threads per rank on a CPU."""
+    profile_steps: Annotated[tuple[Positive, ...], Field(max_length=16)] = ()
+    """Batches of which every rank writes a trace into `<run>/traces/`, such as `[3, 10]`; a traced
+    batch takes longer."""
     publish_every: Positive = 1
     """Batches between two publications of weights; at most `run.max_policy_lag` + 1."""
     publisher_endpoint: Endpoint = "tcp://127.0.0.1:0"

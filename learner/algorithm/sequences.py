@@ -100,10 +100,15 @@ class Sequences:
             seen and Seen(seen.places.to(device), seen.bounds.to(device), seen.lengths),
         )
 
+    @property
+    def seen_lengths(self) -> tuple[int, ...]:
+        """Tokens that each sequence sees, its own included."""
+        return self.lengths if self.seen is None else self.seen.lengths
+
     def equal_runs(self) -> Iterator[Run]:
         """Neighbours that attention can take together."""
-        seen = self.lengths if self.seen is None else self.seen.lengths
-        for size, run in itertools.groupby(zip(self.lengths, seen, strict=True)):
+        sizes = zip(self.lengths, self.seen_lengths, strict=True)
+        for size, run in itertools.groupby(sizes):
             yield Run(len(list(run)), *size)
 
 

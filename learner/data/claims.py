@@ -10,7 +10,7 @@ judged as they arrive, so that decoding is nearly done when the last one is in.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -27,6 +27,7 @@ from configs.settings import (
     RewardSettings,
     RunSettings,
 )
+from learner.profiling.phases import phase
 
 from .drop_counts import DropCounts
 from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, GroupFilter
@@ -227,7 +228,7 @@ class Claims:
         """Read the units that arrived since the last poll; return those to drop, by reason."""
         new = [unit for unit in units if unit.group_id not in self._episodes]
         bad: dict[str, list[int]] = {}
-        for unit, episodes in self._records.units(new):
+        for unit, episodes in self._read(new):
             reason = UNREADABLE if episodes is None else self._filter.reason_to_drop(step, episodes)
             if reason is not None:
                 bad.setdefault(reason, []).append(unit.group_id)
@@ -236,6 +237,13 @@ class Claims:
             elif episodes is not None and reason not in {UNREADABLE, IMPOSSIBLE}:
                 self.dropped.add_episodes(episodes)
         return bad
+
+    def _read(self, units: Sequence[ClaimedUnit]) -> list[tuple[ClaimedUnit, list[Episode] | None]]:
+        """Read the episodes of units; None where a record is missing or malformed."""
+        if not units:
+            return []
+        with phase("fetch"):
+            return list(self._records.units(units))
 
     def _replay(self, step: int, claim: Claim) -> ClaimedBatch | None:
         """Read a sealed batch without judging it again; None if the store has lost records of it.
@@ -248,7 +256,7 @@ class Claims:
         """
         ids = [task_id for unit in claim.units for task_id in unit.task_ids]
         is_forgotten = None in self._store.run(operations.records(ids))
-        units = [] if is_forgotten else list(self._records.units(claim.units))
+        units = [] if is_forgotten else self._read(claim.units)
         if self._recoveries != self._store.recoveries:
             return None  # rewound between the claim and the records: they may be of two histories
         if is_forgotten:

@@ -4,14 +4,15 @@
 
 pairs(L) counts, over all layers, the tokens that each of L tokens attends to: L (L + 1) / 2 in a
 layer, less where a sliding window is shorter; for L tokens that continue P others it is
-pairs(P + L) - pairs(P). The backward pass costs a multiple of it all, and what is left out (norms,
-embeddings, copies) is small beside it: only ratios of costs are used.
+pairs(P + L) - pairs(P). The backward pass costs twice as much, and what is left out (norms,
+embeddings, copies) is small beside it. Ranks are balanced by it, and the model's use of a card is
+taken from it (`learner/profiling/utilization.py`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -64,3 +65,16 @@ class SequenceCost:
             seen = tokens if window is None else min(tokens, window)
             pairs += layers * (seen * (seen + 1) // 2 + (tokens - seen) * seen)
         return pairs
+
+    def of_packed(self, lengths: Sequence[int], seen: Sequence[int], scored: int) -> float:
+        """Sum the costs of the sequences of a microbatch.
+
+        Args:
+            lengths: Of the sequences.
+            seen: Tokens that each of them sees: its own, and those of the one that it continues.
+            scored: Scored tokens of all.
+        """
+        costs = (
+            self(length, 0, after=sees - length) for length, sees in zip(lengths, seen, strict=True)
+        )
+        return sum(costs) + self.scored * scored

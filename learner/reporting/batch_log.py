@@ -92,7 +92,7 @@ class BatchLog:
                 **_training_figures(trained),
                 "alerts": [alert.name for alert in alerts],
                 "sampling_alarms": sampling_alarms,
-                **asdict(times),
+                **times.figures(trained_tokens=figures.trained_tokens),
                 "idle_fraction": self.totals.idle_fraction,
                 "wall_s": round(self.totals.wall_s, 3),
                 "filtered_groups": batch.filtered_groups,
@@ -118,8 +118,8 @@ class BatchLog:
         if self._counted_from is None:
             self._counted_from = claimed_at
         else:
-            totals.idle_s += times.wait_s
-            totals.weights_s += times.weights_s
+            totals.idle_s += times.measured.seconds["wait"]
+            totals.weights_s += times.measured.seconds["gather"]
         totals.busy_span_s += now - self._counted_from
         self._counted_from = now
         totals.wall_s += now - self._began

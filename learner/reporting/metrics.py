@@ -16,6 +16,8 @@ from buffer.record.episode import Episode
 from buffer.record.schema import MAX_ENTRIES
 from learner.data.drop_counts import by_length
 from learner.data.policy_lag import Int64, token_lags
+from learner.profiling.phases import Measured
+from learner.profiling.utilization import TRAINING
 
 Figure = float | int | bool | str | dict[str, float] | dict[str, int]
 
@@ -188,16 +190,25 @@ def _zero_variance_groups(episodes: Sequence[Episode]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Wall time of a batch by phase, seconds."""
+    """What a batch took on rank 0, from the end of the batch before to the end of its last step."""
 
-    wait_s: float
-    """Wait for the batch to be claimed and sealed: the learner was idle."""
-    pack_s: float
-    """Records to microbatches."""
-    weights_s: float
-    """Time a packed batch waited for the previous publish to release the model."""
-    train_s: float
-    """Forward, backward, optimizer."""
+    measured: Measured
+    mfu: float | None
+    """Share of the cards' peak; None where it is not stated."""
+    peak_tflops: float | None
+    """The peak of one card that it is a share of."""
+
+    def figures(self, *, trained_tokens: int) -> dict[str, object]:
+        """Name them as in `metrics.jsonl`."""
+        seconds = self.measured.seconds
+        spent_s = seconds["prepare"] + sum(seconds[name] for name in TRAINING)
+        return {
+            **{f"{name}_s": round(value, 4) for name, value in seconds.items()},
+            "peak_gib": self.measured.peak_gib,
+            "trained_tokens_per_s": round(trained_tokens / spent_s, 1) if spent_s else None,
+            "mfu": self.mfu,
+            "peak_tflops": self.peak_tflops,
+        }
 
 
 @dataclass(slots=True)
@@ -224,7 +235,7 @@ class Totals:
     idle_s: float = 0.0
     """Time waiting for batches, from the moment the first batch of each life was complete."""
     weights_s: float = 0.0
-    """Time that packed batches waited for the previous publish, counted as `idle_s` is."""
+    """Time that training waited for weights to be gathered, counted as `idle_s` is."""
     busy_span_s: float = 0.0
     """Wall time over which `idle_s` and `weights_s` were counted."""
 

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from configs.settings import LearnerSettings
+from learner.profiling.phases import phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ class AdamWithSchedule:
         if not skipped:
             for group in self.adam.param_groups:
                 group["lr"] = rate
-            self.adam.step()
+            with phase("optimizer"):
+                self.adam.step()
         self.adam.zero_grad(set_to_none=True)
         self.steps_taken = step
         return StepOutcome(grad_norm, rate, skipped, is_loss_finite)
@@ -97,5 +99,6 @@ class AdamWithSchedule:
 
     def _clip(self) -> float:
         """Clip the gradients to `max_grad_norm`, and return their norm before clipping."""
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm, foreach=True)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        with phase("clip"):
+            norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm, foreach=True)
+            return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)

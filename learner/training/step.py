@@ -29,6 +29,7 @@ from learner.algorithm.microbatch import Microbatch, Prepared
 from learner.algorithm.reference_kl import kl_penalty
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
+from learner.profiling.phases import phase
 
 from .critic import Critic, CriticFigures
 from .divergence import Divergence
@@ -80,9 +81,10 @@ def train_batch(
     critic: Critic | None = None,
 ) -> TrainedBatch:
     """Train batch `step` on this rank's microbatches; every rank must call it."""
-    prepared = prepare(
-        policy, microbatches, settings=settings, ranks=ranks, reference=reference, critic=critic
-    )
+    with phase("prepare"):
+        prepared = prepare(
+            policy, microbatches, settings=settings, ranks=ranks, reference=reference, critic=critic
+        )
     meter = DivergenceMeter(settings, ranks.device)
     losses: list[float] = []
     steps: list[StepOutcome] = []
@@ -90,7 +92,8 @@ def train_batch(
         for minibatch in range(settings.num_minibatches):
             share = [each for each in prepared if each.microbatch.minibatch == minibatch]
             if settings.surrogate == "m2po":
-                share = bound_ratios(policy, share, settings.second_moment, ranks)
+                with phase("prepare"):
+                    share = bound_ratios(policy, share, settings.second_moment, ranks)
             shares = [accumulate(policy, each, meter, settings, critic) for each in share]
             losses.append(float(ranks.sum(torch.stack(shares).double().sum())))
             if critic is not None:
@@ -131,25 +134,27 @@ def accumulate(
 ) -> torch.Tensor:
     """Add one microbatch's gradient to the parameters' and return its share of the policy loss."""
     microbatch = prepared.microbatch
-    scores = policy(
-        microbatch.sequences,
-        microbatch.indices_N,
-        entropy_gradient=settings.entropy_bonus > 0,
-    )
-    found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
-    log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
-    loss, deltas_N = found.loss, None
-    if prepared.log_ref_N is not None:
-        deltas_N = scores.logprobs_N.detach() - prepared.log_ref_N
-        if settings.kl_in == "loss":
-            kl_N = kl_penalty(scores.logprobs_N, prepared.log_ref_N, log_rhos_N, settings)
-            loss = loss + settings.kl_coefficient * (microbatch.weights_N * kl_N).sum()
-    total = loss
-    if critic is not None:
-        assert prepared.values_N is not None and prepared.targets_N is not None
-        total = total + critic.loss(
-            microbatch, scores.states_MD, prepared.values_N, prepared.targets_N
+    with phase("forward"):
+        scores = policy(
+            microbatch.sequences,
+            microbatch.indices_N,
+            entropy_gradient=settings.entropy_bonus > 0,
         )
-    total.backward()
+        found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
+        log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
+        loss, deltas_N = found.loss, None
+        if prepared.log_ref_N is not None:
+            deltas_N = scores.logprobs_N.detach() - prepared.log_ref_N
+            if settings.kl_in == "loss":
+                kl_N = kl_penalty(scores.logprobs_N, prepared.log_ref_N, log_rhos_N, settings)
+                loss = loss + settings.kl_coefficient * (microbatch.weights_N * kl_N).sum()
+        total = loss
+        if critic is not None:
+            assert prepared.values_N is not None and prepared.targets_N is not None
+            total = total + critic.loss(
+                microbatch, scores.states_MD, prepared.values_N, prepared.targets_N
+            )
+    with phase("backward"):
+        total.backward()
     meter.add(log_rhos_N, scores.entropies_N, microbatch, found, deltas_N)
     return loss.detach()

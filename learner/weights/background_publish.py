@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-import time
 from collections.abc import Callable
 
 import torch
@@ -31,14 +30,13 @@ class BackgroundPublisher:
         background = BackgroundPublisher(ranks.device)
         background.start(lambda free: publisher.publish(model, version, free=free))
         batch = claim()
-        waited_s = background.wait()
+        background.wait()
         background.close()
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._current: _Publish | None = None
-        self._waited_s = 0.0
 
     def start(self, publish: Callable[[Callable[[], None]], object]) -> None:
         """Publish in the background once the previous publish has ended.
@@ -49,27 +47,24 @@ class BackgroundPublisher:
         Raises:
             Exception: As `join`.
         """
-        began = time.monotonic()
         self.join()
-        self._waited_s += time.monotonic() - began
         self._current = _Publish(publish, self._device)
 
-    def wait(self) -> float:
-        """Wait until the model may change; returns how long this and `start` took, in seconds.
+    def wait(self) -> None:
+        """Wait until the model may change.
 
         Raises:
             DeadlineError: The publish hangs.
             Exception: As `join`, if it has ended.
         """
-        current, began = self._current, time.monotonic()
-        if current is not None:
-            if not current.is_free.wait(DEADLINE_S):
-                self._current = None  # `close` does not wait for it again
-                raise _hangs()
-            if current.has_failed:
-                self.join()
-        waited_s, self._waited_s = self._waited_s + time.monotonic() - began, 0.0
-        return waited_s
+        current = self._current
+        if current is None:
+            return
+        if not current.is_free.wait(DEADLINE_S):
+            self._current = None  # `close` does not wait for it again
+            raise _hangs()
+        if current.has_failed:
+            self.join()
 
     def join(self) -> None:
         """Wait until actors can fetch the weights.

@@ -26,6 +26,7 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.data import batch
 from learner.data.curriculum import Feeder
 from learner.model.ranks import Ranks
+from learner.profiling.phases import PHASES
 from learner.training import step
 from tests.learner.support.ring_in_process import ActorThread, LifeEnded, RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
@@ -127,7 +128,7 @@ def test_the_next_batch_is_claimed_while_weights_are_handed_over_and_trained_aft
     assert events == steps
     assert sys.getswitchinterval() == pytest.approx(usual_s)
     first, second = _lines(ring.settings.run.folder, "metrics.jsonl")
-    assert first["weights_s"] < SLOW_S <= second["weights_s"] + 0.1 * SLOW_S
+    assert first["gather_s"] < SLOW_S <= second["gather_s"] + 0.1 * SLOW_S
 
 
 @pytest.mark.slow
@@ -154,6 +155,30 @@ def test_a_checkpoint_waits_for_the_publication_whose_probe_runs_the_model(
     assert ring.live()
 
     assert events == ["published 0", "published 1", "published 2", "saved"]
+
+
+def test_a_line_of_metrics_has_every_phase_and_a_trace_names_them(
+    redis_url: str, tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "stated_peak", lambda *_: 1e-3)  # of a slow card
+    settings = tiny_settings(tmp_path, run={"steps": 3}, learner={"profile_steps": [2]})
+    ring = RingInProcess(settings, redis_url, ranks)
+
+    assert ring.live()
+
+    folder = ring.settings.run.folder
+    for line in _lines(folder, "metrics.jsonl"):
+        assert all(line[f"{name}_s"] >= 0 for name in PHASES)
+        assert all(line[f"{name}_s"] > 0 for name in ("wait", "forward", "backward", "optimizer"))
+        assert line["trained_tokens_per_s"] > 0 and line["peak_gib"] is None
+        assert line["mfu"] > 0 and line["peak_tflops"] == 1e-3
+    [file] = (folder / "traces").iterdir()
+    assert file.name == "batch-000002-rank-0.json"
+    events = json.loads(file.read_text())["traceEvents"]
+    spans = {event["name"]: event["dur"] for event in events if event.get("ph") == "X"}
+    inside = ("wait", "pack", "forward", "backward", "clip", "optimizer")
+    assert all(spans[f"nyala.{name}"] > 0 for name in inside)
+    assert "aten::mm" in spans
 
 
 @pytest.mark.slow

@@ -27,11 +27,10 @@ def test_the_main_thread_goes_on_until_it_waits(publisher):
     publisher.start(lambda free: ended.append(may_end.wait(10.0)))
     assert not ended
     threading.Timer(0.1, may_end.set).start()
-    waited_s = publisher.wait()
+    publisher.wait()
 
     assert ended == [True]
-    assert waited_s > 0.05
-    assert publisher.wait() < 1.0  # nothing is under way any more
+    publisher.wait()  # nothing is under way any more
 
 
 def test_what_ends_a_publish_is_raised_by_the_wait_and_the_next_can_begin(publisher):
@@ -43,7 +42,7 @@ def test_what_ends_a_publish_is_raised_by_the_wait_and_the_next_can_begin(publis
         publisher.wait()
 
     publisher.start(lambda free: None)
-    assert publisher.wait() >= 0.0
+    publisher.wait()
 
 
 def test_a_timeout_inside_a_publish_is_not_taken_for_a_hang(publisher):
@@ -95,11 +94,9 @@ def test_one_publish_at_a_time(publisher):
 
     publisher.start(first)
     publisher.start(lambda free: order.append("second"))
-    waited_s = publisher.wait()
     publisher.join()
 
     assert order == ["first", "second"]
-    assert waited_s > 0.05, "what the second had to wait for the first counts"
 
 
 @pytest.mark.parametrize("meet", ["start", "join"])
