@@ -18,10 +18,12 @@ from configs.secrets import redis_url
 from configs.settings import LearnerSettings, ParallelSettings, RunSettings, Settings
 from configs.validation.parallel import check_heads
 from learner.checkpointing.background_save import BackgroundSave
+from learner.checkpointing.bucket_copies import BucketCopies
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.folders import FOLDER
 from learner.checkpointing.recovery import publish_pointer, recover
 from learner.checkpointing.resume import StartState, take_over
+from learner.data.evaluation import is_due
 from learner.data.ledger import Ledger
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
@@ -70,12 +72,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
         optimizer = AdamWithSchedule(policy, schedule(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
-        checkpoints = Checkpoints(
-            settings.run.folder / FOLDER,
-            keep=settings.learner.keep_checkpoints,
-            ranks=ranks,
-            critic=critic,
-        )
+        checkpoints = make_checkpoints(settings, ranks, critic)
         log.info("starting", stage="taking the run over")
         start = _agree_on_start(settings, store, ranks, checkpoints, vocabulary=policy.vocabulary)
         if start.checkpoint is not None:
@@ -210,6 +207,19 @@ def load_critic(policy: Policy, settings: Settings, ranks: Ranks) -> Critic | No
         model_path=settings.run.model_path,
         ranks=ranks,
         dtype=compute_dtype(settings, ranks),
+    )
+
+
+def make_checkpoints(settings: Settings, ranks: Ranks, critic: Critic | None) -> Checkpoints:
+    """Open the checkpoints of the run, as the settings keep and copy them."""
+    learner = settings.learner
+    return Checkpoints(
+        settings.run.folder / FOLDER,
+        keep=learner.keep_checkpoints,
+        ranks=ranks,
+        critic=critic,
+        is_evaluated=lambda step: learner.keep_best and is_due(settings.run, step),
+        copies=BucketCopies.of(settings),
     )
 
 

@@ -11,7 +11,7 @@ from typing import IO
 
 from broker.protocol.manifest import WeightManifest
 from buffer.record.episode import PolicyVersion
-from buffer.record.object_store import filesystem_at
+from buffer.record.filesystems import filesystem_at
 
 KEPT = 3
 """Versions that stay: a reader of the last but one has time to finish."""

@@ -7,7 +7,7 @@ Its name holds the task and the SHA-256 of the record; the reference repeats dig
 a reader checks both. An object that the store does not refer to (a stale submission, a group that
 was dropped or committed) is garbage and swept once it is old enough not to be on its way.
 
-Works with any filesystem of fsspec: `file://`, `s3://`, ...
+Works with any filesystem of fsspec: `file://`, `s3://`, ... (`filesystems.py`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
-import fsspec
 import structlog
 
-from configs.errors import RecordError, SettingsError, StoreUnreachable
+from configs.errors import RecordError, StoreUnreachable
 from configs.settings import BufferSettings
 
+from .filesystems import filesystem_at
+
 log = structlog.get_logger()
-filesystem_of: Any = fsspec.core.url_to_fs  # the library gives these no types
 
 MAGIC = b"\xc1object "  # no msgpack begins with 0xc1: a reference cannot be taken for a record
 LONGEST_REFERENCE = 128
@@ -44,21 +43,6 @@ _NAME = re.compile(r"(\d+)-([0-9a-f]{64})")
 def is_reference(record: bytes) -> bool:
     """Whether the store has a reference in place of the record."""
     return record.startswith(MAGIC)
-
-
-def filesystem_at(url: str, *, setting: str) -> tuple[Any, str]:
-    """Return the filesystem of a URL, and the path in it; nothing is read yet.
-
-    Raises:
-        SettingsError: fsspec has no filesystem for the URL.
-    """
-    try:
-        files, path = filesystem_of(url)
-    except ValueError as error:
-        raise SettingsError(
-            f"{setting} must be a URL that fsspec knows, got {url!r}; {error}"
-        ) from error
-    return files, path
 
 
 class ObjectStore:

@@ -27,7 +27,7 @@ class BufferSettings(Table):
     """Largest episode record, bytes."""
     object_store: str | None = None
     """Where larger records than `inline_bytes` go, as fsspec writes it: `file:///folder`,
-    `s3://bucket/folder` (needs `s3fs`), ...; broker and learner must reach it. null = all records
+    `s3://bucket/folder` (extra `bucket`), ...; broker and learner must reach it. null = all records
     go into Redis."""
     inline_bytes: Annotated[int, Field(ge=1024)] = 2**20
     """Largest record that goes into Redis where there is an object store, bytes."""

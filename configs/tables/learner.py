@@ -44,6 +44,12 @@ class LearnerSettings(Table):
     takes."""
     keep_checkpoints: Positive = 3
     """Newest checkpoints to keep."""
+    keep_best: bool = False
+    """Keep the checkpoint with the best held-out accuracy, too."""
+    checkpoint_url: str | None = None
+    """Where each checkpoint is copied before its batches are committed, as fsspec writes it:
+    `s3://bucket/folder`, `gs://`, `az://` (extra `bucket`), `file:///folder`; a machine without
+    checkpoints goes on from the newest there. null = nowhere."""
     collective_timeout_s: Seconds = 600.0
     """Longest wait of a rank for the others before all of them end; a slow disk and a compilation
     must fit in."""
@@ -65,7 +71,7 @@ class LearnerSettings(Table):
     Costs the publisher a copy of the weights, and a comparison for each version."""
     weight_store: str | None = None
     """Where each version is written too, for actors in other regions, as fsspec writes it:
-    `s3://bucket/folder` (needs `s3fs`), `file:///folder`, ...; null = nowhere. See
+    `s3://bucket/folder` (extra `bucket`), `file:///folder`, ...; null = nowhere. See
     `actors.pull_from`."""
     broadcast_join_s: Seconds = 10.0
     """Time for the members of a weight group to join."""

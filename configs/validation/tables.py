@@ -29,6 +29,7 @@ def disagreements(settings: AllTables) -> list[str]:
         _trains_nothing,
         _pulls_from_nobody,
         _broadcasts_to_anybody,
+        _keeps_no_best,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
@@ -177,4 +178,14 @@ def _broadcasts_to_anybody(settings: AllTables) -> str | None:
         f"learner.publisher_endpoint is not on loopback ({settings.learner.publisher_endpoint}), "
         f"got true; whoever reaches a process group can read and write weights: leave it null, "
         f"or set run.trusted_network to true if nobody else is on that network"
+    )
+
+
+def _keeps_no_best(settings: AllTables) -> str | None:
+    run, every = settings.run, settings.learner.checkpoint_every
+    if not settings.learner.keep_best or (run.eval_every and run.eval_every % every == 0):
+        return None
+    return (
+        f"run.eval_every must be a multiple of learner.checkpoint_every = {every} with "
+        f"learner.keep_best, got {run.eval_every}; what is evaluated has to be in a checkpoint"
     )

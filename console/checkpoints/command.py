@@ -13,7 +13,7 @@ from console.verbs.tables import Facts, print_facts
 
 Name = Annotated[
     str | None,
-    typer.Argument(metavar="CHECKPOINT", help="Such as step-000050; else the newest."),
+    typer.Argument(metavar="CHECKPOINT", help="Such as step-000050, or best; else the newest."),
 ]
 Names = Annotated[
     list[str] | None,
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 @app.command("list")
 def list_checkpoints(run: Run, as_json: AsJson = False) -> None:
-    """List the checkpoints, the oldest first.
+    """List the checkpoints, the oldest first; the best is the one with the best held-out accuracy.
 
     Example: `nyala checkpoint list runs/demo`
     """
@@ -90,7 +90,7 @@ def prune(
     keep: Annotated[int, typer.Option("--keep", min=1, help="How many of the newest stay.")],
     as_json: AsJson = False,
 ) -> None:
-    """Remove all but the newest checkpoints.
+    """Remove all but the newest checkpoints, and the best where learner.keep_best is set.
 
     Nothing is removed if one that is to stay is not intact. Checkpoints of other runs stay.
 
@@ -98,7 +98,8 @@ def prune(
     """
     from learner.checkpointing.inventory import pruned  # noqa: PLC0415 - torch
 
-    rows = list(pruned(_folder(run), keep))
+    settings = settings_of(run)
+    rows = list(pruned(settings.run.folder, keep, keep_best=settings.learner.keep_best))
     print_facts(Facts(f"{len(rows)} checkpoints are removed", rows), as_json=as_json)
 
 

@@ -21,12 +21,8 @@ class BackgroundSave:
         self._worker: Worker | None = None
 
     def start(self, save: Callable[[], object]) -> None:
-        """Save in the background, once the one before has ended.
-
-        Raises:
-            Exception: As `wait`.
-        """
-        self.wait()
+        """Save in the background; the save before has been waited for."""
+        assert self._worker is None, "a save is under way, and its copies are being written"
         context = contextvars.copy_context()  # its log lines carry the caller's fields
         self._worker = Worker(lambda: context.run(save), name="checkpoint").start()
 

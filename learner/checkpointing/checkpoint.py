@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -33,15 +34,19 @@ from torch import Tensor
 
 from configs import durable
 from configs.errors import CheckpointError
+from configs.worker import Worker
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
+from learner.reporting.journal import Journal
 from learner.training.critic import Critic
 from learner.training.optimizer import AdamWithSchedule
 
 from .background_save import BackgroundSave
+from .bucket_copies import BucketCopies
 from .folders import (
     UNFINISHED,
     complete_checkpoints,
+    may_be_best,
     put_in_place,
     restore_replaced,
     set_aside,
@@ -50,6 +55,7 @@ from .folders import (
 from .learner_state import STATE, LearnerState
 from .lineages import refuse_if_taken_over
 from .manifest import (
+    BLAKE3,
     MANIFEST,
     ForeignCheckpoint,
     encode_manifest,
@@ -68,15 +74,17 @@ log = structlog.get_logger()
 
 END = b""
 """Broadcast in place of another checkpoint to verify."""
+SIGN_OF_LIFE_S = 5.0
+"""Between broadcasts to ranks that wait while rank 0 reads a copy from elsewhere."""
 
 
 class Checkpoints:
     """The checkpoints of one run; every rank calls the same methods in the same order.
 
     Example:
+        checkpoints.under_way.wait()
         checkpoints.begin(state, policy, optimizer, then=commit)
         ...  # training goes on
-        checkpoints.under_way.wait()
     """
 
     def __init__(
@@ -86,6 +94,8 @@ class Checkpoints:
         keep: int,
         ranks: Ranks,
         critic: Critic | None = None,
+        is_evaluated: Callable[[int], bool] = lambda _: False,
+        copies: BucketCopies | None = None,
     ) -> None:
         """Take the folder as it is.
 
@@ -94,8 +104,13 @@ class Checkpoints:
             keep: Number of checkpoints to keep.
             ranks: All of them call the same methods.
             critic: Of the run, if it has one.
+            is_evaluated: Whether the policy after a batch is, so that its checkpoint stays if it is
+                the best.
+            copies: Elsewhere, if there are to be any.
         """
         self._folder = folder
+        self._is_evaluated = is_evaluated
+        self._elsewhere = copies
         self._keep = keep
         self._ranks = ranks
         self._critic = critic
@@ -125,16 +140,15 @@ class Checkpoints:
     ) -> None:
         """Copy what a checkpoint holds, and write it in the background.
 
+        The checkpoint before, whose copies these replace, has been waited for.
+
         Args:
             state: Beside tensors; may change afterwards.
             policy: May be trained on when this returns, as may the critic.
             optimizer: May take steps when this returns.
             then: Called in that thread once the checkpoint is durable.
-
-        Raises:
-            Exception: What ended the save before, if anything did.
         """
-        self.under_way.wait()
+        assert not self.under_way.is_under_way
         files = self._files(policy, optimizer, copied=True)
         encoded = state.encode()
 
@@ -164,7 +178,12 @@ class Checkpoints:
                     hash_on_all_ranks(self._ranks, Path(path), algorithm, names)
             chosen = self._ranks.broadcast(None).decode()
         else:
+            copies = self._elsewhere if before is None else None
+            if copies is not None:
+                self._while_others_wait(partial(copies.fetch_newer, self._folder))
             found = self._choose(before)
+            if copies is not None and found is not None:
+                self._while_others_wait(partial(copies.complete, found))
             chosen = str(found) if found is not None else ""
             self._ranks.broadcast(END)
             self._ranks.broadcast(chosen.encode())
@@ -230,6 +249,9 @@ class Checkpoints:
             put_in_place(unfinished, final)
             self._remove_old(final)
         ranks.barrier()
+        if self._elsewhere is not None:
+            stay = [path.name for path in self.all()] if ranks.is_first else []
+            self._elsewhere.write(final, files, stay, ranks)
         return final
 
     def _choose(self, before: int | None) -> Path | None:
@@ -266,6 +288,14 @@ class Checkpoints:
         self._ranks.broadcast(msgspec.msgpack.encode((str(path), algorithm, names)))
         return hash_on_all_ranks(self._ranks, path, algorithm, names)
 
+    def _while_others_wait(self, action: Callable[[], object]) -> None:
+        """Do something on rank 0 while the others, told to hash nothing, stay with it."""
+        worker = Worker(action, name="copies").start()
+        while worker.is_alive:
+            self._hash_files(self._folder, BLAKE3, [])
+            worker.join(SIGN_OF_LIFE_S)
+        worker.check()
+
     def _check_critic(
         self, path: Path, part: Part, tensors: Mapping[str, Tensor], found: Mapping[str, object]
     ) -> None:
@@ -281,8 +311,10 @@ class Checkpoints:
             )
 
     def _remove_old(self, saved: Path) -> None:
-        """Remove all of this run's but the newest; the one just saved counts as newest."""
+        """Remove all of this run's but the newest and the best; the one just saved is newest."""
         key = run_key(self._folder.parent)
         others = [path for path in self.all() if path != saved and is_own(path, key)]
+        accuracies = Journal(self._folder.parent).accuracies()
         for path in others[: max(0, len(others) + 1 - self._keep)]:
-            durable.DISK.remove(path)
+            if not may_be_best(path, [*others, saved], accuracies, self._is_evaluated):
+                durable.DISK.remove(path)

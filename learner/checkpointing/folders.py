@@ -1,4 +1,4 @@
-"""Folders of checkpoints: their names, and the renames between them.
+"""Folders of checkpoints: their names, the renames between them, and the best of them.
 
 checkpoints/.unfinished-step-000050/   -> written, hashed, synced
 checkpoints/step-000050/               -> renamed: it exists only if it is complete
@@ -8,6 +8,7 @@ checkpoints/.replaced-step-000050/     -> of the same step, until the new one is
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from configs import durable
@@ -28,6 +29,30 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def step_of(path: Path) -> int:
     """Return the number of batches in a checkpoint, from its name."""
     return int(path.name.removeprefix("step-"))  # as text, step 1000000 is before step 999999
+
+
+def best_of(paths: Iterable[Path], accuracies: Mapping[int, float]) -> Path | None:
+    """Return the checkpoint with the best held-out accuracy, the later of equal ones.
+
+    Args:
+        paths: Of checkpoints.
+        accuracies: Of the policy after a batch; None if no checkpoint has one.
+    """
+    evaluated = [path for path in paths if step_of(path) in accuracies]
+    return max(evaluated, key=lambda path: (accuracies[step_of(path)], step_of(path)), default=None)
+
+
+def may_be_best(
+    path: Path,
+    among: Iterable[Path],
+    accuracies: Mapping[int, float],
+    is_evaluated: Callable[[int], bool],
+) -> bool:
+    """Whether a checkpoint is the best of those that are evaluated, or its evaluation is open."""
+    step = step_of(path)
+    is_open = step > max(accuracies, default=0)
+    candidates = (each for each in among if is_evaluated(step_of(each)))
+    return is_evaluated(step) and (is_open or path == best_of(candidates, accuracies))
 
 
 def set_aside(path: Path) -> None:

@@ -8,18 +8,23 @@ from pathlib import Path
 
 from configs import durable
 from configs.errors import CheckpointError
+from learner.reporting.journal import Journal
 
-from .folders import FOLDER, complete_checkpoints
+from .folders import FOLDER, best_of, complete_checkpoints, step_of
 from .learner_state import STATE, LearnerState
 from .manifest import is_own, read_manifest, refuse_foreign, run_key
 from .verification import verify
 
 MIB = 2**20
+BEST = "best"
+"""Name of the checkpoint whose policy had the best held-out accuracy."""
 
 
 def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
     """Describe each checkpoint, the oldest first, without reading its tensors."""
-    for path in checkpoints_of(run_folder):
+    paths, accuracies = checkpoints_of(run_folder), Journal(run_folder).accuracies()
+    best = best_of(paths, accuracies)
+    for path in paths:
         size = sum(file.stat().st_size for file in path.iterdir())
         written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         yield {
@@ -28,6 +33,8 @@ def listed(run_folder: Path) -> Iterator[Mapping[str, object]]:
             "MiB": round(size / MIB),
             "written": f"{written:%Y-%m-%d %H:%M:%S} UTC",
             "by": "this run" if is_own(path, run_key(run_folder)) else "another",
+            "held out": accuracies.get(step_of(path), ""),
+            "is": BEST if path == best else "",
         }
 
 
@@ -51,19 +58,25 @@ def intact(run_folder: Path, name: str | None) -> Path:
     return paths[0]
 
 
-def pruned(run_folder: Path, keep: int) -> Iterator[Mapping[str, object]]:
-    """Remove all of the run's own but the newest `keep`, which must be intact.
+def pruned(
+    run_folder: Path, keep: int, *, keep_best: bool = False
+) -> Iterator[Mapping[str, object]]:
+    """Remove all of the run's own but the newest `keep`, which must be intact, and the best.
 
     Raises:
         CheckpointError: One that is to stay is not intact; nothing is removed.
     """
     key = run_key(run_folder)
     own = [path for path in checkpoints_of(run_folder) if is_own(path, key)]
-    for path in own[-keep:]:
-        verify(path)
-    for path in own[:-keep]:
-        durable.DISK.remove(path)
-        yield {"removed": path.name}
+    best = best_of(own, Journal(run_folder).accuracies()) if keep_best else None
+    stay = {*own[-keep:], best}
+    for path in own:
+        if path in stay:
+            verify(path)
+    for path in own:
+        if path not in stay:
+            durable.DISK.remove(path)
+            yield {"removed": path.name}
 
 
 def checkpoints_of(run_folder: Path) -> list[Path]:
@@ -72,12 +85,15 @@ def checkpoints_of(run_folder: Path) -> list[Path]:
 
 
 def chosen(run_folder: Path, names: Sequence[str]) -> list[Path]:
-    """Find checkpoints by their names.
+    """Find checkpoints by their names; `best` is the one with the best held-out accuracy.
 
     Raises:
         CheckpointError: There is none of such a name.
     """
-    found = {path.name: path for path in checkpoints_of(run_folder)}
+    paths = checkpoints_of(run_folder)
+    found = {path.name: path for path in paths}
+    best = best_of(paths, Journal(run_folder).accuracies())
+    found |= {BEST: best} if best is not None else {}
     for name in names:
         if name not in found:
             raise CheckpointError(

@@ -46,6 +46,14 @@ class Journal:
                 parsed.append(figures)
         return parsed
 
+    def accuracies(self) -> dict[int, float]:
+        """Read the held-out accuracy of each evaluation: step -> accuracy."""
+        return {
+            int(str(line["step"])): float(accuracy)
+            for line in self.lines("eval")
+            if isinstance(accuracy := line.get("accuracy"), int | float)
+        }
+
     def rewind(self, step: int) -> None:
         """Remove the lines of later steps: the learner resumes after `step`."""
         for name in ("metrics", "batches", "eval"):

@@ -51,11 +51,16 @@ def run(tmp_path: Path, ranks: Ranks) -> Path:
 
 
 def test_checkpoints_are_listed_verified_and_pruned(run: Path) -> None:
+    (run / "eval.jsonl").write_text('{"step": 4, "accuracy": 0.5}\n{"step": 6, "accuracy": 0.25}')
     code, output = _nyala("list", run, "--json")
     rows = json.loads(output)
     assert [row["checkpoint"] for row in rows] == ["step-000002", "step-000004", "step-000006"]
     assert {(row["lineage"], row["by"]) for row in rows} == {(4, "this run")}
 
+    assert [(row["held out"], row["is"]) for row in rows] == [("", ""), (0.5, "best"), (0.25, "")]
+
+    code, output = _nyala("verify", run, "best", "--json")
+    assert [row["checkpoint"] for row in json.loads(output)] == ["step-000004"]
     assert _nyala("verify", run)[0] == 0
     state = run / "checkpoints" / "step-000004" / "state.json"
     state.write_bytes(state.read_bytes() + b" ")

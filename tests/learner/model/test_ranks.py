@@ -12,6 +12,7 @@ import torch
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings
+from learner.checkpointing.bucket_copies import COMMITTED
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.tensors.shards import PREFIX
 from learner.model.policy import probe_logprobs, shard
@@ -124,6 +125,16 @@ def test_one_rank_resumes_the_checkpoint_of_two(found: Path, ranks: Ranks) -> No
     gathered = torch.load(found / "parameters.pt")
     for ours, theirs in zip(whole_parameters(policy), gathered, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_two_ranks_copy_a_checkpoint_file_by_file(found: Path) -> None:
+    [copy] = (found / "bucket" / "tiny" / "checkpoints").iterdir()
+    [checkpoint] = (found / "checkpoints").glob("step-*")
+    contents = {file.name: file.read_bytes() for file in copy.iterdir()}
+
+    assert copy.name == checkpoint.name
+    assert contents.pop(COMMITTED)
+    assert contents == {file.name: file.read_bytes() for file in checkpoint.iterdir()}
 
 
 def test_two_ranks_train_a_critic_as_one_does(found: Path, tmp_path: Path, ranks: Ranks) -> None:

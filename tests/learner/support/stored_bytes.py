@@ -20,8 +20,8 @@ WEIGHTS = "tensors-0.safetensors"
 class StoredBytes(Checkpoints):
     """Checkpoints whose weights are any bytes."""
 
-    def __init__(self, run_folder: Path, *, keep: int) -> None:
-        super().__init__(run_folder / "checkpoints", keep=keep, ranks=ALONE)
+    def __init__(self, run_folder: Path, *, keep: int, **more: Any) -> None:
+        super().__init__(run_folder / "checkpoints", keep=keep, ranks=ALONE, **more)
 
     def save_bytes(self, state: LearnerState, weights: bytes = b"weights") -> Path:
         return self.save(state, weights, None)  # type: ignore[arg-type]

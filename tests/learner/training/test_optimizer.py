@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from configs.settings import LearnerSettings
 from learner.algorithm.sequences import Sequences
+from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import LearnerState
 from learner.model.ranks import Ranks
+from learner.reporting.metrics import Totals
 from learner.training.optimizer import AdamWithSchedule, Schedule
 from tests.learner.support.tiny_policy import constant_rate, parameters_of, tiny_policy
 
@@ -61,3 +65,21 @@ def test_gradients_are_clipped_by_their_global_norm(ranks: Ranks) -> None:
     # Adam's first moment is a tenth of the clipped gradient.
     moments = [s["exp_avg"].full_tensor().square().sum() for s in optimizer.adam.state.values()]
     assert float(sum(moments)) ** 0.5 == pytest.approx(0.05, rel=1e-3)
+
+
+def test_a_resume_takes_its_betas_from_the_settings(ranks: Ranks, tmp_path: Path) -> None:
+    policy, settings = tiny_policy(ranks.mesh), LearnerSettings(adam_beta1=0.8)
+    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    for parameter in optimizer.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(1)
+    checkpoints = Checkpoints(tmp_path, keep=1, ranks=ranks)
+    state = LearnerState("r", "h", 1, lineage=1, cursor=0, trained=(), totals=Totals())
+    path = checkpoints.save(state, policy, optimizer)
+
+    resumed = AdamWithSchedule(policy, constant_rate(1e-2), settings)
+    checkpoints.load(path, policy, resumed)
+
+    [group] = resumed.adam.param_groups
+    assert group["betas"] == (0.8, settings.adam_beta2)
+    assert len(resumed.adam.state) == len(optimizer.adam.state) > 0, "with the moments as saved"

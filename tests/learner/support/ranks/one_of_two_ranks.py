@@ -15,6 +15,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings
+from learner.checkpointing.bucket_copies import BucketCopies
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.rollback import roll_back
@@ -123,7 +124,8 @@ def main(folder: Path) -> None:
     ranks = join("cpu", threads=1)
     policy, optimizer = new_policy(ranks)
     batches = [train(policy, optimizer, step, ranks) for step in (1, 2)]
-    checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks)
+    copies = BucketCopies(f"file://{folder}/bucket", "tiny")
+    checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks, copies=copies)
     checkpoints.save(STATE, policy, optimizer)
     logprobs = probe_logprobs(policy, PROBE)
     batches.append(train(policy, optimizer, 3, ranks))

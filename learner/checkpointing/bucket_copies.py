@@ -1,0 +1,227 @@
+"""Copies of checkpoints in a bucket, or in a folder on another disk: whole, or not there.
+
+    <url>/<run>/checkpoints/step-000050/
+        tensors-<rank>.safetensors, ...   every rank its own files
+        state.json, manifest.json         rank 0
+        COMMITTED                         rank 0, last: BLAKE3 of the manifest
+
+Nothing without a COMMITTED object is read. What is read is compared with it, with the manifest, and
+with the run's key like any checkpoint; the key itself never leaves the run's folder.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+from blake3 import blake3
+
+from buffer.record.filesystems import filesystem_at
+from configs import durable
+from configs.errors import CheckpointError
+from configs.settings import Settings
+from learner.model.ranks import Ranks
+
+from .folders import UNFINISHED, complete_checkpoints, put_in_place, step_of
+from .learner_state import STATE
+from .manifest import MANIFEST, read_manifest
+from .verification import verify
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+COMMITTED = "COMMITTED"
+CHUNK_BYTES = 2**26
+PAUSES_S = (1.0, 4.0, 15.0)
+"""Between attempts, beside those of the library: after the last a bucket is not just slow."""
+
+
+class BucketCopies:
+    """The copies of one run.
+
+    Args:
+        url: As fsspec writes it.
+        run: Name of the run.
+
+    Raises:
+        SettingsError: There is no filesystem for the URL here.
+    """
+
+    def __init__(self, url: str, run: str) -> None:
+        self._files, root = filesystem_at(url, setting="learner.checkpoint_url")
+        self._root = f"{root.rstrip('/')}/{run}/checkpoints"
+
+    @classmethod
+    def of(cls, settings: Settings) -> BucketCopies | None:
+        """Make those that the settings ask for, if they do."""
+        url = settings.learner.checkpoint_url
+        return None if url is None else cls(url, settings.run.name)
+
+    def write(
+        self, checkpoint: Path, own: Iterable[str], stay: Iterable[str], ranks: Ranks
+    ) -> None:
+        """Copy a checkpoint; it counts when this returns, on all ranks. Collective.
+
+        Args:
+            checkpoint: Durable.
+            own: Files that this rank wrote of it.
+            stay: Names of the copies to keep; all others are removed.
+            ranks: All of them.
+
+        Raises:
+            OSError: A rank could not write.
+        """
+        _on_all(ranks, lambda: self._uncommit(checkpoint.name) if ranks.is_first else None)
+        _on_all(ranks, lambda: self._put(checkpoint, own))
+        _on_all(ranks, lambda: self._finish(checkpoint, stay) if ranks.is_first else None)
+
+    def complete(self, checkpoint: Path) -> None:
+        """Copy a checkpoint unless there is a copy: an earlier life may have been killed before.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        mark = self._mark(checkpoint.name)
+        if _retried(lambda: self._files.exists(mark)):
+            found = bytes(_retried(lambda: self._files.cat_file(mark)))
+            if found == _digest(checkpoint):
+                return
+            self._uncommit(checkpoint.name)
+        self._put(checkpoint, read_manifest(checkpoint).digests)
+        self._commit(checkpoint)
+
+    def fetch_newer(self, folder: Path) -> None:
+        """Read the newest copy into the folder of checkpoints, if it is newer than what is there.
+
+        Raises:
+            CheckpointError: There are copies, and neither they nor what is there can be loaded.
+            OSError: The bucket does not answer.
+        """
+        refused, newest = "", max(map(step_of, complete_checkpoints(folder)), default=0)
+        for name, is_committed in reversed(self._found().items()):
+            if step_of(Path(name)) <= newest:
+                return
+            if not is_committed:
+                log.warning("the copy of a checkpoint is not finished: passed over", name=name)
+                continue
+            log.info("reading a checkpoint from its copy", name=name)
+            try:
+                self._fetch(name, folder)
+            except CheckpointError as error:
+                refused = refused or str(error)
+                log.error("COPY OF A CHECKPOINT REFUSED, trying the one before", reason=str(error))
+            else:
+                return
+        if refused and not newest:
+            raise CheckpointError(
+                f"one of the copies in {self._root} must be intact, got none; restore one, or give "
+                f"the run another name to begin anew. The newest: {refused}"
+            )
+
+    def _fetch(self, name: str, folder: Path) -> None:
+        """Read a copy whole, compare it, and put it into its place.
+
+        Raises:
+            CheckpointError: A file of it is missing or changed.
+        """
+        unfinished = folder / f"{UNFINISHED}{name}"
+        durable.DISK.remove(unfinished)
+        durable.make_private_folder(folder)
+        durable.make_folder(unfinished, mode=0o700)
+        try:
+            self._fetch_file(name, MANIFEST, unfinished)
+            committed = _retried(lambda: self._files.cat_file(self._mark(name)))
+            if _digest(unfinished) != bytes(committed):
+                raise CheckpointError(f"{name}/{MANIFEST} must be the one that was committed")
+            for file in read_manifest(unfinished).digests:
+                self._fetch_file(name, file, unfinished)
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{name} must be whole in {self._root}, got: {error}") from error
+        verify(unfinished)
+        durable.sync_tree(unfinished)
+        put_in_place(unfinished, folder / name)
+
+    def _found(self) -> dict[str, bool]:
+        """Whether each checkpoint of which there is an object counts, oldest first."""
+        self._files.invalidate_cache()
+        found: dict[str, bool] = {}
+        for path in _retried(lambda: self._files.find(self._root)):
+            *_, name, file = path.split("/")
+            if name.removeprefix("step-").isdecimal():
+                found[name] = found.get(name, False) or file == COMMITTED
+        return dict(sorted(found.items(), key=lambda each: step_of(Path(each[0]))))
+
+    def _put(self, checkpoint: Path, names: Iterable[str]) -> None:
+        place = self._place(checkpoint.name)
+        _retried(lambda: self._files.makedirs(place, exist_ok=True))
+        for name in names:
+            here, there = str(checkpoint / name), f"{place}/{name}"
+            _retried(partial(self._files.put_file, here, there))
+
+    def _commit(self, checkpoint: Path) -> None:
+        self._put(checkpoint, [MANIFEST])
+        _retried(lambda: self._files.pipe_file(self._mark(checkpoint.name), _digest(checkpoint)))
+
+    def _finish(self, checkpoint: Path, stay: Iterable[str]) -> None:
+        """Have a copy count, and remove all that are not to stay."""
+        self._put(checkpoint, [STATE])
+        self._commit(checkpoint)
+        for name in self._found().keys() - {checkpoint.name, *stay}:
+            self._uncommit(name)  # first, so that a half of it never counts
+            _retried(partial(self._files.rm, self._place(name), recursive=True))
+
+    def _uncommit(self, name: str) -> None:
+        mark = self._mark(name)
+        if _retried(lambda: self._files.exists(mark)):
+            _retried(lambda: self._files.rm(mark))
+
+    def _mark(self, name: str) -> str:
+        return f"{self._place(name)}/{COMMITTED}"
+
+    def _place(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _fetch_file(self, name: str, file: str, folder: Path) -> None:
+        if Path(file).name != file:
+            raise CheckpointError(f"{name}/{MANIFEST} must name files, got {file!r}")
+        path = f"{self._place(name)}/{file}"
+        size = _retried(lambda: int(self._files.size(path)))
+        with (folder / file).open("wb") as stream:
+            for start in range(0, size, CHUNK_BYTES):
+                end = min(size, start + CHUNK_BYTES)
+                stream.write(_retried(partial(self._files.cat_file, path, start=start, end=end)))
+
+
+def _digest(checkpoint: Path) -> bytes:
+    """Return what the COMMITTED object of a checkpoint holds."""
+    return blake3((checkpoint / MANIFEST).read_bytes()).hexdigest().encode()
+
+
+def _on_all(ranks: Ranks, action: Callable[[], object]) -> None:
+    """Do something on this rank, and raise on all where it fails on one; collective."""
+    reason = ""
+    try:
+        action()
+    except OSError as error:
+        reason = str(error) or type(error).__name__
+    reasons = [each.decode() for each in ranks.gather(f" {reason}".encode())]
+    if failed := [each for each in reasons if each.strip()]:
+        raise OSError(f"the copy of a checkpoint cannot be written:{failed[0]}")
+
+
+def _retried(call: Callable[[], T]) -> T:
+    """Call again after a pause while the bucket does not answer."""
+    for pause_s in PAUSES_S:
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            log.warning("the bucket of checkpoints does not answer", reason=str(error))
+            time.sleep(pause_s * random.uniform(0.5, 1.5))
+    return call()
