@@ -24,8 +24,11 @@ class LearnerSettings(Table):
     """Decay after warm-up, over the rest of `run.steps`."""
     lr_min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Learning rate at the end of the decay, as a share of `lr`."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` steps along orthogonal matrices, with half of the moments to keep; embeddings, output
+    layer and vectors keep AdamW. Rates are the same for both."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW weight decay."""
+    """Weight decay of the optimizer, apart from the gradient."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0

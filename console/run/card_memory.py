@@ -3,7 +3,7 @@
 FSDP2 shards weights, gradients and moments over the ranks of `parallel.shard`; activations are of a
 rank's own tokens, its part of a microbatch under `parallel.sequence`:
 
-    all the time             float32 weights, gradients and AdamW's moments, each a share of a rank
+    all the time             float32 weights, gradients and the optimizer's moments, a rank's share
     the backward pass begins the activations of all layers, those of one layer once more where they
                              are computed again, a chunk of logits, gathered weights
     the backward pass ends   the embeddings' gradient, whole, and its float32 copy to be reduced
@@ -211,7 +211,10 @@ def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) 
     states = {"weights, float32": share * models}
     if settings.algorithm.kl_coefficient:
         states["weights of the reference"] = share
-    states |= {"gradients": share * models, "moments of AdamW": 2 * share * models}
+    states |= {"gradients": share * models, "moments": 2 * share * models}
+    if learner.optimizer == "muon":  # one for the matrices of layers
+        in_layers = shape.parameters - shape.root_parameters
+        states["moments"] -= 4 * -(-in_layers // learner.ranks) * models
     step = {
         "activations": own_tokens * shape.layers * shape.kept(kind, itemsize, longest),
         "activations of one layer, computed again": own_tokens * again,

@@ -50,7 +50,7 @@ def roll_back(
         checkpoints.load(path, policy, optimizer)
         return state.step
     read_weights(policy.causal_lm, model_path)
-    optimizer.adam.state.clear()
+    optimizer.forget()
     if critic is not None:
         critic.reset(model_path)
     return 0

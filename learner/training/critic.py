@@ -118,7 +118,7 @@ class Critic:
             model_path: Initial weights of a second model.
         """
         self.model.begin(model_path)
-        self.optimizer.adam.state.clear()
+        self.optimizer.forget()
 
     def figures(self, ranks: Ranks) -> CriticFigures:
         """Return the figures of the batch and start those of the next; every rank must call it."""

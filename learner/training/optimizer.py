@@ -1,4 +1,8 @@
-"""AdamW with warm-up, decay and gradient clipping; steps that are not finite are skipped.
+"""AdamW or Muon with warm-up, decay and gradient clipping; steps that are not finite are skipped.
+
+Muon (https://kellerjordan.github.io/posts/muon/, torch.optim.Muon) steps along the nearest
+orthogonal matrix to the momentum of a matrix's gradient. Embeddings, output layer and vectors keep
+AdamW. Its steps are as long as AdamW's (https://arxiv.org/abs/2502.16982), so rates carry over.
 
 Owns one optimizer step. The schedule is a function of the batch number alone, so a resumed run
 needs no state of it; the guards' factor on the rate is part of their state.
@@ -7,10 +11,11 @@ needs no state of it; the guards' factor on the rate is part of their state.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from configs.settings import LearnerSettings
@@ -59,16 +64,48 @@ class AdamWithSchedule:
         self.schedule = schedule
         self.max_grad_norm = settings.max_grad_norm
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.adam = torch.optim.AdamW(
-            self.parameters,
-            lr=schedule.peak,
-            betas=(settings.adam_beta1, settings.adam_beta2),
-            weight_decay=settings.weight_decay,
-            fused=True,  # one pass over memory; on a CPU a third of the time of the plain loop
-        )
         self.steps_taken = 0
         self.rate_scale = 1.0
         """Factor on the schedule's rate, set from the guards."""
+        of_muon = set(_matrices_of_layers(model)) if settings.optimizer == "muon" else set()
+        rest = [parameter for parameter in self.parameters if parameter not in of_muon]
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                rest,
+                lr=schedule.peak,
+                betas=(settings.adam_beta1, settings.adam_beta2),
+                weight_decay=settings.weight_decay,
+                fused=True,  # one pass over memory; on a CPU a third of the time of the plain loop
+            )
+        ]
+        if of_muon:
+            muon = torch.optim.Muon(
+                [parameter for parameter in self.parameters if parameter in of_muon],
+                lr=schedule.peak,
+                weight_decay=settings.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            self._optimizers.append(muon)
+        self._optimizer_of = {
+            parameter: optimizer
+            for optimizer in self._optimizers
+            for parameter in optimizer.param_groups[0]["params"]
+        }
+
+    def moments_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Return the moments of a parameter, to be read or filled; none before its first step."""
+        kept: dict[str, Tensor] = self._optimizer_of[parameter].state[parameter]
+        return kept
+
+    def names_of_moments(self, parameter: nn.Parameter) -> set[str]:
+        """Name what is kept for a parameter after its first step."""
+        is_muon = isinstance(self._optimizer_of[parameter], torch.optim.Muon)
+        return {"momentum_buffer"} if is_muon else {"step", "exp_avg", "exp_avg_sq"}
+
+    def forget(self) -> None:
+        """Clear all moments."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
 
     def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
         """Clip, apply and clear the gradients of batch `step` (default: the next one).
@@ -82,18 +119,18 @@ class AdamWithSchedule:
         is_loss_finite = math.isfinite(loss)
         skipped = not (is_loss_finite and math.isfinite(grad_norm))
         if not skipped:
-            for group in self.adam.param_groups:
-                group["lr"] = rate
             with phase("optimizer"):
-                self.adam.step()
-        self.adam.zero_grad(set_to_none=True)
+                for optimizer in self._optimizers:
+                    optimizer.param_groups[0]["lr"] = rate
+                    optimizer.step()
+        self._clear_gradients()
         self.steps_taken = step
         return StepOutcome(grad_norm, rate, skipped, is_loss_finite)
 
     def discard(self, step: int) -> StepOutcome:
         """Discard the gradients of batch `step`; parameters and moments stay as they are."""
         grad_norm = self._clip()
-        self.adam.zero_grad(set_to_none=True)
+        self._clear_gradients()
         self.steps_taken = step
         return StepOutcome(grad_norm=grad_norm, learning_rate=0.0, skipped=False)
 
@@ -102,3 +139,13 @@ class AdamWithSchedule:
         with phase("clip"):
             norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm, foreach=True)
             return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _clear_gradients(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def _matrices_of_layers(model: nn.Module) -> Iterator[nn.Parameter]:
+    for name, parameter in model.named_parameters():
+        if ".layers." in f".{name}" and parameter.ndim == 2 and parameter.requires_grad:
+            yield parameter

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from configs.errors import CheckpointError
 from learner.model.policy import Policy
 from learner.model.tensor_files import Box, box_of, local_of
 from learner.training.critic import Critic
@@ -56,7 +57,7 @@ def moments(part: Part) -> dict[str, Tensor]:
     return {
         f"{prefix}.{key}": moment
         for prefix, parameter in _optimized(part)
-        for key, moment in part.optimizer.adam.state.get(parameter, {}).items()
+        for key, moment in part.optimizer.moments_of(parameter).items()
     }
 
 
@@ -66,22 +67,31 @@ def make_moments(
     """Replace the optimizer's state by empty tensors for what was saved, and name them.
 
     A moment with its parameter's shape is sharded as the parameter is.
+
+    Raises:
+        CheckpointError: They are another optimizer's.
     """
     keys: dict[str, list[str]] = defaultdict(list)
     for name in shapes:
         prefix, _, key = name.rpartition(".")
         keys[prefix].append(key)
-    state = part.optimizer.adam.state
-    state.clear()
+    part.optimizer.forget()
     made: dict[str, Tensor] = {}
     for prefix, parameter in _optimized(part):  # in the order in which steps would make them
+        expected = part.optimizer.names_of_moments(parameter)
+        if keys[prefix] and set(keys[prefix]) != expected:
+            raise CheckpointError(
+                f"the checkpoint must have the moments {sorted(expected)} of {prefix}, got "
+                f"{sorted(keys[prefix])}; set learner.optimizer as it was when it was written"
+            )
+        moments = part.optimizer.moments_of(parameter)
         for key in keys[prefix]:
             name = f"{prefix}.{key}"
             if shapes[name] == tuple(parameter.shape):
                 moment = torch.zeros_like(parameter.detach(), dtype=dtypes[name])
             else:
                 moment = torch.zeros(shapes[name], dtype=dtypes[name], device=parameter.device)
-            state[parameter][key] = made[name] = moment
+            moments[key] = made[name] = moment
     return made
 
 

@@ -62,7 +62,7 @@ def _whole(tensor: Tensor) -> Tensor:
 def _named(policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Tensor]:
     found = {f"model.{name}": _whole(p) for name, p in policy.named_parameters()}
     for name, parameter in policy.named_parameters():
-        for key, moment in optimizer.adam.state[parameter].items():
+        for key, moment in optimizer.moments_of(parameter).items():
             found[f"optimizer.{name}.{key}"] = _whole(moment)
     return found
 

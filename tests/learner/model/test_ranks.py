@@ -27,6 +27,7 @@ from tests.learner.support.ranks.one_of_two_ranks import (
     new_policy,
     train,
     train_critics,
+    train_with_muon,
     whole_parameters,
 )
 from tests.learner.support.ranks.several_ranks import run_ranks
@@ -76,6 +77,17 @@ def test_two_ranks_read_what_transformers_loads(found: Path) -> None:
     wrong = differences.pop(OFFSETS_LOST)
     assert differences == {name: [] for name in (*FAMILIES, "(2, 1)", "(1, 2)")}
     assert "model.embed_tokens.weight" in wrong, "what a rank reads from a wrong place is found"
+
+
+def test_two_ranks_step_with_muon_as_one_does(found: Path, ranks: Ranks) -> None:
+    initial = whole_parameters(new_policy(ranks)[0])
+
+    alone = train_with_muon(ranks)
+
+    # It computes in bfloat16. Shards that were made orthogonal apart would differ by half a step.
+    theirs = torch.load(found / "muon.pt")
+    for before, ours, other in zip(initial, alone, theirs, strict=True):
+        assert (ours - other).norm() < 0.2 * (ours - before).norm()
 
 
 def test_two_ranks_that_share_microbatches_train_as_one_does(

@@ -27,7 +27,6 @@ VTRACE = AlgorithmSettings(
 HEAD = CriticSettings(kind="head", lr=1e-2)
 SHARED = CriticSettings(kind="head", lr=1e-2, trunk_gradient=True)
 MODEL = CriticSettings(kind="model", lr=1e-2, rho_bar=2.0, gamma=0.98)
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,14 @@ class Pair:
 
     def moments(self) -> list[torch.Tensor]:
         """Copy all moments of both optimizers, whole; every rank must call it."""
-        states = [
-            *self.optimizer.adam.state.values(),
-            *self.critic.optimizer.adam.state.values(),
-        ]
-        return _whole([state[name] for state in states for name in MOMENTS])
+        return _whole(
+            [
+                moment
+                for optimizer in (self.optimizer, self.critic.optimizer)
+                for parameter in optimizer.parameters
+                for _, moment in sorted(optimizer.moments_of(parameter).items())
+            ]
+        )
 
 
 def _whole(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

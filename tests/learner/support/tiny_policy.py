@@ -63,6 +63,6 @@ def save_tiny_model(folder: Path, *, seed: int = 0) -> PreTrainedTokenizerFast:
 def parameters_of(policy: Policy, optimizer: AdamWithSchedule) -> list[torch.Tensor]:
     """Copy all parameters and moments of this rank."""
     tensors = [parameter.detach() for parameter in policy.parameters()]
-    for state in optimizer.adam.state.values():
-        tensors += [state[name] for name in ("exp_avg", "exp_avg_sq", "step")]
+    for parameter in optimizer.parameters:
+        tensors += [moment for _, moment in sorted(optimizer.moments_of(parameter).items())]
     return [(t.to_local() if hasattr(t, "to_local") else t).detach().clone() for t in tensors]

@@ -234,7 +234,8 @@ def test_a_resumed_critic_equals_the_uninterrupted_one_bit_for_bit(
     )
     train_pair(resumed, 2, ranks)
 
-    assert len(resumed.critic.optimizer.adam.state) == len(pair.critic.optimizer.parameters)
+    critic = resumed.critic.optimizer
+    assert all(critic.moments_of(parameter) for parameter in critic.parameters)
     for ours, expected in zip(
         [*resumed.parameters(), *resumed.moments()],
         [*pair.parameters(), *pair.moments()],

@@ -1,4 +1,4 @@
-"""Schedules, and steps that are skipped."""
+"""Schedules, steps that are skipped, and Muon beside AdamW."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from configs.errors import CheckpointError
 from configs.settings import LearnerSettings
 from learner.algorithm.sequences import Sequences
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
+from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import AdamWithSchedule, Schedule
@@ -63,8 +65,17 @@ def test_gradients_are_clipped_by_their_global_norm(ranks: Ranks) -> None:
     assert outcome.grad_norm == pytest.approx(float(sum(squares)) ** 0.5, rel=1e-5)
     assert outcome.grad_norm > 0.5
     # Adam's first moment is a tenth of the clipped gradient.
-    moments = [s["exp_avg"].full_tensor().square().sum() for s in optimizer.adam.state.values()]
+    moments = [
+        optimizer.moments_of(p)["exp_avg"].full_tensor().square().sum()  # type: ignore[attr-defined]
+        for p in optimizer.parameters
+    ]
     assert float(sum(moments)) ** 0.5 == pytest.approx(0.05, rel=1e-3)
+
+
+MUON = LearnerSettings(optimizer="muon")
+STATE = LearnerState(
+    run="tiny", settings_hash="h", step=2, lineage=1, cursor=0, trained=(), totals=Totals()
+)
 
 
 def test_a_resume_takes_its_betas_from_the_settings(ranks: Ranks, tmp_path: Path) -> None:
@@ -74,12 +85,85 @@ def test_a_resume_takes_its_betas_from_the_settings(ranks: Ranks, tmp_path: Path
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(1)
     checkpoints = Checkpoints(tmp_path, keep=1, ranks=ranks)
-    state = LearnerState("r", "h", 1, lineage=1, cursor=0, trained=(), totals=Totals())
-    path = checkpoints.save(state, policy, optimizer)
+    path = checkpoints.save(STATE, policy, optimizer)
 
     resumed = AdamWithSchedule(policy, constant_rate(1e-2), settings)
     checkpoints.load(path, policy, resumed)
 
-    [group] = resumed.adam.param_groups
-    assert group["betas"] == (0.8, settings.adam_beta2)
-    assert len(resumed.adam.state) == len(optimizer.adam.state) > 0, "with the moments as saved"
+    assert resumed._optimizers[0].param_groups[0]["betas"] == (0.8, settings.adam_beta2)
+    for parameter in optimizer.parameters:
+        assert torch.equal(
+            resumed.moments_of(parameter)["exp_avg"], optimizer.moments_of(parameter)["exp_avg"]
+        )
+
+
+def _with_muon(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
+    policy = tiny_policy(ranks.mesh, seed=seed)
+    return policy, AdamWithSchedule(policy, constant_rate(1e-2), MUON)
+
+
+def _imitate(policy: Policy, optimizer: AdamWithSchedule, steps: range) -> list[float]:
+    """Raise the log-probs of a sequence; the loss before each step."""
+    losses = []
+    for step in steps:
+        loss = -policy(Sequences.of([[3, 4, 5, 9]]), torch.tensor([1, 2, 3])).logprobs_N.mean()
+        loss.backward()
+        optimizer.step(step)
+        losses.append(loss.item())
+    return losses
+
+
+def test_muon_takes_the_matrices_of_layers_and_lowers_a_loss(ranks: Ranks) -> None:
+    policy, optimizer = _with_muon(ranks)
+
+    losses = _imitate(policy, optimizer, range(1, 9))
+
+    assert losses[-1] < losses[0] / 2
+    kept = {name: set(optimizer.moments_of(p)) for name, p in policy.named_parameters()}
+    assert all(kept[name] == optimizer.names_of_moments(p) for name, p in policy.named_parameters())
+    with_muon = {name for name, moments in kept.items() if moments == {"momentum_buffer"}}
+    assert {name.rpartition(".layers.0.")[2] for name in with_muon if ".layers.0." in name} == {
+        f"self_attn.{x}_proj.weight" for x in "qkvo"
+    } | {f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")}
+    assert not any("embed" in name or "norm" in name or "head" in name for name in with_muon)
+
+
+def test_a_step_of_muon_is_orthogonal_and_as_long_as_one_of_adam(ranks: Ranks) -> None:
+    policy, optimizer = _with_muon(ranks)
+    weight = next(p for name, p in policy.named_parameters() if "gate_proj" in name)
+    before = weight.full_tensor().detach().clone()  # type: ignore[attr-defined]
+    for parameter in optimizer.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+        torch.nn.init.normal_(parameter.grad.to_local())  # type: ignore[attr-defined]
+
+    optimizer.step(1)
+
+    change = (weight.full_tensor().detach() - before) / 1e-2  # type: ignore[attr-defined]
+    rms = float(change.square().mean().sqrt())
+    assert 0.1 < rms < 0.3, "about 0.2 of the rate"
+    values = torch.linalg.svdvals(change)
+    assert values.max() < 3 * values.min(), (values.max(), values.min())
+
+
+def test_muon_resumes_to_the_bit(ranks: Ranks, tmp_path: Path) -> None:
+    policy, optimizer = _with_muon(ranks)
+    _imitate(policy, optimizer, range(1, 3))
+    path = Checkpoints(tmp_path, keep=1, ranks=ranks).save(STATE, policy, optimizer)
+    _imitate(policy, optimizer, range(3, 5))
+
+    resumed, its = _with_muon(ranks, seed=7)
+    Checkpoints(tmp_path, keep=1, ranks=ranks).load(path, resumed, its)
+    _imitate(resumed, its, range(3, 5))
+
+    pairs = zip(parameters_of(policy, optimizer), parameters_of(resumed, its), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_moments_of_another_optimizer_are_refused(ranks: Ranks, tmp_path: Path) -> None:
+    policy, optimizer = _with_muon(ranks)
+    _imitate(policy, optimizer, range(1, 2))
+    path = Checkpoints(tmp_path, keep=1, ranks=ranks).save(STATE, policy, optimizer)
+    adam = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+
+    with pytest.raises(CheckpointError, match=r"must have the moments .*set learner\.optimizer"):
+        Checkpoints(tmp_path, keep=1, ranks=ranks).load(path, policy, adam)

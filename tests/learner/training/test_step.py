@@ -240,7 +240,7 @@ class Watched(AdamWithSchedule):
     def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
         """Apply, and remember."""
         outcome = super().step(step, loss=loss)
-        self.rates += (float(self.adam.param_groups[0]["lr"]),)
+        self.rates += (float(self._optimizers[0].param_groups[0]["lr"]),)
         return outcome
 
 

@@ -222,14 +222,16 @@ def _trained(parallel: dict[str, int], ranks: Ranks) -> tuple[Policy, AdamWithSc
     optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
     for parameter in optimizer.parameters:
         parameter.grad = parameter.detach().square()
-    optimizer.adam.step()
+    optimizer.step(1)
     return policy, optimizer
 
 
 def tensors_of(policy: Policy, optimizer: AdamWithSchedule) -> list[Tensor]:
     """Gather all parameters and moments; every rank must call it."""
     moments = [
-        moment for state in optimizer.adam.state.values() for _, moment in sorted(state.items())
+        moment
+        for parameter in optimizer.parameters
+        for _, moment in sorted(optimizer.moments_of(parameter).items())
     ]
     return [whole(tensor).clone() for tensor in (*policy.parameters(), *moments)]
 

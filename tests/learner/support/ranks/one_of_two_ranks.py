@@ -40,11 +40,13 @@ STATE = LearnerState(
 PROBE = (3, 9, 4, 4, 17)
 
 
-def new_policy(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
+def new_policy(
+    ranks: Ranks, *, seed: int = 0, settings: LearnerSettings | None = None
+) -> tuple[Policy, AdamWithSchedule]:
     """Make the policy that every test of ranks trains."""
     policy = tiny_policy(ranks.mesh, seed=seed)
     policy.sequence_group = ranks.sequence
-    return policy, AdamWithSchedule(policy, constant_rate(1e-3), LearnerSettings())
+    return policy, AdamWithSchedule(policy, constant_rate(1e-3), settings or LearnerSettings())
 
 
 def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) -> TrainedBatch:
@@ -87,6 +89,14 @@ def whole_parameters(policy: Policy) -> list[torch.Tensor]:
     ]
 
 
+def train_with_muon(ranks: Ranks) -> list[torch.Tensor]:
+    """Train two batches with Muon; the parameters."""
+    policy, optimizer = new_policy(ranks, settings=LearnerSettings(optimizer="muon"))
+    for step in (1, 2):
+        train(policy, optimizer, step, ranks)
+    return whole_parameters(policy)
+
+
 def train_critics(
     folder: Path, ranks: Ranks, *, steps: Sequence[int] = (1, 2)
 ) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
@@ -115,7 +125,7 @@ def go_back(
         step = roll_back(checkpoints, policy, optimizer, model_path=str(model), before=before)
         steps.append(step)
         parameters.append(whole_parameters(policy))
-    assert not optimizer.adam.state
+    assert not any(optimizer.moments_of(parameter) for parameter in optimizer.parameters)
     return steps, parameters
 
 
@@ -130,6 +140,7 @@ def main(folder: Path) -> None:
     logprobs = probe_logprobs(policy, PROBE)
     batches.append(train(policy, optimizer, 3, ranks))
     parameters = whole_parameters(policy)
+    with_muon = train_with_muon(ranks)
     values, critic_parameters = train_critics(folder, ranks)
     shared = arranged(ranks, {"sequence": 2})
     policy_, optimizer_ = new_policy(shared)
@@ -149,6 +160,7 @@ def main(folder: Path) -> None:
     if ranks.is_first:
         torch.save(older, folder / "older.pt")
         torch.save(parameters, folder / "parameters.pt")
+        torch.save(with_muon, folder / "muon.pt")
         torch.save(critic_parameters, folder / "critics.pt")
     ranks.barrier()
     ranks.leave()
