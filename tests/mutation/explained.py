@@ -39,4 +39,27 @@ EXPLAINED = (
         "def write(self, path: Path, content: Content, mode: int = 439) -> None:",
         "one more bit of what others may execute, and nobody executes what is written",
     ),
+    Explained(
+        "buffer/lua/recovery/reconcile.lua",
+        "local others = call('ZRANGEBYSCORE', claim, 0, '+inf', 'WITHSCORES')",
+        "local others = call('ZRANGEBYSCORE', claim, 1, '+inf', 'WITHSCORES')",
+        "scores are counted from 1",
+    ),
+    *(
+        Explained(
+            "buffer/lua/lib/keys.lua",
+            "while length < 32 and tonumber(ids[i + length] or -1) == first + length "
+            "do length = length + 1 end",
+            f"while length {most} and tonumber(ids[i + length] or -1) == first + length "
+            "do length = length + 1 end",
+            "one bit more in a change does as well: Redis takes 63",
+        )
+        for most in ("<= 32", "< 33")
+    ),
+    Explained(
+        "broker/weights/sparse.py",
+        "SEGMENT = 2**20",
+        "SEGMENT = 2**21",
+        "a pace: arrays are compared in pieces of any size",
+    ),
 )

@@ -59,7 +59,7 @@ for id, fence, offset, tokens, oldest, first_fence, last_fence, key in string.gm
   if tokens > 0 then chunk, next_chunk = ARGV[next_chunk], next_chunk + 1 end
   local verdict, state, length, progress, bytes, least, stored_fence = judge(id, fence, key)
   if verdict == 'OK' then
-    local is_whole = offset == 0 and length > 0 and tokens > 0
+    local is_whole = offset == 0 and length > 0
     local begins_anew = is_whole and first_fence == fence and stored_fence < tonumber(fence)
     local replaces = begins_anew or (is_whole and tokens > length)
     local grows = tokens > 0 and (offset == length or replaces)

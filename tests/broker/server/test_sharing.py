@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.messages import LeaseRequest
+from broker.protocol.messages import LeaseReply, LeaseRequest
 from broker.server.leasing import SHARE_EVERY_S, SHARE_PAUSES, Leasing
-from broker.server.liveness import Liveness
+from broker.server.liveness import Liveness, Peer
 from buffer.operations.operation import Operation
 from buffer.operations.values import LeaseAnswer
 from configs.settings import BrokerSettings
@@ -69,21 +69,29 @@ def test_whoever_waits_next_is_served_soon_unless_there_is_nothing_to_share(
 class Empty:
     """Has no work for anybody; a fake, so that nothing else ends the wait."""
 
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
     async def run(self, operation: Operation[Any]) -> Any:
+        self.asked.append(operation.name)
         return [] if operation.name == "share" else LeaseAnswer("EMPTY", [])
+
+
+def _of_empty() -> tuple[Leasing, Empty, Peer]:
+    peers = Liveness(
+        heartbeat_timeout_s=60, max_actors=9, max_actors_per_key=1, clock=time.monotonic
+    )
+    cache = SimpleNamespace(
+        is_full=False, publication=None, closed=SimpleNamespace(has=lambda _tag: False)
+    )
+    store, settings = Empty(), BrokerSettings(long_poll_s=60)
+    leasing = Leasing(store, settings, peers, cache)  # type: ignore[arg-type]
+    return leasing, store, peers.admit(hello("a"), "a", "a", b"a")
 
 
 def test_who_waits_for_work_is_answered_when_the_broker_closes() -> None:
     async def story() -> None:
-        peers = Liveness(
-            heartbeat_timeout_s=60, max_actors=9, max_actors_per_key=1, clock=time.monotonic
-        )
-        cache = SimpleNamespace(
-            is_full=False, publication=None, closed=SimpleNamespace(has=lambda _tag: False)
-        )
-        settings = BrokerSettings(long_poll_s=60)
-        leasing = Leasing(Empty(), settings, peers, cache)  # type: ignore[arg-type]
-        peer = peers.admit(hello("a"), "a", "a", b"a")
+        leasing, _, peer = _of_empty()
         waiting = asyncio.create_task(leasing.wait(peer, peer.lease_seq, LeaseRequest(4, FIRST)))
         await asyncio.sleep(0)
         assert len(leasing.queue) == 1
@@ -94,5 +102,18 @@ def test_who_waits_for_work_is_answered_when_the_broker_closes() -> None:
             reply = await waiting
         assert reply is not None
         assert reply.leases == ()
+
+    asyncio.run(story())
+
+
+def test_a_grant_that_cannot_be_sent_goes_back() -> None:
+    async def story() -> None:
+        leasing, store, peer = _of_empty()
+        reply = LeaseReply("OK", (), None)
+        peer.granted = (1, reply)
+
+        await leasing.release_unsent(peer, reply)
+
+        assert (store.asked, peer.granted) == (["release"], None)
 
     asyncio.run(story())

@@ -39,7 +39,8 @@ def test_facts_that_were_read_never_change() -> None:
     ledger.checkpoint(1)
     ledger.close_round(0)
     ledger.open_round(1)
-    ledger.publish(Publication(PolicyVersion(1, 1), digest="d", endpoint="e", public_key="k"))
+    published = Publication(PolicyVersion(1, 1), digest="d", endpoint="e", public_key="k")
+    ledger.publish(published)
 
     assert repr(before) == copy
     assert [list(iterator) for iterator in iterators] == [[5], [1], [0]]
@@ -47,6 +48,7 @@ def test_facts_that_were_read_never_change() -> None:
     assert ledger.facts.checkpointed == {2}
     assert (ledger.facts.batches, ledger.facts.reused) == ({2: (4,)}, {2: ()})
     assert (ledger.facts.step, ledger.facts.reach, ledger.facts.open_rounds) == (1, 8, {1})
+    assert ledger.facts.publication == published
 
 
 @pytest.mark.usefixtures("_threads_take_turns")
