@@ -193,6 +193,17 @@ def test_a_full_redis_forgets_kept_units_but_none_of_a_batch(run: RunInStore) ->
     assert run.store.run(operations.records([0])) == [b"record 0"]
 
 
+def test_what_is_too_much_for_one_call_goes_in_several(
+    run: RunInStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in (1, 2):
+        keep(run, k)
+    monkeypatch.setattr("buffer.operations.replay.UNITS_PER_CALL", 1)
+
+    assert trim(run, units=1) == 2 * UNITS_PER_BATCH - 1
+    assert run.store.run(operations.clear_replay(run.lineage)) == 1
+
+
 def test_clearing_forgets_all(run: RunInStore) -> None:
     for k in range(1, 4):
         keep(run, k)

@@ -369,3 +369,15 @@ def test_deaths_before_another_holder_came_do_not_pause_the_run_again(run: RunIn
     assert lease(run, "b", 4), "another holder ends the pause"
     assert run.redis.exists(f"{run.prefix}:deaths") == 0
     assert run.store.run(operations.closed()).paused == ""
+
+
+def test_a_pause_names_a_reason_although_each_death_has_another(run: RunInStore) -> None:
+    run.create(100)
+    for number in range(11):
+        for _ in range(3):
+            rows = [(x.task_id, x.fence, "data", f"reason {number}") for x in lease(run, "a", 1)]
+            call = operations.fail("a", max_attempts=3, max_data_failures=3, failures=rows)
+            run.store.run(call)
+
+    paused = run.store.run(operations.closed()).paused
+    assert paused.startswith("11 of the last 1000 tasks died, 1 of them of: reason ")

@@ -62,4 +62,10 @@ EXPLAINED = (
         "SEGMENT = 2**21",
         "a pace: arrays are compared in pieces of any size",
     ),
+    Explained(
+        "broker/server/leasing.py",
+        "if left_s > 0 and not self._is_closing:",
+        "if left_s >= 0 and not self._is_closing:",
+        "waiting for no time is not waiting",
+    ),
 )

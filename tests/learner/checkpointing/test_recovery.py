@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from broker.protocol.messages import Publication
 from buffer import operations
@@ -14,10 +15,13 @@ from buffer.record.episode import PolicyVersion
 from buffer.store import Store
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import Settings
+from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.lineages import read_lineages, write_lineages
 from learner.checkpointing.recovery import recover, register_run
+from learner.checkpointing.resume import _warn_of_gaps
 from learner.data.curriculum import training_tasks
 from learner.data.ledger import Facts, as_ranges, from_ranges
+from learner.reporting.metrics import Totals
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
@@ -187,6 +191,23 @@ def test_evaluation_rounds_that_have_ended_do_not_open_again(
     assert store.run(operations.stats()).eval.ready == 3
     with redis.Redis.from_url(redis_url) as client:
         assert client.zcard("nyala:{tiny}:rounds") == 1
+
+
+@pytest.mark.parametrize(
+    ("lineage", "step", "said"),
+    [(3, 1, ""), (4, 1, "THE STORE IS OLDER"), (3, 0, "RESUMING BEFORE THE LAST COMMIT")],
+)
+def test_a_gap_between_store_and_checkpoint_is_reported_and_nothing_else(
+    store: Store, settings: Settings, lineage: int, step: int, said: str
+) -> None:
+    put_right(store, settings, facts_of_step_2())
+    state = LearnerState("tiny", "h", step, lineage, cursor=0, trained=(), totals=Totals())
+
+    with capture_logs() as logs:
+        _warn_of_gaps(store.run(operations.stats()), state)
+
+    assert len(logs) == bool(said)
+    assert all(said in log["event"] for log in logs)
 
 
 def test_groups_travel_as_ranges() -> None:
