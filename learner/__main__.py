@@ -1,6 +1,7 @@
 """`python -m learner`: train, or make the initial model.
 
     python -m learner --config runs/x/config.yaml
+    python -m learner --config runs/x/config.yaml --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:9000
     python -m learner warm-start --config runs/x/config.yaml --pairs pairs.jsonl --out runs/x/init
 
 Exit codes: 0 finished, or stopped by SIGTERM after a checkpoint (then there is no summary.json);
@@ -22,6 +23,12 @@ from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.settings import Settings
+
+from .launch.nodes import Nodes, check_nodes
+from .launch.one_machine import launch
+from .launch.rank_processes import die_with_launcher
+from .launch.several_machines import launch_node, starter
+from .launch.usable_ranks import fits_of, usable_ranks
 
 log = structlog.get_logger()
 
@@ -54,26 +61,50 @@ def main(arguments: list[str] | None = None) -> int:
                 out=chosen.out,
             )
             return 0
-        return _train(settings, arguments)
+        return _train(settings, arguments, chosen)
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)
         return exit_code(error)
 
 
-def _train(settings: Settings, arguments: list[str]) -> int:
-    """Run one rank, or launch all of them."""
-    if settings.learner.ranks > 1 and "RANK" not in os.environ:
-        from .launch import launch  # noqa: PLC0415 - torch
-
-        return launch(arguments, ranks=settings.learner.ranks)
-    from .assembly import run_learner  # noqa: PLC0415 - torch
-
+def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace) -> int:
+    """Run one rank, or launch all of this machine."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
+    if "RANK" in os.environ:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:  # the launcher is ours
+            die_with_launcher()
+    elif chosen.nodes > 1:
+        return _launch_node(settings, arguments, chosen, stopping)
+    elif settings.learner.ranks > 1:
+        ranks = usable_ranks(settings.learner, fits_of(settings))
+        return launch(arguments, ranks=ranks, stopping=stopping)
+    from .assembly import run_learner  # noqa: PLC0415 - torch
+
     is_finished = run_learner(settings, stopping)
     log.info("finished" if is_finished else "stopped")
     return 0
+
+
+def _launch_node(
+    settings: Settings,
+    arguments: list[str],
+    chosen: argparse.Namespace,
+    stopping: threading.Event,
+) -> int:
+    learner = settings.learner
+    host, port = check_nodes(settings.run, chosen.nodes, chosen.node_rank, chosen.rendezvous)
+    nodes = Nodes(
+        chosen.nodes,
+        chosen.node_rank,
+        host,
+        port,
+        ranks=lambda: usable_ranks(learner),
+        min_ranks=learner.min_ranks,
+        fits=fits_of(settings),
+    )
+    return launch_node(nodes, starter(arguments), stopping)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("command", nargs="?", choices=("train", "warm-start"), default="train")
     parser.add_argument("--config", type=Path, required=True, help="the run's config.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="table.key=value")
+    parser.add_argument("--nodes", type=int, default=1, help="machines of the learner")
+    parser.add_argument("--node-rank", type=int, default=0, help="this one, from 0")
+    parser.add_argument("--rendezvous", default="", metavar="HOST:PORT", help="of node 0")
     parser.add_argument("--pairs", type=Path, help="warm-start: file of prompt/answer pairs")
     parser.add_argument("--out", type=Path, help="warm-start: where the model goes")
     return parser

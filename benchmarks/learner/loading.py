@@ -22,7 +22,8 @@ from benchmarks.support.machine import REPOSITORY, describe_machine
 from configs.settings import LearnerSettings, RunSettings, Settings
 from learner.assembly import load_policy
 from learner.model.policy import Policy, shard
-from learner.model.ranks import RENDEZVOUS_FILE, join
+from learner.model.ranks import join
+from learner.model.rendezvous import RENDEZVOUS_FILE
 from learner.model.saved_model import load_causal_lm
 
 RANKS = 2

@@ -14,6 +14,9 @@ class LearnerSettings(Table):
 
     ranks: Positive = 1
     """Processes (GPUs) of the learner on each of its machines."""
+    min_ranks: Positive | None = None
+    """Fewest ranks, of all machines, to go on with at the newest checkpoint when others are gone;
+    null = they are waited for."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train."""
     lr: Annotated[float, Field(gt=0)] = 1e-6

@@ -119,7 +119,7 @@ def check_devices(learner: LearnerSettings) -> None:
     if learner.device != "cuda":
         return
     count = len(visible_gpus())
-    if count < learner.ranks:
+    if count < (learner.min_ranks or learner.ranks):
         raise SettingsError(
             f"learner.ranks must be <= the GPUs of this machine = {count}, "
             f"got {learner.ranks}; use fewer ranks, or learner.device=cpu"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -31,15 +32,21 @@ def actor(
 
 
 @app.command()
-def learner(
+def learner(  # noqa: PLR0917 - typer calls it by name
     config: Config = None,
     config_option: ConfigOption = None,
     overrides: Overrides = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines of the learner.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="This one; 0 has rank 0.")] = 0,
+    rendezvous: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where node 0 listens for the others.")
+    ] = "",
     trust_checkpoint: TrustCheckpoint = None,
 ) -> None:
     """Run the learner of a run.
 
-    It begins at the newest checkpoint if there is one.
+    It begins at the newest checkpoint if there is one. On several machines the same command with
+    their number is started on each (docs/parallelism.md).
 
     Example: `nyala learner --config runs/demo/config.yaml`
     """
@@ -48,7 +55,10 @@ def learner(
         from learner.checkpointing import trust  # noqa: PLC0415 - torch
 
         trust.trust_checkpoint(settings_of(path, overrides or []).run, trust_checkpoint)
-    _become("learner", "learner", path, overrides)
+    flags: tuple[str, ...] = ()
+    if nodes > 1:
+        flags = ("--nodes", str(nodes), "--node-rank", str(node_rank), "--rendezvous", rendezvous)
+    _become("learner", "learner", path, overrides, flags)
 
 
 @app.command()
@@ -65,10 +75,17 @@ def broker(
     _become("broker", "broker", one_of(config, config_option), overrides)
 
 
-def _become(role: str, package: str, path: Path, overrides: list[str] | None) -> NoReturn:
+def _become(
+    role: str,
+    package: str,
+    path: Path,
+    overrides: list[str] | None,
+    flags: Sequence[str] = (),
+) -> NoReturn:
     """Turn this process into a role's: signals and exit code are then the role's own."""
     settings = settings_of(path, overrides or [])
     command = role_command(role, package, path, overrides or [], settings)
+    arguments = (*command.arguments, *flags)
     os.execve(  # noqa: S606 - our own interpreter, with arguments that we built
-        command.arguments[0], command.arguments, dict(command.environment)
+        arguments[0], arguments, dict(command.environment)
     )

@@ -2,8 +2,8 @@
 
 Ranks exchange bytes and sums, never pickles. Control messages go over gloo on every machine, so
 that waiting for a batch never occupies a GPU. A group that Nyala started itself meets through a
-file and talks over loopback; under an external `torchrun`, RANK, WORLD_SIZE and MASTER_ADDR are
-taken as they are.
+file and talks over loopback, or, on several machines, through a store of rank 0 on their network;
+under an external `torchrun`, RANK, WORLD_SIZE and MASTER_ADDR are taken as they are.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type checkers
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.errors import SettingsError
 from configs.settings import ParallelSettings
 from configs.validation.parallel import Layout, layout_of
 
+from .rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_FILE, RENDEZVOUS_SOCKET
 from .sequence_parallel import ALONE, SequenceGroup
-
-RENDEZVOUS_FILE = "NYALA_RENDEZVOUS_FILE"
-"""Set by the launcher: path of the file through which the ranks of one machine meet."""
 
 BACKGROUND_TIMEOUT = timedelta(hours=1)
 """Of the thread that saves checkpoints: the ranks' disks may differ, and nobody waits there."""
@@ -201,22 +201,30 @@ def _own_group(members: Sequence[list[int]], timeout: timedelta) -> dist.Process
 
 
 def _init_process_group(backend: str, rank: int, size: int, timeout: timedelta) -> None:
-    rendezvous = os.environ.get(RENDEZVOUS_FILE)
-    if size == 1 and rendezvous is None and "MASTER_ADDR" not in os.environ:
+    file, address = os.environ.get(RENDEZVOUS_FILE), os.environ.get(RENDEZVOUS_ADDRESS)
+    meets: dict[str, Any]
+    if file:
+        meets = {"init_method": f"file://{file}"}
+    elif address:
+        meets = {"store": _store_of_rank_zero(address, timeout)}
+    elif size == 1 and "MASTER_ADDR" not in os.environ:
         # Alone: a store in memory, and gloo's socket on loopback.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(
-            backend,
-            store=dist.HashStore(),  # type: ignore[attr-defined]
-            rank=0,
-            world_size=1,
-            timeout=timeout,
-        )
+        meets = {"store": dist.HashStore()}  # type: ignore[attr-defined]
     else:
-        dist.init_process_group(
-            backend,
-            init_method=f"file://{rendezvous}" if rendezvous else "env://",
-            rank=rank,
-            world_size=size,
-            timeout=timeout,
-        )
+        meets = {"init_method": "env://"}
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, **meets)
+
+
+def _store_of_rank_zero(address: str, timeout: timedelta) -> TCPStore:
+    """Open or reach the store of several machines; by itself it would listen on every interface."""
+    host, _, port = address.rpartition(":")
+    listener = os.environ.get(RENDEZVOUS_SOCKET)
+    return TCPStore(
+        host,
+        int(port),
+        is_master=listener is not None,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=None if listener is None else int(listener),
+    )

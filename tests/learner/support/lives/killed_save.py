@@ -24,7 +24,8 @@ from configs.settings import LearnerSettings
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.model.policy import Policy, shard
-from learner.model.ranks import RENDEZVOUS_FILE, join
+from learner.model.ranks import join
+from learner.model.rendezvous import RENDEZVOUS_FILE
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import AdamWithSchedule
 from tests.learner.support.lives.resumed_runs import find

@@ -35,7 +35,7 @@ from learner.checkpointing.folders import complete_checkpoints
 from learner.checkpointing.recovery import register_run
 from learner.checkpointing.tensors.shards import Shards
 from learner.data.curriculum import training_tasks
-from learner.model.ranks import RENDEZVOUS_FILE
+from learner.model.rendezvous import RENDEZVOUS_FILE
 from learner.training import step as training_step
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch._dynamo  # noqa: F401 - sharding imports it: once here, and not in each of the forks
 
-from learner.model.ranks import RENDEZVOUS_FILE
+from learner.model.rendezvous import RENDEZVOUS_FILE
 
 ROOT = Path(__file__).parents[4]
 PATIENCE_S = 200
