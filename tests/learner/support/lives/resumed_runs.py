@@ -104,8 +104,8 @@ def kill_again_and_again(
     """
     ranks = run.settings.learner.ranks
     start_s = float((plain.folder / "began-0").read_text())
-    # A little more than the time from one checkpoint to the next.
-    stretch_s = (whole_s / ranks - start_s) * 4 / run.settings.run.steps
+    # The time of two checkpoints.
+    stretch_s = (whole_s / ranks - start_s) * min(1.0, 6 / run.settings.run.steps)
     chance = random.Random(seed)
     moments: list[tuple[int, int]] = []
     while len(moments) < kills:
@@ -191,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS))
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
