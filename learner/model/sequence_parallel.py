@@ -153,7 +153,8 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(rows, sent, received, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = grad_outputs
         return _all_to_all(gradient, *ctx.how), None, None, None
 
 
@@ -165,5 +166,6 @@ class _Gather(torch.autograd.Function):
         return _all_to_all(copies, [len(values_M)] * group.size, counts, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient_N,) = grad_outputs
         return gradient_N.split(list(ctx.counts))[ctx.rank], None, None

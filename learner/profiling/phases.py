@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 from torch.profiler import record_function
 
-PHASES = (
+PHASES: tuple[str, ...] = (
     "wait",
     "fetch",
     "pack",
@@ -90,7 +90,7 @@ class Recorder:
         self._mark()
         seconds = dict.fromkeys(PHASES, 0.0)
         last = self._marks[-1][1]
-        if not isinstance(last, float):
+        if not isinstance(last, int | float):
             last.synchronize()  # the figures of the batch have waited for all but this mark
         for (_, earlier), (name, later) in zip(self._marks, self._marks[1:], strict=False):
             seconds[name] += _between_s(earlier, later)
@@ -123,8 +123,9 @@ class Recorder:
 
 
 def _between_s(earlier: Mark, later: Mark) -> float:
-    if isinstance(earlier, float) or isinstance(later, float):
-        assert isinstance(earlier, float) and isinstance(later, float)
+    if isinstance(earlier, int | float) or isinstance(later, int | float):
+        assert isinstance(earlier, int | float)
+        assert isinstance(later, int | float)
         return later - earlier
     return float(earlier.elapsed_time(later)) / 1000
 

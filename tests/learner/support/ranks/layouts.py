@@ -104,7 +104,8 @@ def _every_rank_follows_all_scores() -> AbstractContextManager[Any]:
 
     class Wrong(sequence_parallel._Gather):
         @staticmethod
-        def backward(ctx: Any, gradient_N: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+            (gradient_N,) = grad_outputs
             return gradient_N.split(list(ctx.counts))[ctx.rank] * len(ctx.counts), None, None
 
     return patch.object(sequence_parallel, "_Gather", Wrong)
