@@ -9,7 +9,9 @@ rank's own tokens, its part of a microbatch under `parallel.sequence`:
     the backward pass ends   the embeddings' gradient, whole, and its float32 copy to be reduced
     a publication            the largest tensor, whole
 
-The largest of the last three counts. Allocator and libraries take some more.
+Whole weights and gradients stay on a card until the end of an optimizer step where they are a small
+part of it (`learner/model/memory_rules.py`). The largest of the last three counts. Allocator and
+libraries take some more.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ from typing import Any, Self
 from configs.errors import SettingsError
 from configs.settings import Settings
 from configs.validation.parallel import layout_of
+from learner.model.memory_rules import (
+    CHUNK_SIZES,
+    default_checkpointing,
+    host_share,
+    reduces_once,
+)
 
 from .placement import query_gpus
 
 GIB = 2**30
-LARGE = 1_000_000_000
-"""Parameters above which activations are checkpointed on a GPU by default."""
 QK_NORMS = ("gemma3_text", "olmo2", "qwen3")
 """Types of models that normalise queries and keys."""
-# Elements of a chunk of logits, and its least tokens, as in `learner/model/output_layer.py`.
-CHUNKS = {"cpu": (2**22, 64), "cuda": (2**27, 1024)}
 BLOCKS_ALIVE = 3 / 8
 """Blocks of an eighth of a chunk that are in float32 at a time."""
 
@@ -184,20 +188,23 @@ class CardMemory:
         return f"set learner.microbatch_tokens below {self.tokens}"
 
 
-def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) -> CardMemory:
+def card_memory(
+    settings: Settings, config: Mapping[str, Any], *, on_gpu: bool, card_bytes: int | None = None
+) -> CardMemory:
     """Compute what the learner takes.
 
     Args:
         settings: Of the run.
         config: Of its model.
         on_gpu: In bfloat16 where `run.dtype` is, and with the defaults of a GPU.
+        card_bytes: Of the GPU, where it is known: some steps keep more where there is room.
     """
     run, learner = settings.run, settings.learner
     shape = ModelShape.of(config)
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
     kind = learner.activation_checkpointing
     if kind is None:
-        kind = "full" if on_gpu and shape.parameters > LARGE else "none"
+        kind = default_checkpointing(shape.parameters, on_gpu=on_gpu)
     longest = run.max_prompt_tokens + run.max_completion_tokens
     layout = layout_of(settings.parallel, learner.ranks)
     tokens = max(learner.microbatch_tokens, longest)
@@ -206,7 +213,7 @@ def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) 
     has_model_critic = settings.critic.kind == "model"
     models = 2 if has_model_critic else 1
     again = shape.kept("none", itemsize, longest) if kind != "none" else 0
-    logits, least = CHUNKS["cuda" if on_gpu else "cpu"]
+    logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
     chunk = max(logits, least * shape.vocabulary)
     states = {"weights, float32": share * models}
     if settings.algorithm.kl_coefficient:
@@ -223,13 +230,21 @@ def card_memory(settings: Settings, config: Mapping[str, Any], *, on_gpu: bool) 
         "gathered weights, and the output layer's gradient": itemsize
         * (2 * shape.root_parameters + 2 * shape.layer_parameters),
     }
+    reduction = (2 * itemsize + 4) * shape.root_parameters
+    memory = (card_bytes or 0) if on_gpu else host_share(learner.ranks)
+    trained = models * shape.parameters
+    if reduces_once(trained, ranks=learner.ranks, memory=memory):
+        gathered = shape.root_parameters + 2 * shape.layer_parameters  # counted above already
+        held = (itemsize + 4) * trained - itemsize * gathered
+        step["all weights and gradients, until these are reduced"] = held
+        reduction += held
     return CardMemory(
         ranks=learner.ranks,
         kind=kind,
         tokens=tokens,
         states=states,
         step=step,
-        reduction=(2 * itemsize + 4) * shape.root_parameters,
+        reduction=reduction,
         publication=shape.vocabulary * shape.width * (2 if run.dtype == "bfloat16" else 4),
     )
 

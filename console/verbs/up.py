@@ -65,8 +65,8 @@ def up(  # noqa: PLR0917 - typer calls it by name
         typer.Option(
             "--card-gib",
             metavar="GIB",
-            help="Refuse what does not fit a GPU of this size. Default, with --dry-run: the "
-            "smallest of this machine.",
+            help="Refuse what does not fit a GPU of this size. Default: the smallest of this "
+            "machine.",
             show_default=False,
         ),
     ] = None,
@@ -155,9 +155,9 @@ def start(launch: Launch, console: Console) -> int:
             say_card_memory(console, settings, launch.card_gib)
         refuse_what_cannot_run(settings, redis_url=redis_url)
         _warn(console, settings, redis_url)
+        if launch.card_gib is None:
+            say_card_memory(console, settings, None, refuses_only=not launch.dry_run)
         if launch.dry_run:
-            if launch.card_gib is None:
-                say_card_memory(console, settings, None)
             _print_plan(console, settings, folder)
             return 0
         if launch.fresh:
@@ -193,8 +193,17 @@ def _warn(console: Console, settings: Settings, redis_url: str | None) -> None:
         console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
 
 
-def say_card_memory(console: Console, settings: Settings, card_gib: float | None) -> None:
-    """Print what the learner takes of a card; refuse a card that is known and too small."""
+def say_card_memory(
+    console: Console, settings: Settings, card_gib: float | None, *, refuses_only: bool = False
+) -> None:
+    """Print what the learner takes of a card; refuse a card that is known and too small.
+
+    Args:
+        console: To print on.
+        settings: Of the run.
+        card_gib: Size of a card of another machine; None = the smallest of this one.
+        refuses_only: Print nothing.
+    """
     config = model_config(settings.run)
     if config is None:
         return  # a character model
@@ -202,11 +211,12 @@ def say_card_memory(console: Console, settings: Settings, card_gib: float | None
     device = settings.learner.device
     on_gpu = device == "cuda" or (device == "auto" and card_bytes is not None)
     try:
-        memory = card_memory(settings, config, on_gpu=on_gpu)
+        memory = card_memory(settings, config, on_gpu=on_gpu, card_bytes=card_bytes)
     except KeyError as error:
-        console.print(f"memory of the learner: not computed, config.json has no {error}")
+        if not refuses_only:
+            console.print(f"memory of the learner: not computed, config.json has no {error}")
         return
-    for line in memory.lines():
+    for line in () if refuses_only else memory.lines():
         console.print(line, highlight=False, soft_wrap=True)
     if on_gpu and card_bytes is not None:
         memory.check(card_bytes)

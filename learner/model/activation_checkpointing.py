@@ -24,10 +24,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from .memory_rules import default_checkpointing
+
 Kept = Literal["none", "selective", "full"]
 
-LARGE = 1_000_000_000
-"""Parameters above which activations are checkpointed on a GPU by default."""
 PRODUCTS = ("mm", "addmm", "bmm")
 ATTENTION = ("attention", "attn")
 
@@ -37,7 +37,7 @@ def choose(setting: Kept | None, module: nn.Module, device: torch.device) -> Kep
     if setting is not None:
         return setting
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    return "full" if device.type == "cuda" and num_parameters > LARGE else "none"
+    return default_checkpointing(num_parameters, on_gpu=device.type == "cuda")
 
 
 def checkpoint_layers(layers: Iterable[nn.Module], kind: Kept) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +28,8 @@ from transformers import PreTrainedModel
 from configs.architecture import LogitChange
 from configs.errors import SettingsError
 
+from .memory_rules import CHUNK_SIZES
 
-class ChunkSize(NamedTuple):
-    """Bounds of a chunk: as many tokens as make `logits`, and at least `tokens`."""
-
-    logits: int
-    tokens: int
-
-
-# In float32, 16 MiB on a CPU and 512 MiB on a GPU. With fewer tokens, reading the weight and its
-# gradient for each chunk would take longer than the products.
-CHUNK_SIZES = {"cpu": ChunkSize(2**22, 64), "cuda": ChunkSize(2**27, 1024)}
 BLOCKS_PER_CHUNK = 8
 
 

@@ -27,6 +27,7 @@ from configs.settings import AlgorithmSettings
 from learner.algorithm.losses import policy_loss
 from learner.algorithm.microbatch import Microbatch, Prepared
 from learner.algorithm.reference_kl import kl_penalty
+from learner.model.gradient_reduction import has_room, hold_gradients
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.profiling.phases import phase
@@ -86,6 +87,7 @@ def train_batch(
             policy, microbatches, settings=settings, ranks=ranks, reference=reference, critic=critic
         )
     meter = DivergenceMeter(settings, ranks.device)
+    reduces_once = has_room([policy, *([critic.model] if critic else [])], ranks)
     losses: list[float] = []
     steps: list[StepOutcome] = []
     for _epoch in range(settings.num_epochs):
@@ -94,8 +96,10 @@ def train_batch(
             if settings.surrogate == "m2po":
                 with phase("prepare"):
                     share = bound_ratios(policy, share, settings.second_moment, ranks)
-            shares = [accumulate(policy, each, meter, settings, critic) for each in share]
-            losses.append(float(ranks.sum(torch.stack(shares).double().sum())))
+            loss = _accumulate_all(
+                policy, share, meter, settings, critic, reduces_once=reduces_once
+            )
+            losses.append(float(ranks.sum(loss)))
             if critic is not None:
                 critic.step(step)
             is_held = critic is not None and critic.is_warming_up(step)
@@ -111,6 +115,25 @@ def train_batch(
         entropy_bonus=settings.entropy_bonus,
         critic=None if critic is None else critic.figures(ranks),
     )
+
+
+def _accumulate_all(
+    policy: Policy,
+    share: Sequence[Prepared],
+    meter: DivergenceMeter,
+    settings: AlgorithmSettings,
+    critic: Critic | None,
+    *,
+    reduces_once: bool,
+) -> torch.Tensor:
+    """Add up the gradients of an optimizer step."""
+    modules = [policy] if critic is None else [policy, critic.model]
+    losses = []
+    for number, prepared in enumerate(share, start=1):
+        for module in modules:
+            hold_gradients(module, holds=reduces_once and number < len(share))
+        losses.append(accumulate(policy, prepared, meter, settings, critic))
+    return torch.stack(losses).double().sum()
 
 
 def merge_outcomes(steps: Sequence[StepOutcome]) -> BatchOutcome:

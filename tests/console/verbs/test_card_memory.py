@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import io
 import json
 from pathlib import Path
@@ -12,25 +11,19 @@ import pytest
 import torch
 import yaml
 from rich.console import Console
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from benchmarks.learner.arm import measure
 from configs.errors import SettingsError
-from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Settings
-from console.run.card_memory import CHUNKS, GIB, LARGE, ModelShape, card_memory
+from configs.settings import LearnerSettings, RunSettings, Settings
+from console.run.card_memory import GIB, CardMemory, ModelShape, card_memory
 from console.verbs import up
-from learner.data.batch import pack, plan_batch
-from learner.model import activation_checkpointing
 from learner.model.activation_checkpointing import Kept
-from learner.model.output_layer import CHUNK_SIZES
-from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
-from learner.training.optimizer import AdamWithSchedule
-from learner.training.step import train_batch
-from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.random_models import ARCHITECTURES, SIZE
-from tests.learner.support.tiny_policy import constant_rate, save_tiny_model
+from tests.learner.support.ranks.measured_step import MIDDLE, peak_bytes, settings_of
+from tests.learner.support.ranks.several_ranks import run_ranks
+from tests.learner.support.tiny_policy import save_tiny_model
 
 QWEN3_8B = {
     "model_type": "qwen3",
@@ -42,16 +35,6 @@ QWEN3_8B = {
     "head_dim": 128,
     "vocab_size": 151936,
     "tie_word_embeddings": False,
-}
-M_MMAP_THRESHOLD = -3
-MIDDLE = {
-    "num_hidden_layers": 6,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 8000,
 }
 MULTI_GPU = Path(__file__).parents[3] / "configs" / "multi-gpu.yaml"
 
@@ -126,50 +109,55 @@ def _tiny(folder: Path, device: str) -> Settings:
     return Settings(run=run, learner=learner)
 
 
+def _assert_computed(settings: Settings, measured: int) -> None:
+    shape = MIDDLE | {"tie_word_embeddings": True, "model_type": "qwen3"}
+    assert 0.8 < card_memory(settings, shape, on_gpu=False).total / measured < 1.25
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "full"])
 def test_computed_memory_is_that_of_a_real_step(ranks: Ranks, kind: Kept) -> None:
-    prompt, completion = 64, 128
-    episodes = [
-        make_episode(n, prompt=range(prompt), completion=range(completion), reward=n % 2)
-        for n in range(8)
-    ]
-    tokens = len(episodes) * (prompt + completion)
-    learner = LearnerSettings(microbatch_tokens=tokens, activation_checkpointing=kind)
-    run = RunSettings(
-        model="init",
-        environment="calculator",
-        dtype="float32",
-        max_prompt_tokens=prompt,
-        max_completion_tokens=completion,
-    )
-    shape = MIDDLE | {"tie_word_embeddings": True, "model_type": "qwen3"}
-    computed = card_memory(Settings(run=run, learner=learner), shape, on_gpu=False).total
+    settings = settings_of(ranks=1, microbatches=1, kind=kind)
 
-    def train_twice() -> None:
-        causal_lm = Qwen3ForCausalLM(Qwen3Config(**MIDDLE))
-        policy = Policy(causal_lm, temperature=1.0).eval()
-        shard(policy, ranks.mesh, dtype=torch.float32, activations=kind)
-        optimizer = AdamWithSchedule(policy, constant_rate(1e-6), learner)
-        settings = AlgorithmSettings()
-        plan = plan_batch(
-            1,
-            episodes,
-            ranks=1,
-            settings=settings,
-            max_completion_tokens=completion,
-            microbatch_tokens=tokens,
-        )
-        for step in (1, 2):
-            microbatches = pack(plan, episodes, settings=settings, lineages={1: 0}, lineage=1)
-            train_batch(policy, optimizer, step, microbatches, settings=settings, ranks=ranks)
-
-    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)  # what is freed leaves the process at once
-    measured = measure(train_twice)["peak_mib"] * 2**20
-
-    assert 0.8 < computed / measured < 1.25
+    _assert_computed(settings, peak_bytes(ranks, settings))
 
 
-def test_constants_are_those_of_the_learner() -> None:
-    assert dict(CHUNK_SIZES) == CHUNKS
-    assert LARGE == activation_checkpointing.LARGE
+@pytest.mark.slow
+def test_computed_memory_is_that_of_two_ranks_that_reduce_gradients_once(tmp_path: Path) -> None:
+    run_ranks(tmp_path, ("measured_step", 2))
+
+    measured = json.loads((tmp_path / "peak.json").read_text())
+
+    _assert_computed(settings_of(ranks=2, microbatches=2), measured)
+
+
+def test_what_is_kept_until_gradients_are_reduced_is_counted_where_there_is_room() -> None:
+    small = QWEN3_8B | {"num_hidden_layers": 2, "vocab_size": 32_000}
+    kept = "all weights and gradients, until these are reduced"
+
+    def computed(card_gib: int, ranks: int) -> CardMemory:
+        settings = _multi_gpu(ranks=ranks)
+        return card_memory(settings, small, on_gpu=True, card_bytes=card_gib * GIB)
+
+    assert kept in computed(80, 2).step
+    assert kept not in computed(20, 2).step, "5.2 GiB in float32 are more than a fifth of it"
+    assert kept not in computed(80, 1).step, "one rank has nothing to reduce"
+    assert computed(80, 2).total > computed(20, 2).total
+
+
+def test_a_run_is_refused_before_it_starts_where_the_card_is_too_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = _tiny(tmp_path / "model", "auto")
+    config = tmp_path / "run.yaml"
+    raw = {"name": "small", "directory": str(tmp_path / "runs"), "environment": "calculator"}
+    config.write_text(yaml.safe_dump({"run": raw | {"model": settings.run.model}}))
+    monkeypatch.setattr(up, "smallest_card", lambda: 2**20)
+    monkeypatch.setattr(up, "refuse_what_cannot_run", lambda *_, **__: None)
+    console = Console(file=io.StringIO())
+
+    with pytest.raises(SettingsError, match=r"the learner must fit 0\.0 GiB on each card"):
+        up.start(up.Launch(config), console)
+
+    assert "moments" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert not (tmp_path / "runs" / "small" / "config.yaml").exists()

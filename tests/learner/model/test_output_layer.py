@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from configs.architecture import LogitChange
 from learner.model import output_layer
-from learner.model.output_layer import ChunkSize, Softmax, score_tokens
+from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
+from learner.model.output_layer import Softmax, score_tokens
 
 TOKENS, WIDTH, VOCABULARY = 23, 8, 31
 
@@ -25,7 +26,7 @@ SOFTMAXES = {
 
 @pytest.fixture(autouse=True)
 def _chunks_of_five(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(output_layer.CHUNK_SIZES, "cpu", ChunkSize(logits=0, tokens=5))
+    monkeypatch.setitem(CHUNK_SIZES, "cpu", ChunkSize(logits=0, tokens=5))
 
 
 @dataclass

@@ -12,7 +12,7 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from configs.errors import SettingsError
 from learner.algorithm.sequences import Sequences
-from learner.model.output_layer import CHUNK_SIZES, ChunkSize
+from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
 from learner.model.policy import Policy, probe_logprobs, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import load_causal_lm

@@ -6,6 +6,7 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +27,13 @@ from learner.training.preparation import prepare
 from learner.training.step import accumulate, train_batch
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.padded import StayWide
-from tests.learner.support.ranks.exact_training import CASES, Descent, train
+from tests.learner.support.random_models import FAMILIES
+from tests.learner.support.ranks.exact_training import (
+    CASES,
+    Descent,
+    train,
+    train_sharded,
+)
 from tests.learner.support.ranks.several_ranks import run_ranks
 from tests.learner.support.tiny_policy import constant_rate, tiny_policy
 
@@ -34,12 +41,36 @@ EPISODES = random_group_episodes(4, 3, seed=1)
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[float, Tensor]]:
-    """What two ranks found, for each case."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks found."""
     folder = tmp_path_factory.mktemp("exact-training")
     run_ranks(folder, ("exact_training", 2))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks(folder: Path) -> list[tuple[float, Tensor]]:
+    """What two ranks found, for each case."""
     found: list[tuple[float, Tensor]] = torch.load(folder / "found.pt")
     return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(FAMILIES) + 1))
+def test_one_rank_and_two_have_the_same_gradient_which_is_reduced_once(
+    number: int, folder: Path, ranks: Ranks
+) -> None:
+    has_room = number < len(FAMILIES)
+    family = FAMILIES[number] if has_room else FAMILIES[0]
+    loss, gradients, _ = train_sharded(family, ranks, microbatch_tokens=16384)
+
+    other_loss, others, num_reductions = torch.load(folder / "sharded.pt")[number]
+
+    assert other_loss == pytest.approx(loss, rel=1e-10)
+    for ours, theirs in zip(others, gradients, strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-10 * float(theirs.abs().max())
+    units = 3  # two layers, and the rest
+    assert num_reductions == units if has_room else num_reductions >= 2 * units
 
 
 @pytest.mark.slow

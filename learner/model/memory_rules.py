@@ -1,0 +1,49 @@
+"""Rules by which the learner trades memory for time.
+
+`nyala up --dry-run` computes with them too, so nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, NamedTuple
+
+
+class ChunkSize(NamedTuple):
+    """Bounds of a chunk of logits: as many tokens as make `logits`, and at least `tokens`."""
+
+    logits: int
+    tokens: int
+
+
+# In float32, 16 MiB on a CPU and 512 MiB on a GPU. With fewer tokens, reading the weight and its
+# gradient for each chunk would take longer than the products.
+CHUNK_SIZES = {"cpu": ChunkSize(2**22, 64), "cuda": ChunkSize(2**27, 1024)}
+
+LARGE = 1_000_000_000
+"""Parameters above which activations are checkpointed on a GPU by default."""
+SMALL_PART = 0.2  # activations, moments and masters need most of a card
+
+
+def default_checkpointing(parameters: int, *, on_gpu: bool) -> Literal["none", "full"]:
+    """Choose `learner.activation_checkpointing` where it is not set."""
+    return "full" if on_gpu and parameters > LARGE else "none"
+
+
+def reduces_once(parameters: int, *, ranks: int, memory: float) -> bool:
+    """Whether gradients are reduced over the ranks once for an optimizer step.
+
+    Until then each rank holds whole gradients and gathered parameters, of 4 bytes at most: they
+    must be a small part of its memory.
+
+    Args:
+        parameters: Of all that is trained.
+        ranks: Of the learner.
+        memory: Bytes of the smallest card, or of a rank's share of the machine.
+    """
+    return ranks > 1 and 2 * 4 * parameters <= SMALL_PART * memory
+
+
+def host_share(ranks: int) -> int:
+    """Bytes of this machine's memory for each of its ranks."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks
