@@ -38,6 +38,18 @@ def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
     assert not peers.is_suspect(peer)
 
 
+def test_a_silent_actor_that_says_hello_again_is_there_again() -> None:
+    clock = FakeClock()
+    peers = table(clock)
+    peers.admit(hello("a"), "key", "tag", ROUTE)
+    clock.now += 6.1
+
+    peer = peers.admit(hello("a"), "key", "tag", b"another connection")
+
+    assert not peers.is_suspect(peer)
+    assert peer.route == b"another connection"
+
+
 def test_a_long_silent_actor_is_forgotten_and_has_to_say_hello() -> None:
     clock = FakeClock()
     peers = table(clock)

