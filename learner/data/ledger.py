@@ -32,7 +32,7 @@ class Facts:
     """Batches inside the newest durable checkpoint."""
     checkpointed: frozenset[int]
     """Groups of the batches inside it."""
-    reach: int = 0
+    reach: int
     """First group id not yet created, nor being created."""
     batches: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Groups of the batches since then: k -> trained, or k = step + 1, held."""

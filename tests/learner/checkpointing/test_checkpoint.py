@@ -6,12 +6,14 @@ import json
 import re
 import shutil
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from configs import durable
 from configs.errors import CheckpointError, LostLineage
 from configs.settings import AlgorithmSettings, LearnerSettings
 from learner.checkpointing import checkpoint as checkpoint_module
@@ -170,6 +172,29 @@ def test_only_corrupt_checkpoints_end_the_learner(tmp_path: Path, ranks: Ranks) 
         checkpoints.newest()
     with pytest.raises(CheckpointError):  # the next life too: it must not begin the run anew
         checkpoints.newest()
+
+
+class _SlowDisk(durable.Disk):
+    def sync(self, path: Path) -> None:
+        time.sleep(0.05)
+        super().sync(path)
+
+
+def test_what_is_still_being_written_is_waited_for(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, optimizer = _new(ranks)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3, ranks=ranks)
+    monkeypatch.setattr(durable, "DISK", _SlowDisk())
+
+    checkpoints.begin(STATE, policy, optimizer, then=list)
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert newest[1].step == 2
+
+    checkpoints.begin(replace(STATE, step=3), policy, optimizer, then=list)
+    checkpoints.save(replace(STATE, step=4), policy, optimizer)
+    assert [path.name for path in checkpoints.all()] == [f"step-00000{step}" for step in (2, 3, 4)]
 
 
 def test_old_and_unfinished_checkpoints_are_removed(tmp_path: Path, ranks: Ranks) -> None:

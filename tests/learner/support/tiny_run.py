@@ -82,6 +82,7 @@ def new_ledger(lineage: int, lineages: Mapping[int, int] | None = None) -> Ledge
         step=0,
         checkpoint_step=0,
         checkpointed=frozenset(),
+        reach=0,
     )
     return Ledger(facts)
 
