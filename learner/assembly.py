@@ -39,7 +39,7 @@ from learner.model.saved_model import (
 from learner.model.sequence_cost import SequenceCost
 from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
-from learner.training.optimizer import AdamWithSchedule, Schedule
+from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.weights.publish import FollowerPublisher, ProbeFunction, WeightPublisher
 
 from .components import Components
@@ -70,7 +70,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks)
         reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
-        optimizer = AdamWithSchedule(policy, schedule(settings), settings.learner)
+        optimizer = ScheduledOptimizer(policy, schedule(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = make_checkpoints(settings, ranks, critic)
         log.info("starting", stage="taking the run over")

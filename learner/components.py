@@ -16,7 +16,7 @@ from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.critic import Critic
 from learner.training.guards import Guard
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 
 from .coordinator import Coordinator
 
@@ -45,7 +45,7 @@ class Components:
     ranks: Ranks
     coordinator: Coordinator
     policy: Policy
-    optimizer: AdamWithSchedule
+    optimizer: ScheduledOptimizer
     guard: Guard
     checkpoints: Checkpoints
     publisher: Publisher

@@ -25,7 +25,7 @@ from learner.model.activation_checkpointing import Kept
 from learner.model.output_layer import Softmax, score_tokens
 from learner.model.policy import Policy, shard
 from learner.model.ranks import join
-from learner.training.optimizer import AdamWithSchedule, Schedule
+from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.training.step import train_batch
 
 MIB = 2**20
@@ -46,7 +46,7 @@ class OurLoop:
             activations=activations,
         )
         constant = Schedule(peak=1e-6, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
-        self.optimizer = AdamWithSchedule(self.policy, constant, LearnerSettings())
+        self.optimizer = ScheduledOptimizer(self.policy, constant, LearnerSettings())
 
     def step(self, episodes: list[Episode]) -> object:
         """Train one batch."""

@@ -30,7 +30,7 @@ from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.model.saved_model import load_causal_lm
 from learner.training.critic import make_critic
-from learner.training.optimizer import AdamWithSchedule, Schedule
+from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.training.step import train_batch
 
 LINEAGE = 1
@@ -134,7 +134,7 @@ class LaggedRun:
             min_ratio=learner.lr_min_ratio,
             steps=settings.run.steps,
         )
-        self._optimizer = AdamWithSchedule(self._policy, schedule, learner)
+        self._optimizer = ScheduledOptimizer(self._policy, schedule, learner)
         self._critic = make_critic(
             self._policy,
             settings.critic,

@@ -39,7 +39,7 @@ from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.reporting.journal import Journal
 from learner.training.critic import Critic
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 
 from .background_save import BackgroundSave
 from .bucket_copies import BucketCopies
@@ -118,7 +118,7 @@ class Checkpoints:
         self.under_way = BackgroundSave()
         """What `begin` began."""
 
-    def save(self, state: LearnerState, policy: Policy, optimizer: AdamWithSchedule) -> Path:
+    def save(self, state: LearnerState, policy: Policy, optimizer: ScheduledOptimizer) -> Path:
         """Write a checkpoint; it is durable when this returns.
 
         Raises:
@@ -134,7 +134,7 @@ class Checkpoints:
         self,
         state: LearnerState,
         policy: Policy,
-        optimizer: AdamWithSchedule,
+        optimizer: ScheduledOptimizer,
         *,
         then: Callable[[], object],
     ) -> None:
@@ -200,7 +200,7 @@ class Checkpoints:
         """Name the folder of a checkpoint after batch `step`."""
         return self._folder / f"step-{step:06d}"
 
-    def load(self, path: Path, policy: Policy, optimizer: AdamWithSchedule) -> None:
+    def load(self, path: Path, policy: Policy, optimizer: ScheduledOptimizer) -> None:
         """Load a verified checkpoint into policy, critic, optimizers and random number generators.
 
         Collective.
@@ -219,7 +219,7 @@ class Checkpoints:
         if random.exists():  # a run may resume with more ranks than it had
             restore_random_state(random.read_bytes(), self._ranks.device)
 
-    def _files(self, policy: Policy, optimizer: AdamWithSchedule, *, copied: bool) -> Files:
+    def _files(self, policy: Policy, optimizer: ScheduledOptimizer, *, copied: bool) -> Files:
         """Collect what this rank writes."""
         rank = self._ranks.rank
         parts = parts_of(policy, optimizer, self._critic)

@@ -12,7 +12,7 @@ import structlog
 from learner.model.policy import Policy
 from learner.model.saved_model import read_weights
 from learner.training.critic import Critic
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 
 from .checkpoint import Checkpoints
 
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 def roll_back(
     checkpoints: Checkpoints,
     policy: Policy,
-    optimizer: AdamWithSchedule,
+    optimizer: ScheduledOptimizer,
     *,
     model_path: str,
     before: int | None,

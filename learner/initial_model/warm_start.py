@@ -22,7 +22,7 @@ from configs.settings import LearnerSettings
 from learner.algorithm.sequences import Sequences
 from learner.data.dealing import deal
 from learner.model.policy import Policy
-from learner.training.optimizer import AdamWithSchedule, Schedule
+from learner.training.optimizer import Schedule, ScheduledOptimizer
 
 from .character_model import EOS, make_model, make_tokenizer, token_id
 
@@ -119,7 +119,7 @@ def warm_start(learner: LearnerSettings, *, seed: int, pairs_path: Path, out: Pa
         seed=seed,
     )
     policy = Policy(model, temperature=1.0)
-    optimizer = AdamWithSchedule(
+    optimizer = ScheduledOptimizer(
         policy,
         Schedule(
             peak=learner.warm_start_lr,
@@ -154,7 +154,7 @@ def warm_start(learner: LearnerSettings, *, seed: int, pairs_path: Path, out: Pa
 
 def supervised_step(
     policy: Policy,
-    optimizer: AdamWithSchedule,
+    optimizer: ScheduledOptimizer,
     pairs: list[TokenPair],
     microbatch_tokens: int,
 ) -> float:

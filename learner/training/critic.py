@@ -29,7 +29,7 @@ from learner.model.ranks import Ranks
 from learner.model.saved_model import allocate, empty_causal_lm, layers_of, read_weights
 from learner.model.sequence_parallel import ALONE, Cut
 
-from .optimizer import AdamWithSchedule, Schedule, StepOutcome
+from .optimizer import Schedule, ScheduledOptimizer, StepOutcome
 
 
 class ValueModel(nn.Module):
@@ -78,7 +78,7 @@ class Critic:
     """A value model with its optimizer, over one batch after the other."""
 
     def __init__(
-        self, model: ValueModel, optimizer: AdamWithSchedule, settings: CriticSettings
+        self, model: ValueModel, optimizer: ScheduledOptimizer, settings: CriticSettings
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -167,7 +167,7 @@ def make_critic(
     allocate(model, ranks.device)
     model.begin(model_path)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
-    return Critic(model.eval(), AdamWithSchedule(model, constant, learner), settings)
+    return Critic(model.eval(), ScheduledOptimizer(model, constant, learner), settings)
 
 
 def value_loss(

@@ -57,7 +57,7 @@ class StepOutcome:
     is_loss_finite: bool = True
 
 
-class AdamWithSchedule:
+class ScheduledOptimizer:
     """Applies accumulated gradients once for each batch."""
 
     def __init__(self, model: nn.Module, schedule: Schedule, settings: LearnerSettings) -> None:

@@ -36,7 +36,7 @@ from .critic import Critic, CriticFigures
 from .divergence import Divergence
 from .divergence_meter import DivergenceMeter
 from .m2po_bound import bound_ratios
-from .optimizer import AdamWithSchedule, StepOutcome
+from .optimizer import ScheduledOptimizer, StepOutcome
 from .preparation import prepare
 
 
@@ -72,7 +72,7 @@ class TrainedBatch:
 
 def train_batch(
     policy: Policy,
-    optimizer: AdamWithSchedule,
+    optimizer: ScheduledOptimizer,
     step: int,
     microbatches: Sequence[Microbatch],
     *,

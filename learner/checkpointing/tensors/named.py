@@ -18,7 +18,7 @@ from configs.errors import CheckpointError
 from learner.model.policy import Policy
 from learner.model.tensor_files import Box, box_of, local_of
 from learner.training.critic import Critic
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from learner.weights.publish import unwrapped_name
 
 from .shards import Piece, is_written_here
@@ -30,10 +30,10 @@ class Part(NamedTuple):
     name: str
     optimizer_name: str
     model: nn.Module
-    optimizer: AdamWithSchedule
+    optimizer: ScheduledOptimizer
 
 
-def parts_of(policy: Policy, optimizer: AdamWithSchedule, critic: Critic | None) -> list[Part]:
+def parts_of(policy: Policy, optimizer: ScheduledOptimizer, critic: Critic | None) -> list[Part]:
     """List what has tensors in a checkpoint."""
     parts = [Part("model", "optimizer", policy, optimizer)]
     if critic is not None:

@@ -20,7 +20,7 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import load_causal_lm
 from learner.reporting.metrics import Totals
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.tiny_policy import constant_rate, save_tiny_model
 
 STATE = LearnerState("r", "h", 1, lineage=4, cursor=0, trained=(), totals=Totals())
@@ -43,7 +43,7 @@ def run(tmp_path: Path, ranks: Ranks) -> Path:
     policy = shard(policy, ranks.mesh, dtype=torch.float32)
     with torch.no_grad():
         policy.causal_lm.lm_head.weight.add_(1.0)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     checkpoints = Checkpoints(settings.run.folder / "checkpoints", keep=9, ranks=ranks)
     for step in (2, 4, 6):
         checkpoints.save(replace(STATE, step=step), policy, optimizer)

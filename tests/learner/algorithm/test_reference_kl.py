@@ -14,7 +14,7 @@ from learner.algorithm.reference_kl import ESTIMATORS, kl_penalty, kl_rewards, r
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import freeze
 from learner.model.ranks import Ranks
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from learner.training.preparation import prepare
 from learner.training.step import train_batch
 from tests.learner.support.made_episodes import random_group_episodes
@@ -173,7 +173,7 @@ def test_the_loss_of_a_batch_pays_the_kl_as_often_as_its_tokens_weigh(ranks: Ran
     losses, figures = [], []
     for settings in (plain, plain.model_copy(update={"kl_coefficient": 0.3})):
         policy = tiny_policy(ranks.mesh)
-        optimizer = AdamWithSchedule(policy, constant_rate(1e-12), LearnerSettings())
+        optimizer = ScheduledOptimizer(policy, constant_rate(1e-12), LearnerSettings())
         episodes = random_group_episodes(4, 3, seed=1)
         plan = plan_batch(
             1, episodes, ranks=1, settings=settings, max_completion_tokens=8, microbatch_tokens=24

@@ -28,7 +28,7 @@ from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import train_batch
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.tiny_policy import constant_rate, parameters_of, tiny_policy
@@ -46,12 +46,12 @@ STATE = LearnerState(
 )
 
 
-def _new(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
+def _new(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, ScheduledOptimizer]:
     policy = tiny_policy(ranks.mesh, seed=seed)
-    return policy, AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    return policy, ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
 
 
-def _train(policy: Policy, optimizer: AdamWithSchedule, steps: range, ranks: Ranks) -> None:
+def _train(policy: Policy, optimizer: ScheduledOptimizer, steps: range, ranks: Ranks) -> None:
     for step in steps:
         episodes = random_group_episodes(4, 4, seed=step)
         plan = plan_batch(

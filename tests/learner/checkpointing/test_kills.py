@@ -16,7 +16,7 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.tensor_files import local_of
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.lives.killed_save import CASES, name_of, train
 from tests.learner.support.lives.resumed_runs import Findings
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
@@ -29,7 +29,7 @@ def _after(steps: int, ranks: Ranks) -> list[torch.Tensor]:
     """The parameters after so many steps of training, without any fault."""
     policy = Policy(tiny_causal_lm(layers=1), temperature=1.0)
     policy = shard(policy, ranks.mesh, dtype=torch.float32)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     for step in range(1, steps + 1):
         train(optimizer, step)
     return [local_of(parameter) for parameter in policy.parameters()]
@@ -79,7 +79,7 @@ def test_a_kill_at_any_point_of_a_save_leaves_what_was_committed(
 
         policy = Policy(tiny_causal_lm(seed=3, layers=1), temperature=1.0)
         policy = shard(policy, ranks.mesh, dtype=torch.float32)
-        optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+        optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
         checkpoints.load(path, policy, optimizer)
         ours = [local_of(parameter) for parameter in policy.parameters()]
         close = [

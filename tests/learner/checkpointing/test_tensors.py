@@ -26,7 +26,7 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.tensor_files import Box
 from learner.reporting.metrics import Totals
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.tiny_policy import constant_rate
 
 EARLIER = Path(__file__).parent / "earlier_release.tar.gz"
@@ -35,7 +35,7 @@ EARLIER = Path(__file__).parent / "earlier_release.tar.gz"
 STATE = LearnerState("r", "h", 1, lineage=1, cursor=0, trained=(), totals=Totals())
 
 
-def _policy_of_that_release(ranks: Ranks) -> tuple[Policy, AdamWithSchedule]:
+def _policy_of_that_release(ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
     config = Qwen3Config(
         vocab_size=12,
         hidden_size=8,
@@ -52,14 +52,14 @@ def _policy_of_that_release(ranks: Ranks) -> tuple[Policy, AdamWithSchedule]:
     )
     policy = Policy(Qwen3ForCausalLM(config), temperature=1.0)
     policy = shard(policy, ranks.mesh, dtype=torch.float32)
-    return policy, AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    return policy, ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
 
 
 def _whole(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _named(policy: Policy, optimizer: AdamWithSchedule) -> dict[str, Tensor]:
+def _named(policy: Policy, optimizer: ScheduledOptimizer) -> dict[str, Tensor]:
     found = {f"model.{name}": _whole(p) for name, p in policy.named_parameters()}
     for name, parameter in policy.named_parameters():
         for key, moment in optimizer.moments_of(parameter).items():

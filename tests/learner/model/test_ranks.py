@@ -17,7 +17,7 @@ from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.tensors.shards import PREFIX
 from learner.model.policy import probe_logprobs, shard
 from learner.model.ranks import Ranks, join
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.random_models import FAMILIES, OFFSETS_LOST, save_in_files
 from tests.learner.support.ranks.layouts import CASES, FOUR_AND_TWO, WIDE, WRONG, Case, tensors_of
 from tests.learner.support.ranks.layouts import STATE as SAVED
@@ -187,7 +187,7 @@ def test_a_checkpoint_moves_between_layouts_to_the_bit(
 ) -> None:
     assert _errors(found, size)["moved"] == []
     policy = shard(wide_policy(Case("qwen3", {}, FOUR_AND_TWO)), ranks.mesh, dtype=WIDE)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     checkpoints = Checkpoints(found / f"{layout}-{size}", keep=1, ranks=ranks)
     path = checkpoints.path_of(SAVED.step)
 

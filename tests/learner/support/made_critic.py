@@ -16,7 +16,7 @@ from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.critic import Critic, make_critic
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import TrainedBatch, train_batch
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm, tiny_policy
@@ -34,7 +34,7 @@ class Pair:
     """What is trained."""
 
     policy: Policy
-    optimizer: AdamWithSchedule
+    optimizer: ScheduledOptimizer
     critic: Critic
 
     def parameters(self) -> list[torch.Tensor]:
@@ -73,7 +73,7 @@ def make_pair(settings: CriticSettings, folder: Path, ranks: Ranks, *, seed: int
         dtype=torch.float32,
     )
     assert critic is not None
-    return Pair(policy, AdamWithSchedule(policy, constant_rate(1e-3), LearnerSettings()), critic)
+    return Pair(policy, ScheduledOptimizer(policy, constant_rate(1e-3), LearnerSettings()), critic)
 
 
 def made_microbatches(

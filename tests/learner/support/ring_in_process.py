@@ -32,7 +32,7 @@ from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
 from learner.rank_zero import RankZero
 from learner.training.guards import Guard
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases
@@ -166,7 +166,7 @@ class RingInProcess:
         """Run one life of the learner beside an actor."""
         settings, ranks = self.settings, self.ranks
         policy = load_policy(settings, ranks)
-        optimizer = AdamWithSchedule(policy, schedule(settings), settings.learner)
+        optimizer = ScheduledOptimizer(policy, schedule(settings), settings.learner)
         checkpoints = Checkpoints(
             settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks
         )

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from learner.initial_model.character_model import make_tokenizer
 from learner.model.policy import Policy, shard
-from learner.training.optimizer import AdamWithSchedule, Schedule
+from learner.training.optimizer import Schedule, ScheduledOptimizer
 
 VOCABULARY = 20
 
@@ -60,7 +60,7 @@ def save_tiny_model(folder: Path, *, seed: int = 0) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def parameters_of(policy: Policy, optimizer: AdamWithSchedule) -> list[torch.Tensor]:
+def parameters_of(policy: Policy, optimizer: ScheduledOptimizer) -> list[torch.Tensor]:
     """Copy all parameters and moments of this rank."""
     tensors = [parameter.detach() for parameter in policy.parameters()]
     for parameter in optimizer.parameters:

@@ -16,7 +16,7 @@ from learner.checkpointing.learner_state import LearnerState
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
-from learner.training.optimizer import AdamWithSchedule, Schedule
+from learner.training.optimizer import Schedule, ScheduledOptimizer
 from tests.learner.support.tiny_policy import constant_rate, parameters_of, tiny_policy
 
 
@@ -39,7 +39,7 @@ def test_the_rate_warms_up_and_decays_to_its_floor(decay: str, expected: list[fl
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(ranks: Ranks, poison: float) -> None:
     policy = tiny_policy(ranks.mesh)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     sequences, indices_N = Sequences.of([[3, 4, 5]]), torch.tensor([1, 2])
     policy(sequences, indices_N).logprobs_N.sum().backward()
     assert not optimizer.step(1).skipped
@@ -56,7 +56,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(ranks: Ranks, poison: flo
 
 def test_gradients_are_clipped_by_their_global_norm(ranks: Ranks) -> None:
     policy = tiny_policy(ranks.mesh)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings(max_grad_norm=0.5))
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings(max_grad_norm=0.5))
     policy(Sequences.of([[3, 4, 5]]), torch.tensor([1, 2])).logprobs_N.sum().backward()
     squares = [p.grad.full_tensor().square().sum() for p in policy.parameters()]  # type: ignore[union-attr]
 
@@ -80,14 +80,14 @@ STATE = LearnerState(
 
 def test_a_resume_takes_its_betas_from_the_settings(ranks: Ranks, tmp_path: Path) -> None:
     policy, settings = tiny_policy(ranks.mesh), LearnerSettings(adam_beta1=0.8)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     for parameter in optimizer.parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step(1)
     checkpoints = Checkpoints(tmp_path, keep=1, ranks=ranks)
     path = checkpoints.save(STATE, policy, optimizer)
 
-    resumed = AdamWithSchedule(policy, constant_rate(1e-2), settings)
+    resumed = ScheduledOptimizer(policy, constant_rate(1e-2), settings)
     checkpoints.load(path, policy, resumed)
 
     assert resumed._optimizers[0].param_groups[0]["betas"] == (0.8, settings.adam_beta2)
@@ -97,12 +97,12 @@ def test_a_resume_takes_its_betas_from_the_settings(ranks: Ranks, tmp_path: Path
         )
 
 
-def _with_muon(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, AdamWithSchedule]:
+def _with_muon(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, ScheduledOptimizer]:
     policy = tiny_policy(ranks.mesh, seed=seed)
-    return policy, AdamWithSchedule(policy, constant_rate(1e-2), MUON)
+    return policy, ScheduledOptimizer(policy, constant_rate(1e-2), MUON)
 
 
-def _imitate(policy: Policy, optimizer: AdamWithSchedule, steps: range) -> list[float]:
+def _imitate(policy: Policy, optimizer: ScheduledOptimizer, steps: range) -> list[float]:
     """Raise the log-probs of a sequence; the loss before each step."""
     losses = []
     for step in steps:
@@ -163,7 +163,7 @@ def test_moments_of_another_optimizer_are_refused(ranks: Ranks, tmp_path: Path) 
     policy, optimizer = _with_muon(ranks)
     _imitate(policy, optimizer, range(1, 2))
     path = Checkpoints(tmp_path, keep=1, ranks=ranks).save(STATE, policy, optimizer)
-    adam = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    adam = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
 
     with pytest.raises(CheckpointError, match=r"must have the moments .*set learner\.optimizer"):
         Checkpoints(tmp_path, keep=1, ranks=ranks).load(path, policy, adam)

@@ -22,7 +22,7 @@ from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.training.divergence_meter import DivergenceMeter
-from learner.training.optimizer import AdamWithSchedule, Schedule, StepOutcome
+from learner.training.optimizer import Schedule, ScheduledOptimizer, StepOutcome
 from learner.training.preparation import prepare
 from learner.training.step import accumulate, train_batch
 from tests.learner.support.made_episodes import random_group_episodes
@@ -119,9 +119,9 @@ def _pack(settings: AlgorithmSettings) -> list[Microbatch]:
     )
 
 
-def _new(rate: float = 1e-2) -> tuple[Policy, AdamWithSchedule]:
+def _new(rate: float = 1e-2) -> tuple[Policy, ScheduledOptimizer]:
     policy = tiny_policy()
-    return policy, AdamWithSchedule(policy, constant_rate(rate), LearnerSettings())
+    return policy, ScheduledOptimizer(policy, constant_rate(rate), LearnerSettings())
 
 
 def _settings(**choices: Any) -> AlgorithmSettings:
@@ -182,7 +182,7 @@ def test_epochs_measure_from_the_policy_of_the_batchs_beginning(ranks: Ranks) ->
     settings = _settings(proximal="recomputed", num_epochs=3, num_minibatches=2)
     policy, other = tiny_policy().double(), tiny_policy().double()
     anchor = copy.deepcopy(other).requires_grad_(False)
-    optimizer = cast("AdamWithSchedule", Descent(policy, ranks, rate=2.0))
+    optimizer = cast("ScheduledOptimizer", Descent(policy, ranks, rate=2.0))
     train_batch(policy, optimizer, 3, _pack(settings), settings=settings, ranks=ranks)
 
     descent, rows = Descent(other, ranks, rate=2.0), _plan(settings).rows
@@ -219,7 +219,7 @@ def test_m2po_bounds_each_optimizer_step_by_the_tokens_and_the_policy_of_that_st
         correction="none", surrogate="m2po", second_moment=most, num_epochs=2, num_minibatches=2
     )
     policy, other = tiny_policy().double(), tiny_policy().double()
-    optimizer = cast("AdamWithSchedule", Descent(policy, ranks, rate=0.3))
+    optimizer = cast("ScheduledOptimizer", Descent(policy, ranks, rate=0.3))
     train_batch(policy, optimizer, 3, _pack(settings), settings=settings, ranks=ranks)
 
     descent, rows, bounds = Descent(other, ranks, rate=0.3), _plan(settings).rows, []
@@ -263,7 +263,7 @@ def test_only_the_step_that_is_not_finite_is_skipped(ranks: Ranks) -> None:
     assert _equal(policy, alone)
 
 
-class Watched(AdamWithSchedule):
+class Watched(ScheduledOptimizer):
     """AdamW that remembers the rates it was applied with."""
 
     rates: tuple[float, ...] = ()

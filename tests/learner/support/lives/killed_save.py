@@ -27,7 +27,7 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import join
 from learner.model.rendezvous import RENDEZVOUS_FILE
 from learner.reporting.metrics import Totals
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from tests.learner.support.lives.resumed_runs import find
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
@@ -81,7 +81,7 @@ def name_of(case: tuple[int, int, int]) -> str:
     return "-".join(map(str, case))
 
 
-def train(optimizer: AdamWithSchedule, step: int) -> None:
+def train(optimizer: ScheduledOptimizer, step: int) -> None:
     """Take one step, by gradients that need no data."""
     for parameter in optimizer.parameters:
         parameter.grad = parameter.detach().clone()
@@ -96,7 +96,7 @@ def _live(folder: Path, rank: int, case: tuple[int, int, int], policy: Policy) -
     disk = durable.DISK = KillingDisk()
     ranks = join("cpu", threads=1)
     policy = shard(policy, ranks.mesh, dtype=torch.float32)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     checkpoints = Checkpoints(folder / "checkpoints", keep=1, ranks=ranks)
     for step in (1, 2):
         train(optimizer, step)

@@ -23,7 +23,7 @@ from learner.data.batch import pack, plan_batch
 from learner.model import memory_rules
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, join
-from learner.training.optimizer import AdamWithSchedule, StepOutcome
+from learner.training.optimizer import ScheduledOptimizer, StepOutcome
 from learner.training.step import train_batch
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.padded import StayWide
@@ -73,7 +73,7 @@ def train(case: dict[str, Any], ranks: Ranks, *, microbatch_tokens: int) -> tupl
     microbatches = _microbatches(settings, ranks, microbatch_tokens)
     policy = tiny_policy().double()
     descent = Descent(policy, ranks)
-    optimizer = cast("AdamWithSchedule", descent)
+    optimizer = cast("ScheduledOptimizer", descent)
     trained = train_batch(policy, optimizer, 3, microbatches, settings=settings, ranks=ranks)
     return trained.loss, torch.stack(descent.gradients)
 
@@ -121,7 +121,12 @@ def train_sharded(
         ) as reductions,
     ):
         trained = train_batch(
-            policy, cast("AdamWithSchedule", kept), 3, microbatches, settings=settings, ranks=ranks
+            policy,
+            cast("ScheduledOptimizer", kept),
+            3,
+            microbatches,
+            settings=settings,
+            ranks=ranks,
         )
     return trained.loss, kept.gradients, reductions.call_count
 

@@ -33,7 +33,7 @@ from learner.model.ranks import Ranks, arrange, join
 from learner.model.sequence_parallel import Cut
 from learner.reporting.metrics import Totals
 from learner.training.divergence_meter import DivergenceMeter
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import accumulate
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.padded import StayWide
@@ -216,18 +216,18 @@ def error_of(
     return max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
 
 
-def _trained(parallel: dict[str, int], ranks: Ranks) -> tuple[Policy, AdamWithSchedule]:
+def _trained(parallel: dict[str, int], ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
     """A policy with moments, in a layout."""
     policy = new_policy(Case("qwen3", {}, FOUR_AND_TWO))
     policy = shard(policy, arranged(ranks, parallel).mesh, dtype=WIDE)
-    optimizer = AdamWithSchedule(policy, constant_rate(1e-2), LearnerSettings())
+    optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     for parameter in optimizer.parameters:
         parameter.grad = parameter.detach().square()
     optimizer.step(1)
     return policy, optimizer
 
 
-def tensors_of(policy: Policy, optimizer: AdamWithSchedule) -> list[Tensor]:
+def tensors_of(policy: Policy, optimizer: ScheduledOptimizer) -> list[Tensor]:
     """Gather all parameters and moments; every rank must call it."""
     moments = [
         moment

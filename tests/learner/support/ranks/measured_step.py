@@ -18,7 +18,7 @@ from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Se
 from learner.data.batch import pack, plan_batch
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, join
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import train_batch
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import constant_rate
@@ -62,7 +62,7 @@ def peak_bytes(ranks: Ranks, settings: Settings) -> int:
         policy = Policy(Qwen3ForCausalLM(Qwen3Config(**MIDDLE)), temperature=1.0).eval()
         kind = learner.activation_checkpointing or "none"
         shard(policy, ranks.mesh, dtype=torch.float32, activations=kind)
-        optimizer = AdamWithSchedule(policy, constant_rate(1e-6), learner)
+        optimizer = ScheduledOptimizer(policy, constant_rate(1e-6), learner)
         plan = plan_batch(
             1,
             episodes,

@@ -23,7 +23,7 @@ from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.policy import Policy, freeze, probe_logprobs
 from learner.model.ranks import Ranks, join
 from learner.reporting.metrics import Totals
-from learner.training.optimizer import AdamWithSchedule
+from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import TrainedBatch, train_batch
 from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.support.made_episodes import random_group_episodes
@@ -42,14 +42,14 @@ PROBE = (3, 9, 4, 4, 17)
 
 def new_policy(
     ranks: Ranks, *, seed: int = 0, settings: LearnerSettings | None = None
-) -> tuple[Policy, AdamWithSchedule]:
+) -> tuple[Policy, ScheduledOptimizer]:
     """Make the policy that every test of ranks trains."""
     policy = tiny_policy(ranks.mesh, seed=seed)
     policy.sequence_group = ranks.sequence
-    return policy, AdamWithSchedule(policy, constant_rate(1e-3), settings or LearnerSettings())
+    return policy, ScheduledOptimizer(policy, constant_rate(1e-3), settings or LearnerSettings())
 
 
-def train(policy: Policy, optimizer: AdamWithSchedule, step: int, ranks: Ranks) -> TrainedBatch:
+def train(policy: Policy, optimizer: ScheduledOptimizer, step: int, ranks: Ranks) -> TrainedBatch:
     """Train one batch as the loop does: rank 0 plans, every rank packs its share."""
     episodes = random_group_episodes(5, 3, seed=step)
     plan = plan_batch(
@@ -115,7 +115,7 @@ def train_critics(
 def go_back(
     checkpoints: Checkpoints,
     policy: Policy,
-    optimizer: AdamWithSchedule,
+    optimizer: ScheduledOptimizer,
     model: Path,
     ranks: Ranks,
 ) -> tuple[list[int], list[list[torch.Tensor]]]:
