@@ -170,6 +170,7 @@ class FullServer(OnServer):
     def __init__(self, url: str, scripts: LoadScript, *, refused: frozenset[str]) -> None:
         super().__init__(url, scripts)
         self._refused = refused
+        self._limit = self._client.config_get("maxmemory")["maxmemory"]
         self.called: set[str] = set()
         """Scripts that were called while it was full."""
 
@@ -181,7 +182,7 @@ class FullServer(OnServer):
         try:
             return super().call(call)
         finally:
-            self._client.config_set("maxmemory", 0)
+            self._client.config_set("maxmemory", self._limit)
 
 
 def _reading_key(script: Script) -> Script:
