@@ -170,7 +170,7 @@ class FullServer(OnServer):
     def __init__(self, url: str, scripts: LoadScript, *, refused: frozenset[str]) -> None:
         super().__init__(url, scripts)
         self._refused = refused
-        self._limit = self._client.config_get("maxmemory")["maxmemory"]
+        self._limit = int(self._client.config_get("maxmemory")["maxmemory"] or 0)
         self.called: set[str] = set()
         """Scripts that were called while it was full."""
 
