@@ -26,8 +26,9 @@ def hold_gradients(module: nn.Module, *, holds: bool) -> None:
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(not holds)
         module.set_reshard_after_backward(not holds)
-        for unit in module.modules():
-            if isinstance(unit, FSDPModule) and unit is not module:  # a root stays gathered anyway
+        _, *units = module.modules()  # the root stays gathered anyway
+        for unit in units:
+            if isinstance(unit, FSDPModule):
                 unit.set_reshard_after_forward(not holds, recurse=False)
 
 
