@@ -221,7 +221,7 @@ def card_memory(
     states |= {"gradients": share * models, "moments": 2 * share * models}
     if learner.optimizer == "muon":  # one for the matrices of layers
         in_layers = shape.parameters - shape.root_parameters
-        states["moments"] -= 4 * -(-in_layers // learner.ranks) * models
+        states["moments"] -= 4 * -(-in_layers // layout.shard) * models
     step = {
         "activations": own_tokens * shape.layers * shape.kept(kind, itemsize, longest),
         "activations of one layer, computed again": own_tokens * again,

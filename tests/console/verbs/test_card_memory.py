@@ -85,6 +85,16 @@ def test_eight_billion_parameters_fit_four_cards_of_80_gb_with_full_checkpointin
         wide.check(60 * GIB)
 
 
+def test_moments_of_muon_are_sharded_as_weights_are() -> None:
+    shards, copies = (
+        card_memory(_multi_gpu(parallel, optimizer="muon"), QWEN3_8B, on_gpu=True).states
+        for parallel in ({}, {"replicate": 2})
+    )
+
+    assert shards["moments"] < 1.5 * shards["weights, float32"]
+    assert copies["moments"] == pytest.approx(2 * shards["moments"], rel=1e-6)
+
+
 @pytest.mark.parametrize(("device", "card_gib"), [("cpu", 0.001), ("auto", None)])
 def test_without_a_card_the_memory_is_only_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, card_gib: float | None
