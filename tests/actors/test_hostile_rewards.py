@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import time
 from pathlib import Path
@@ -105,15 +106,29 @@ def test_garbage_among_the_replies_costs_its_own_sample(tmp_path, garbage):
 
 
 def test_an_answer_that_is_given_twice_is_never_taken_for_the_next_samples(tmp_path):
-    completions = ["ab", "bad", *["a", "abcde"] * 4]
+    file = tmp_path / "reward.py"
+    file.write_text(RETURNS_TWICE)
+    scored = []
 
-    results, restarts, _ = score(tmp_path, RETURNS_TWICE, completions)
+    async def run():
+        process = RewardProcess(f"{file}:f", timeout_s=20.0)
+        await process.start()
+        try:
+            turns = itertools.chain(("ab", "bad"), itertools.cycle(("a", "abcde")))
+            while not process.num_restarts:  # the second answer comes whenever its process runs
+                completion = next(turns)
+                sample = RewardSample("p", (), completion, (), "a", 0, "t", 0)
+                scored.append((completion, *await process.score([sample])))
+        finally:
+            await process.close()
 
-    assert results[0] == 2.0
-    for result, completion in zip(results, completions, strict=True):
-        assert isinstance(result, RewardError) or result == len(completion)
-    assert results[-1] == 5.0  # found out once, and the worker replaced
-    assert restarts == 1
+    asyncio.run(asyncio.wait_for(run(), 90))
+
+    assert scored[0] == ("ab", 2.0)
+    failed = [result for _, result in scored if isinstance(result, RewardError)]
+    assert len(failed) == 1  # found out once, and the worker replaced
+    assert all(result == len(text) for text, result in scored if result not in failed)
+    assert scored[-1][1] == len(scored[-1][0])  # by the new one
 
 
 def test_what_a_reward_prints_is_bounded_and_the_rest_is_counted(tmp_path, capfd):
