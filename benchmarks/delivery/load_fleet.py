@@ -19,6 +19,7 @@ import random
 import resource
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from broker.protocol.messages import (
 )
 from broker.transport.keys import load_pair, load_public, make_client
 from broker.transport.sockets import connect_dealer
+from configs.errors import DeadlineError
 from configs.loader import load
 from configs.settings import Settings
 
@@ -55,6 +57,7 @@ MOST_BYTES = 2**20
 JOINING = 64  # at once: each is a handshake
 QUICK_S = 0.2  # an answer that is not waited for
 RECOVER_S = 60.0
+ANSWERED_S = 120.0  # whatever was resent and refused until then; longer is no overload but a fault
 
 
 class LoadActor:
@@ -85,8 +88,23 @@ class LoadActor:
     async def call(
         self, message: object, tally: Tally, kind: str, *, due: float | None = None
     ) -> Any:
-        """Send until answered; returns the answer."""
+        """Send until answered; returns the answer.
+
+        Raises:
+            DeadlineError: No broker answers.
+        """
         began = time.perf_counter() if due is None else due
+        try:
+            async with asyncio.timeout(ANSWERED_S):
+                reply = await self._ask(message, tally, kind)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"no broker answered a {kind} of {self.name} within {ANSWERED_S:g} s"
+            ) from error
+        tally.seconds[kind].append(time.perf_counter() - began)
+        return reply
+
+    async def _ask(self, message: object, tally: Tally, kind: str) -> Any:
         seq = next(self._numbers)
         run = self._settings.run.name
         frame = encode(message, run=run, incarnation=self.name, seq=seq)
@@ -104,7 +122,7 @@ class LoadActor:
                     tally.resent += 1
                     continue
                 if not isinstance(reply, Refusal):
-                    break
+                    return reply
                 if reply.code == "hello":  # its connection was lost under the load
                     tally.rejoined += 1
                     await self.join(tally)
@@ -114,8 +132,6 @@ class LoadActor:
                 await asyncio.sleep(reply.retry_after_s * random.uniform(0.5, 1.5))
         finally:
             self._answers.pop(seq, None)
-        tally.seconds[kind].append(time.perf_counter() - began)
-        return reply
 
     async def join(self, tally: Tally) -> None:
         """Say HELLO."""
@@ -126,7 +142,8 @@ class LoadActor:
         """Say BYE."""
         if self._beating is not None:
             self._beating.cancel()
-            await asyncio.gather(self._beating, return_exceptions=True)
+            with suppress(asyncio.CancelledError):
+                await self._beating
         await self.call(Bye(), tally, "hello")
 
     async def beat(self, tally: Tally, *, due: float | None = None) -> None:
@@ -229,17 +246,13 @@ async def offer_beats(fleet: Fleet, rate: float, seconds: float) -> dict[str, An
     """Send heartbeats at a fixed rate, whether the earlier ones are answered or not."""
     tally = Tally()
     began = time.perf_counter()
-    calls: set[asyncio.Task[None]] = set()
-    for number, actor in zip(range(int(rate * seconds)), cycle(fleet.actors), strict=False):
-        due = began + number / rate
-        early_s = due - time.perf_counter()
-        if early_s > 0 or number % 16 == 0:  # late: the answers have their turn now and then
-            await asyncio.sleep(max(0.0, early_s))
-        call = asyncio.create_task(actor.beat(tally, due=due))
-        calls.add(call)
-        call.add_done_callback(calls.discard)
-    while calls:
-        await asyncio.wait(calls)
+    async with asyncio.TaskGroup() as calls:
+        for number, actor in zip(range(int(rate * seconds)), cycle(fleet.actors), strict=False):
+            due = began + number / rate
+            early_s = due - time.perf_counter()
+            if early_s > 0 or number % 16 == 0:  # late: the answers have their turn now and then
+                await asyncio.sleep(max(0.0, early_s))
+            calls.create_task(actor.beat(tally, due=due))
     took_s = time.perf_counter() - began
     return {"offered_per_s": rate, **tally.shown(took_s)["beat"]}
 
