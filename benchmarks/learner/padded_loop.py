@@ -1,8 +1,9 @@
 """Loops to compare with: padded rows of plain transformers, with full or with chunked logits.
 
-`plain` is the loop that one would write first: eight rows in the order of arrival, all logits.
-`before` is this project's step at 5cf2266: rows of similar length cut by padded tokens, an output
-layer in chunks of 2**24 logits that `torch.utils.checkpoint` computes again.
+`plain` is the loop that one would write first: eight rows in the order of arrival, and all logits
+that the model returns, those of prompts and pads too. `before` is this project's step at 5cf2266:
+rows of similar length cut by padded tokens, an output layer for the trained tokens alone, in chunks
+of 2**24 logits that `torch.utils.checkpoint` computes again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ def similar_lengths(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 def score(weight_VD: Tensor, states_ND: Tensor, targets_N: Tensor) -> Scores:
     """Log-probs and entropies from all logits at once."""
-    log_pi_NV = functional.linear(states_ND, weight_VD).log_softmax(-1)
+    return scores_of(functional.linear(states_ND, weight_VD), targets_N)
+
+
+def scores_of(logits_NV: Tensor, targets_N: Tensor) -> Scores:
+    """Log-probs and entropies from logits."""
+    log_pi_NV = logits_NV.log_softmax(-1)
     with torch.no_grad():
         entropies_N = -(log_pi_NV.exp() * log_pi_NV).sum(-1)
     return -functional.nll_loss(log_pi_NV, targets_N, reduction="none"), entropies_N
@@ -68,7 +74,7 @@ class PaddedLoop:
     def __init__(self, causal_lm: PreTrainedModel, *, is_plain: bool, budget: int) -> None:
         self._causal_lm = causal_lm
         self._cut = arrival_order if is_plain else similar_lengths
-        self._score = score if is_plain else score_in_chunks
+        self._score = self._score_all if is_plain else self._score_trained
         self._budget = budget
         self._adam = torch.optim.AdamW(causal_lm.parameters(), lr=1e-6, fused=True)
 
@@ -100,14 +106,22 @@ class PaddedLoop:
             trained_BT[b, first:last] = True
         ids_BT = torch.from_numpy(token_ids_BT)
         places_N = torch.from_numpy(np.flatnonzero(trained_BT))
-        trunk = self._causal_lm.base_model
-        hidden_BTD = trunk(input_ids=ids_BT, use_cache=False).last_hidden_state
-        weight_VD = output_layer(self._causal_lm).weight
-        states_ND = hidden_BTD.flatten(0, 1)[places_N - 1]
-        logprobs_N, _ = self._score(weight_VD, states_ND, ids_BT.flatten()[places_N])
+        logprobs_N = self._score(ids_BT, places_N)
         mu = np.concatenate([e.completion.behaviour_logprobs for e in episodes])
         repeats = [len(e.completion.token_ids) for e in episodes]
         advantages_N = torch.from_numpy(np.repeat(np.array(advantages, dtype=np.float32), repeats))
         ratios_N = (logprobs_N - torch.from_numpy(mu)).exp()
         clipped_N = ratios_N.clamp(1 - CLIP, 1 + CLIP)
         return -torch.minimum(ratios_N * advantages_N, clipped_N * advantages_N).sum()
+
+    def _score_all(self, ids_BT: Tensor, places_N: Tensor) -> Tensor:
+        logits_BTV = self._causal_lm(input_ids=ids_BT, use_cache=False).logits[:, :-1]
+        logprobs_N, _ = scores_of(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten())
+        logprobs_BT = functional.pad(logprobs_N.view(len(ids_BT), -1), (1, 0))
+        return logprobs_BT.flatten()[places_N]
+
+    def _score_trained(self, ids_BT: Tensor, places_N: Tensor) -> Tensor:
+        hidden_BTD = self._causal_lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        weight_VD = output_layer(self._causal_lm).weight
+        states_ND = hidden_BTD.flatten(0, 1)[places_N - 1]
+        return score_in_chunks(weight_VD, states_ND, ids_BT.flatten()[places_N])[0]
