@@ -5,7 +5,8 @@ run, in turns, one thread, CPU seconds, and a process of its own for each measur
 
     step          a batch through our step, through a padded loop of plain transformers with full
                   logits, and this project's step at 5cf2266, default and best budget of tokens;
-                  for short prompts and for longer ones than the answers
+                  for short prompts and for longer ones than the answers; and, where `trl` is
+                  installed, the same batch through the training step of TRL's GRPO trainer
     output_layer  log-probs, entropies and gradients from hidden states, beside full logits
     activations   bytes that one more layer keeps per token, by `learner.activation_checkpointing`,
                   and the time of a step
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.learner.arm import output_layer, step
 from benchmarks.learner.save import save
+from benchmarks.learner.trl_loop import HAS_TRL
 from benchmarks.learner.turns import Arm, take_turns
 from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
 from benchmarks.support.machine import describe_machine
@@ -92,6 +94,7 @@ def step_arms(size: Size) -> list[Arm]:
         for prompts in PROMPTS
         for name, kind, budget in (
             ("plain", "plain", 0),
+            *([("trl", "trl", 0)] if HAS_TRL else []),
             ("before", "before", DEFAULT_BUDGET),
             ("before_best", "before", BEST_BUDGET),
             ("ours", "ours", DEFAULT_BUDGET),
@@ -146,6 +149,7 @@ def ratios(arms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
     for prompts, suffix in ((64, ""), (400, "_long_prompts")):
         compare(f"over_plain_loop{suffix}", f"plain_{prompts}", f"ours_{prompts}", "cpu_s")
+        compare(f"over_trl{suffix}", f"trl_{prompts}", f"ours_{prompts}", "cpu_s")
         compare(f"over_before{suffix}", f"before_{prompts}", f"ours_{prompts}", "cpu_s")
         best = f"before_best_{prompts}", f"ours_best_{prompts}"
         compare(f"over_before_best{suffix}", *best, "cpu_s")

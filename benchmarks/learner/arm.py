@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.learner.padded_loop import PaddedLoop, score, score_in_chunks
+from benchmarks.learner.trl_loop import TrlLoop
 from benchmarks.learner.workload import MOST_TOKENS, make_causal_lm, make_episodes
 from buffer.record.episode import Episode
 from configs.architecture import LogitChange
@@ -71,8 +72,8 @@ class OurLoop:
 def step(kind: str, groups: int, budget: int, shortest: int, longest: int) -> dict[str, float]:
     """Train one batch, after a short one that starts every kernel."""
     torch.set_num_threads(1)
-    if kind in {"plain", "before"}:
-        train = _padded(is_plain=kind == "plain", budget=budget)
+    if kind in {"plain", "before", "trl"}:
+        train = _beside(kind, budget)
     else:
         train = OurLoop(budget, activations="full" if kind == "checkpointed" else "none").step
     train(make_episodes(1)[:2])
@@ -86,8 +87,13 @@ def trained_tokens(episodes: list[Episode]) -> int:
     return sum(len(episode.completion.token_ids) for episode in episodes)
 
 
-def _padded(*, is_plain: bool, budget: int) -> Callable[[list[Episode]], object]:
-    loop = PaddedLoop(make_causal_lm(), is_plain=is_plain, budget=budget)
+def _beside(kind: str, budget: int) -> Callable[[list[Episode]], object]:
+    causal_lm = make_causal_lm()
+    loop = (
+        TrlLoop(causal_lm)
+        if kind == "trl"
+        else PaddedLoop(causal_lm, is_plain=kind == "plain", budget=budget)
+    )
 
     def train(episodes: list[Episode]) -> object:
         return loop.step(episodes, [episode.reward - 0.5 for episode in episodes])
