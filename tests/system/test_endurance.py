@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -77,20 +78,29 @@ def test_memory_and_descriptors_of_a_process_are_followed() -> None:
 
 @pytest.fixture
 def entry() -> Iterator[Path]:
-    """A file in shared memory that nobody has mapped."""
+    """A file in shared memory that nobody uses."""
     path = SHARED / f"nyala-test-{uuid4().hex}"
     path.write_bytes(b"x" * 4096)
     yield path
     path.unlink()
 
 
-def test_an_entry_of_shared_memory_is_orphaned_when_nobody_has_mapped_it(entry: Path) -> None:
+def test_an_entry_of_shared_memory_is_orphaned_when_nobody_uses_it(entry: Path) -> None:
     before = {path.name for path in SHARED.iterdir()} - {entry.name}
 
     assert entry.name in orphaned_entries(before)
     with entry.open("r+b") as file, closing(mmap.mmap(file.fileno(), 4096)):
         assert entry.name not in orphaned_entries(before)
         assert whole([os.getpid()]).shared >= 1
+
+
+def test_a_folder_of_shared_memory_is_another_runs_while_somebody_has_a_file_of_it_open() -> None:
+    before = {path.name for path in SHARED.iterdir()}
+    with tempfile.TemporaryDirectory(prefix="nyala-test-", dir=SHARED) as folder:
+        with Path(folder, "alive").open("w"):
+            assert Path(folder).name not in orphaned_entries(before)
+
+        assert Path(folder).name in orphaned_entries(before)
 
 
 def test_listening_ports_of_processes_are_counted() -> None:

@@ -42,7 +42,7 @@ class Whole:
     ports: int
     """Sockets that listen."""
     shared: int
-    """Entries of /dev/shm that they have mapped."""
+    """Entries of /dev/shm that they use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +164,17 @@ def whole(pids: Iterable[int]) -> Whole:
 
 
 def shared_names(pid: int) -> set[str]:
-    """Return the entries of /dev/shm that a process has mapped and that are still there."""
-    try:
+    """Return the entries of /dev/shm of which a process has something mapped or open."""
+    paths = list(_links(pid))
+    with suppress(OSError):  # it has just ended
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
-    except OSError:
-        return set()
-    paths = {line.split(None, 5)[-1] for line in lines if f" {SHARED}/" in line}
-    return {Path(path).name for path in paths if not path.endswith("(deleted)")}
+        paths += [line.split(None, 5)[-1] for line in lines if f" {SHARED}/" in line]
+    there = [Path(path) for path in paths if not path.endswith("(deleted)")]
+    return {path.relative_to(SHARED).parts[0] for path in there if SHARED in path.parents}
 
 
 def orphaned_entries(before: set[str]) -> set[str]:
-    """Return the entries of /dev/shm that are new since `before` and that nobody has mapped."""
+    """Return the entries of /dev/shm that are new since `before` and that nobody uses."""
     new = {path.name for path in SHARED.iterdir()} - before
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return new - {name for pid in pids for name in shared_names(pid)} if new else set()
