@@ -20,6 +20,18 @@ class Explained(NamedTuple):
 
 EXPLAINED = (
     Explained(
+        "buffer/lua/batches/begin_lineage.lua",
+        "return { 1, lineage }",
+        "return { 2, lineage }",
+        "only whether it is 0 is asked",
+    ),
+    Explained(
+        "learner/checkpointing/checkpoint.py",
+        "SIGN_OF_LIFE_S = 5.0",
+        "SIGN_OF_LIFE_S = 11.0",
+        "a pace, far below the deadline of any collective operation",
+    ),
+    Explained(
         "buffer/lua/batches/commit.lua",
         "+ #call('ZRANGEBYSCORE', REUSED, '-inf', ARGV[2], 'LIMIT', 0, 1)",
         "+ #call('ZRANGEBYSCORE', REUSED, '-inf', ARGV[2], 'LIMIT', 0, 2)",

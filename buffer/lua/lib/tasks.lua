@@ -133,7 +133,6 @@ end
 
 -- The task itself failed: such failures have a budget of their own, which no progress refills.
 local function charge_data(id, max_failures, why)
-  call('ZREM', lease_key(id), id)
   local task = call('HMGET', task_key(id), 'fails', 'failed_by', 'key')
   local failures, key = tonumber(task[1] or '0') + 1, task[3] or ''
   local by = (task[2] or '') .. key .. '\n'
