@@ -6,23 +6,25 @@ Run beside CI, `pytest tests/system/environments.py`: a whole run for each.
 from __future__ import annotations
 
 import json
-import runpy
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
-from actors.engine.tokenizer import ModelTokenizer
-from actors.environments.adapters.tools import Tools
-from configs.settings import LearnerSettings
 from console.main import app
-from learner.initial_model.character_model import make_tokenizer
-from learner.initial_model.warm_start import warm_start
 from tests.actors.support.judge_server import JudgeServer
-from tests.system.support.live_run import LiveRun, assert_nothing_lost_or_repeated
+from tests.system.support.classes_of_users import GUESS, NUMPY, OLDER, SHOP
+from tests.system.support.live_run import REPOSITORY, LiveRun, assert_nothing_lost_or_repeated
+from tests.system.support.models_that_answer import (
+    model_that_calls,
+    model_that_says,
+    write_rows,
+)
 
 LONGEST_S = 1200.0
 pytestmark = [
@@ -50,7 +52,7 @@ FULL_QUESTIONS = {
 """Datasets of reasoning-gym by category; the whole question is asked."""
 
 COMPACT = {"prompt_style": "compact", "dense": True}
-LEARNING: dict[str, dict[str, int]] = {
+LEARNING: dict[str, dict[str, object]] = {
     "spell_backward": {"min_word_len": 3, "max_word_len": 6},
     "number_sorting": {
         "min_numbers": 3,
@@ -59,51 +61,18 @@ LEARNING: dict[str, dict[str, int]] = {
         "max_value": 9,
         "max_decimals": 0,
     },
+    "word_sorting": {"min_words": 2, "max_words": 2, "min_word_length": 3, "max_word_length": 4},
+    "caesar_cipher": {
+        "delimiter": " ",
+        "min_words": 1,
+        "max_words": 1,
+        "min_rotation": 3,
+        "max_rotation": 3,
+    },
 }
 """Settings of datasets that the small model of the demo learns in three minutes."""
+ROOMY = ("run.max_prompt_tokens=32", "run.max_completion_tokens=32")  # words of 14 letters
 MORE_ANSWERS = 0.15
-
-GUESS = """
-import random
-
-class Guess:
-    def reset(self, *, seed=None):
-        self.number, self.left = random.Random(seed).randint(0, 9), 3
-        return "Guess a digit.", {}
-
-    def step(self, text):
-        self.left -= 1
-        right = text.strip() == str(self.number)
-        told = "" if right else "higher" if text < str(self.number) else "lower"
-        return told, float(right), right or not self.left, False, {"is_success": right}
-"""
-
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}<eos>{% endif %}"
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
-    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
-    "</tool_call>{% endfor %}<eos>{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
-"""Of a chat model that lists tools and calls them in Hermes' form."""
-
-SHOP = '''
-class Shop:
-    def reset(self, budget: int, **row) -> None:
-        self.left = budget
-
-    def pay(self, n: int) -> str:
-        """Pay.
-
-        Args:
-            n: How much.
-        """
-        self.left -= n
-        return f"{self.left} left"
-
-    def get_reward(self) -> float:
-        return float(self.left == 0)
-'''
 
 
 @pytest.mark.parametrize("dataset", [name for names in FULL_QUESTIONS.values() for name in names])
@@ -112,7 +81,9 @@ def test_a_dataset_of_reasoning_gym_goes_through(tmp_path: Path, dataset: str) -
 
 
 def test_rows_of_a_file_go_through(tmp_path: Path) -> None:
-    rows = _write(tmp_path / "rows.jsonl", *({"ask": f"{n}+1=", "sum": n + 1} for n in range(99)))
+    rows = write_rows(
+        tmp_path / "rows.jsonl", *({"ask": f"{n}+1=", "sum": n + 1} for n in range(99))
+    )
     settings = _settings(path=rows, prompt="ask", answer="sum", scorer="numeric")
 
     _finish(LiveRun(tmp_path, "tiny.yaml", *FEW_STEPS, "run.environment=dataset", *settings))
@@ -129,17 +100,53 @@ def test_a_game_with_gymnasiums_methods_goes_through(tmp_path: Path) -> None:
     assert _has_observations(run)
 
 
+def test_a_game_with_an_older_numpy_goes_through_and_may_die_once(tmp_path: Path) -> None:
+    (tmp_path / "env.py").write_text(OLDER)
+    run = LiveRun(
+        tmp_path,
+        "tiny.yaml",
+        *FEW_STEPS,
+        f"run.environment={tmp_path}/env.py:Older",
+        f"run.environment_requirements={json.dumps([NUMPY])}",
+        *_settings(died=f"{tmp_path}/died"),
+    )
+
+    _finish(run)
+
+    assert (tmp_path / "died").exists()
+    assert _has_observations(run)
+    assert all(line["reward_mean"] > 0 for line in run.lines("metrics"))
+
+
+def test_a_game_of_textarena_goes_through(tmp_path: Path) -> None:
+    run = LiveRun(
+        tmp_path,
+        "tiny.yaml",
+        *FEW_STEPS,
+        "run.max_completion_tokens=768",
+        "run.environment=textarena:make",
+        'run.environment_requirements=["textarena>=0.7"]',
+        *_settings(env_id="GuessTheNumber-v0"),
+    )
+
+    _finish(run)
+
+    assert _has_observations(run)
+
+
 def test_a_class_with_tools_goes_through(tmp_path: Path) -> None:
-    (tmp_path / "env.py").write_text(SHOP)
-    asked = ({"ask": f"Pay all, {n}.", "budget": 5} for n in range(10, 100))
-    rows = _write(tmp_path / "rows.jsonl", *asked)
+    file = tmp_path / "env.py"
+    file.write_text(SHOP)
+    asked = [f"Pay all, {n}." for n in range(10, 100)]
+    rows = write_rows(tmp_path / "rows.jsonl", *({"ask": each, "budget": 5} for each in asked))
+    model = model_that_calls(tmp_path, asked, of=file, answer="0 left")
     settings = _settings(path=rows, prompt="ask", factory=f"{tmp_path}/env.py:Shop")
     run = LiveRun(
         tmp_path,
         "tiny.yaml",
         *FEW_STEPS,
         "run.environment=dataset",
-        f"run.model={_model_that_calls(tmp_path)}",
+        f"run.model={model}",
         "run.max_completion_tokens=128",
         *settings,
     )
@@ -153,8 +160,8 @@ def test_a_class_with_tools_goes_through(tmp_path: Path) -> None:
 def test_programs_are_run(tmp_path: Path) -> None:
     program = "```python\ndef f(x):\n return x*x\n```"
     tests = ({"ask": f"{n}:", "test": f"assert f({n}) == {n * n}"} for n in range(100, 200))
-    rows = _write(tmp_path / "rows.jsonl", *tests)
-    model = _model_that_says(tmp_path, [f"{n}:" for n in range(100, 200)], (program, True))
+    rows = write_rows(tmp_path / "rows.jsonl", *tests)
+    model = model_that_says(tmp_path, [f"{n}:" for n in range(100, 200)], (program, True))
     settings = _settings(
         path=rows, prompt="ask", answer="test", scorer="code", answer_format="", time_limit_s=2
     )
@@ -201,12 +208,55 @@ def test_a_judge_goes_through(
     assert judge.letters
 
 
+def test_several_environments_go_through_with_vllm(tmp_path: Path) -> None:
+    words = {"dataset": "spell_backward", **COMPACT, **LEARNING["spell_backward"]}
+    sums, exam = (
+        write_rows(tmp_path / f"{k}.jsonl", *({"q": f"{n}+{k}=", "a": n + k} for n in range(99)))
+        for k in (1, 2)
+    )
+    rows = {"prompt": "q", "answer": "a", "scorer": "numeric", "answer_format": ""}
+    exam_settings = {"path": exam, "held_out": exam, **rows}
+    environments = [
+        {"name": "words", "environment_settings": words, "share": 3, "eval_episodes": 16},
+        {"name": "sums", "environment": "dataset", "environment_settings": {"path": sums, **rows}},
+        {
+            "name": "exam",
+            "environment": "dataset",
+            "environment_settings": exam_settings,
+            "share": 0,
+        },
+    ]
+    preset = yaml.safe_load((REPOSITORY / "configs" / "demo.yaml").read_text())
+    del preset["run"]["environment_settings"]
+    preset["run"] |= {"environments": environments, "steps": 2 * STEPS, "eval_episodes": 8}
+    preset["run"] |= {"eval_every": STEPS, "group_size": 4, "name": "several"}
+    preset["learner"] |= {"warm_start_steps": 0, "warm_start_echo": 0}
+    preset["actors"]["count"] = 1
+    (tmp_path / "several.yaml").write_text(yaml.safe_dump(preset))
+    run = LiveRun(tmp_path, str(tmp_path / "several.yaml"))
+
+    summary = _finish(run, steps=2 * STEPS)
+
+    groups = Counter[str]()
+    for line in run.lines("metrics"):
+        own = line["environments"]
+        assert sum(each["episodes"] for each in own.values()) == line["episodes"]
+        groups.update({name: each["groups"] for name, each in own.items()})
+    assert groups.keys() == {"words", "sums"}
+    assert groups["words"] / groups.total() == pytest.approx(0.75, abs=0.1)
+    for line in run.lines("eval"):
+        counted = {name: each["episodes"] for name, each in line["environments"].items()}
+        assert counted == {"words": 16, "sums": 8, "exam": 8}
+    assert len(run.lines("eval")) == 3
+    assert summary["held_out_accuracy_by_environment"].keys() == {"words", "sums", "exam"}
+
+
 @pytest.mark.parametrize("dataset", LEARNING)
 def test_a_dataset_is_learnt_with_vllm(tmp_path: Path, dataset: str) -> None:
     settings = _settings(dataset=dataset, **COMPACT, **LEARNING[dataset])
     shorter = ("run.steps=60", "run.eval_every=20", "learner.lr=4e-4", "actors.count=1")
 
-    _learn(LiveRun(tmp_path, "demo.yaml", *settings, *shorter))
+    _learn(LiveRun(tmp_path, "demo.yaml", *settings, *shorter, *ROOMY))
 
 
 def test_a_new_project_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,10 +275,10 @@ def _learn(run: LiveRun) -> None:
     assert after - before >= MORE_ANSWERS
 
 
-def _finish(run: LiveRun) -> dict[str, Any]:
+def _finish(run: LiveRun, *, steps: int = STEPS) -> dict[str, Any]:
     with run.up() as process:
         summary = run.finish(process, within_s=LONGEST_S)
-    assert summary["steps"] == STEPS
+    assert summary["steps"] == steps
     assert_nothing_lost_or_repeated(run, summary)
     return summary
 
@@ -240,34 +290,3 @@ def _has_observations(run: LiveRun) -> bool:
 
 def _settings(**settings: object) -> list[str]:
     return [f"run.environment_settings={json.dumps(settings)}"]
-
-
-def _write(path: Path, *rows: Mapping[str, object]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def _model_that_calls(folder: Path) -> Path:
-    """Train a small model to call the tool once and then to end its turn."""
-    tools = Tools.of(runpy.run_path(str(folder / "env.py"))["Shop"](), setting="Shop").schemas
-    tokenizer = make_tokenizer([])
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder / "tokenizer")
-    asked = ModelTokenizer(str(folder / "tokenizer"))
-    prompts = [asked.decode(asked.encode_prompt(f"Pay all, {n}.", tools)) for n in range(10, 100)]
-    call = '<tool_call>{"name": "pay", "arguments": {"n": 5}}</tool_call>'
-    result = "[tool]0 left<eos>[assistant]"
-    model = _model_that_says(folder, prompts, (call, True), (result, False), ("paid", True))
-    tokenizer.save_pretrained(model)
-    return model
-
-
-def _model_that_says(folder: Path, prompts: Sequence[str], *said: tuple[str, bool]) -> Path:
-    """Train a small model to answer all with the same."""
-    pairs, model = folder / "pairs.jsonl", folder / "model"
-    _write(pairs, *({"prompt": prompt, "segments": said} for prompt in prompts))
-    learner = LearnerSettings(
-        init_layers=1, init_width=64, warm_start_steps=120, warm_start_batch=16, warm_start_lr=3e-3
-    )
-    warm_start(learner, seed=0, pairs_path=pairs, out=model)
-    return model
