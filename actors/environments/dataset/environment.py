@@ -17,10 +17,9 @@ import json
 from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from actors.chat import GivenPrompt, read_prompt, text_of
 from actors.columns import columns_in, fill_in
@@ -32,48 +31,11 @@ from configs.errors import SettingsError
 from .programs import FORM
 from .rows import Row, Rows, open_rows
 from .scorers import Scorer, make_scorer
+from .settings import DatasetSettings
 
 FORMS = {"regex": "", "json_schema": "", "code": FORM}
 """Sentences about the form of an answer that is none itself in its column."""
 CACHED_ORDERS = 2  # of this pass and of the next
-
-
-class DatasetSettings(BaseModel):
-    """`run.environment_settings` of a dataset."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    path: str
-    """`.jsonl`, `.json`, `.csv`, `.tsv` or `.parquet`; a folder that `datasets` has saved, or a
-    name on its hub."""
-    prompt: str = "prompt"
-    """The column of the prompt, a text or a list of messages; or a text with columns in braces,
-    such as `Translate: {english}`."""
-    answer: str | None = None
-    """The column of the reference answer, or of tests; or a text with columns in braces; null where
-    a reward function needs none."""
-    scorer: (
-        Literal["exact", "numeric", "choice", "regex", "json_schema", "math-verify", "code"] | None
-    ) = None
-    """How an answer is compared with the reference; null = `exact` where there is one."""
-    answer_format: str | None = None
-    """Tells the model how to answer, behind the prompt; empty = nothing does, null = Nyala's own
-    sentence, which `regex` and `json_schema` do without."""
-    held_out: str | None = None
-    """Where held-out rows are, as in `path`; null = a tenth of `path`."""
-    split: str = "train"
-    """Of a folder or a name: which part of it."""
-    seed: int = Field(default=0, ge=0)
-    """Of the order of rows."""
-    factory: str | None = None
-    """`path/to/file.py:Class` or `module:Class`: a class of TRL's form, whose methods are tools, or
-    of skyrl-gym's, that the rows are played with."""
-    factory_settings: dict[str, Any] = Field(default_factory=dict)
-    """Keywords of `factory`."""
-    time_limit_s: float = Field(default=5.0, gt=0)
-    """Of `code`: CPU time of a program in one test."""
-    memory_limit_mb: int = Field(default=512, ge=64)
-    """Of `code`: memory of a program."""
 
 
 class DatasetConversation:
@@ -150,7 +112,8 @@ class Dataset:
             time_s=self._settings.time_limit_s,
             memory_mb=self._settings.memory_limit_mb,
         )
-        self._rows = open_rows(self._settings.path, split=self._settings.split)
+        own = self._settings
+        self._rows = open_rows(own.path, subset=own.subset, split=own.split)
         self._held_out_rows = self._rows
         self._training, self._held_out = self._divide()
         self._order = lru_cache(CACHED_ORDERS)(self._shuffle)
@@ -202,7 +165,7 @@ class Dataset:
     def counts(self) -> tuple[int, int, int]:
         """Rows to train on, rows held out, and rows that a held-out file asks too: left out."""
         training, held_out = len(self._training), len(self._held_out)
-        left_out = len(self._rows) - training - (0 if self._settings.held_out else held_out)
+        left_out = len(self._rows) - training - (0 if self._settings.holds_out_rows else held_out)
         return training, held_out, left_out
 
     def describe(self) -> str:
@@ -221,13 +184,14 @@ class Dataset:
     def _divide(self) -> tuple[Sequence[int], Sequence[int]]:
         """Look at every row, and say on which side it is."""
         settings = self._settings
-        if settings.held_out is None:
+        if not settings.holds_out_rows:
             sides = array("Q"), array("Q")
             for number, question in enumerate(self._questions(self._rows, settings.path)):
                 sides[is_held_out(question)].append(number)
             return sides
-        self._held_out_rows = open_rows(settings.held_out, split=settings.split)
-        known = self._questions(self._held_out_rows, settings.held_out)
+        path, split = settings.held_out or settings.path, settings.held_out_split or settings.split
+        self._held_out_rows = open_rows(path, subset=settings.subset, split=split)
+        known = self._questions(self._held_out_rows, path)
         held_out = set(map(_digest, known))
         training = array("Q")  # what is asked in evaluation is not trained
         for number, question in enumerate(self._questions(self._rows, settings.path)):

@@ -12,6 +12,7 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,12 +40,13 @@ class Rows(Protocol):
     def __getitem__(self, number: int, /) -> Row: ...
 
 
-def open_rows(path: str, *, split: str = "train") -> Rows:
+def open_rows(path: str, *, subset: str | None = None, split: str = "train") -> Rows:
     """Open a dataset.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.csv`, `.tsv`, `.parquet`), a folder that `datasets` has
             saved, or a name on the Hugging Face hub.
+        subset: Of a name that has several.
         split: Of a folder or a name: which part of it.
 
     Raises:
@@ -52,9 +54,11 @@ def open_rows(path: str, *, split: str = "train") -> Rows:
             not installed.
     """
     place = Path(path).expanduser()
-    if place.is_dir() or (not place.suffix and not place.exists() and path.count("/") == 1):
-        return _of_datasets(path, place, split)
     reader = _READERS.get(place.suffix.lower())
+    if place.is_dir():
+        return _of_datasets(_saved, path, split)
+    if _is_on_a_hub(path, place) and reader is None:
+        return _of_datasets(partial(_on_the_hub, subset=subset), path, split)
     if reader is None:
         raise SettingsError(
             f"the path of a dataset must end with one of {', '.join(_READERS)}, or be a folder of "
@@ -165,25 +169,53 @@ def _parquet(path: Path) -> Rows:
     return Table(parquet.read_table(path))
 
 
-def _of_datasets(path: str, place: Path, split: str) -> Rows:
+def _is_on_a_hub(path: str, place: Path) -> bool:
+    """Whether it is `owner/name`, and not a file of an unknown kind; names may have points."""
+    is_file = place.exists() or (place.suffix and place.parent.exists())
+    return path.count("/") == 1 and not path.startswith(("/", "~", ".")) and not is_file
+
+
+def _of_datasets(load: Callable[[Any, str], Any], path: str, split: str) -> Rows:
     datasets = _package("datasets", f"{path} must be loaded by the package datasets")
-    try:
-        if place.is_dir():
-            loaded = datasets.load_from_disk(str(place))
-        else:
-            loaded = datasets.load_dataset(path)
-        parts = loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}
-    except Exception as error:  # noqa: BLE001 - whatever that package raises, there are no rows
-        raise SettingsError(
-            f"the path of a dataset must be a file, a folder of `datasets` or a name on its hub, "
-            f"got {path}: {error!s:.200}"
-        ) from None
+    loaded = load(datasets, path)
+    parts = loaded if isinstance(loaded, datasets.DatasetDict) else {split: loaded}
     if split not in parts:
         raise SettingsError(
             f"the split of a dataset must be one of {', '.join(parts)}, got {split!r} of {path}"
         )
     rows: Rows = parts[split]
     return rows
+
+
+def _saved(datasets: Any, path: str) -> Any:
+    try:
+        return datasets.load_from_disk(str(Path(path).expanduser()))
+    except Exception as error:  # noqa: BLE001 - whatever that package raises, there are no rows
+        raise SettingsError(
+            f"the path of a dataset must be a file, or a folder that `datasets` has saved with "
+            f"save_to_disk, got {path}: {_one_line(error)}"
+        ) from None
+
+
+def _on_the_hub(datasets: Any, path: str, *, subset: str | None) -> Any:
+    try:
+        return datasets.load_dataset(path, subset)
+    except Exception as error:  # noqa: BLE001 - as above
+        if "config" in str(error).lower() and isinstance(error, ValueError):
+            then = "name one of them as subset"
+        else:
+            then = (
+                "check the name, HF_TOKEN where it is not public, and that this machine can reach "
+                "the hub; or load it elsewhere, save it with `to_parquet`, and name that file"
+            )
+        raise SettingsError(
+            f"the path of a dataset must be a file, a folder of `datasets`, or owner/name of one "
+            f"on its hub, got {path}: {_one_line(error)}; {then}"
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].rstrip(".")
 
 
 def _package(name: str, what: str) -> Any:
