@@ -15,17 +15,15 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from broker.protocol.messages import TaskSpec
 from broker.transport.keys import make_keys
 from buffer import operations
 from buffer.operations.values import Stats
-from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import save
 from configs.settings import Settings
 from tests.learner.support.listening import family, listening
-from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.made_episodes import answers_at
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
@@ -89,22 +87,11 @@ class Run:
                     return
                 publication = store.run(operations.publication()) if stats else None
                 if publication is not None:
-                    self._act(store, publication.version)
+                    version = publication.version
+                    answer_leases(store, version, answers_at(version))
                 assert self.processes[-1].poll() in (None, 0), self.log()
                 time.sleep(0.05)
         pytest.fail(f"step {step} was not trained in {PATIENCE_S} s: {self.log()}")
-
-    def _act(self, store: Store, version: PolicyVersion) -> None:
-        def answer(task_id: int, spec: TaskSpec) -> Episode:
-            return make_episode(
-                task_id,
-                group_id=spec.group_id,
-                reward=float(task_id % 2),
-                versions=[(version, 0)],
-                purpose=spec.purpose,
-            )
-
-        answer_leases(store, version, answer)
 
 
 @pytest.fixture

@@ -53,6 +53,19 @@ def test_no_test_folder_holds_more_than_twenty_modules():
     assert {f: n for f, n in counts.items() if n > MAX_TEST_MODULES} == {}
 
 
+def test_what_several_tests_use_lies_in_their_support():
+    found = [
+        f"{shown(path)} imports {node.module}"
+        for path in sources("tests")
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("tests.")
+        and any(part.startswith("test_") for part in (node.module or "").split("."))
+    ]
+
+    assert found == []
+
+
 def test_no_function_is_longer_than_a_page():
     lengths = {
         f"{shown(path)}:{node.name}": node.end_lineno - node.lineno + 1

@@ -28,8 +28,8 @@ from configs.architecture import WINDOWS_DIFFER
 from configs.settings import RunSettings
 from learner.model.policy import Policy, probe_logprobs
 from learner.model.saved_model import load_causal_lm
+from tests.actors.support.saved_tokenizer import save_tokenizer
 from tests.actors.support.scripted_talk import Talk
-from tests.actors.text.test_tokens import save_tokenizer
 from tests.learner.support.random_models import ARCHITECTURES, save_random_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves

@@ -18,17 +18,15 @@ from pathlib import Path
 import pytest
 import redis
 
-from broker.protocol.messages import TaskSpec
 from broker.transport.keys import make_keys
 from buffer import operations
-from buffer.record.episode import Episode
 from buffer.store import Store
 from configs.errors import StoreError
 from configs.loader import save
 from configs.settings import Settings
 from console.chaos.faults.network_namespace import SecondNetwork, obstacle
 from tests.learner.support.listening import listening
-from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.made_episodes import answers_at
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
@@ -102,22 +100,13 @@ class TwoMachines:
             kill(process)
 
     def _act(self) -> None:
-        def answer(task_id: int, spec: TaskSpec) -> Episode:
-            return make_episode(
-                task_id,
-                group_id=spec.group_id,
-                reward=float(task_id % 2),
-                versions=[(version, 0)],
-                purpose=spec.purpose,
-            )
-
         with Store(self.url, self.settings.run.name) as store:
             while not self._done.wait(0.1):
                 try:
                     publication = store.run(operations.publication())
                     if publication is not None:
                         version = publication.version
-                        answer_leases(store, version, answer)
+                        answer_leases(store, version, answers_at(version))
                 except StoreError:
                     continue
 

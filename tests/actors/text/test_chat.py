@@ -22,8 +22,8 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 from tests.actors.support.fake_engine import sample
+from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 from tests.actors.support.scripted_talk import Talk
-from tests.actors.text.test_tokens import CHATML, save_tokenizer
 
 QUESTION = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "7+8="}]
 MISTRAL = (  # its system prompt stands in the last of the user's turns

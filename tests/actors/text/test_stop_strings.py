@@ -14,8 +14,8 @@ from buffer.record.codec import encode_completion
 from buffer.record.episode import Completion, PolicyVersion
 from configs.settings import RunSettings
 from tests.actors.support.fake_engine import ALPHABET, STOP, CharacterTokenizer, sample
+from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 from tests.actors.support.scripted_talk import Talk
-from tests.actors.text.test_tokens import CHATML, save_tokenizer
 
 SPEC = TaskSpec(group_id=0, index=0, seed=0, purpose="train", temperature=1.0)
 SCRIPT = "call<go>24;it is 7<go>"

@@ -3,45 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
 
 from actors.engine.tokenizer import ModelTokenizer
 from configs.errors import SettingsError
-
-SPECIAL = ["<|im_start|>", "<|im_end|>", "<s>", "</s>"]
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and not enable_thinking %}[]\n{% endif %}{% endif %}"
-)
-
-
-def save_tokenizer(
-    folder, *, template=None, end="<|im_end|>", begin=None, unnamed=False, special=SPECIAL
-):
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789=;[]*+- \n"
-    vocabulary = {token: number for number, token in enumerate([*letters, "?", *special])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    if begin:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{begin} $A </s>",
-            special_tokens=[(token, vocabulary[token]) for token in (begin, "</s>")],
-        )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="?",
-        eos_token=end,
-        bos_token=begin,
-        additional_special_tokens=[] if unnamed else special,
-        chat_template=template,
-    )
-    if unnamed:  # as Gemma's and Phi's: special, and known by no name
-        fast.add_tokens([AddedToken(token, special=True) for token in special])
-    fast.save_pretrained(str(folder))
-    return str(folder)
+from tests.actors.support.saved_tokenizer import CHATML, save_tokenizer
 
 
 def test_a_character_model_reads_the_bare_text(tmp_path):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from broker.protocol.messages import TaskSpec
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 
 FIRST = PolicyVersion(1, 0)
@@ -48,6 +49,21 @@ def make_episode(
         started_at=0.0,
         finished_at=1.0,
     )
+
+
+def answers_at(version: PolicyVersion) -> Callable[[int, TaskSpec], Episode]:
+    """Return how an actor at a version answers tasks: every second one right."""
+
+    def answer(task_id: int, spec: TaskSpec) -> Episode:
+        return make_episode(
+            task_id,
+            group_id=spec.group_id,
+            reward=float(task_id % 2),
+            versions=[(version, 0)],
+            purpose=spec.purpose,
+        )
+
+    return answer
 
 
 def num_tokens(episode: Episode) -> int:
