@@ -118,7 +118,8 @@ def test_an_answer_that_is_given_twice_is_never_taken_for_the_next_samples(tmp_p
             while not process.num_restarts:  # the second answer comes whenever its process runs
                 completion = next(turns)
                 sample = RewardSample("p", (), completion, (), "a", 0, "t", 0)
-                scored.append((completion, *await process.score([sample])))
+                (result,) = await process.score([sample])
+                scored.append((completion, result))
         finally:
             await process.close()
 
