@@ -151,6 +151,18 @@ def _joined(hashes: Sequence[str]) -> str:
     return hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH_CHARACTERS]
 
 
+def environment_code(run: RunSettings) -> str:
+    """Hash of the environment's class, or its name where only its own Python may have the module.
+
+    Raises:
+        SettingsError: There is no such file or module.
+    """
+    name = run.environment
+    if ":" not in name or (is_hosted(run) and not name.rpartition(":")[0].endswith(".py")):
+        return name
+    return code_hash(name, setting="run.environment")
+
+
 def _environment_hash(run: RunSettings) -> str:
     contents = {key: data_hash(name) for key, name in data_files(run).items()}
     contents |= {
@@ -160,12 +172,9 @@ def _environment_hash(run: RunSettings) -> str:
     }
     keys = json.dumps(run.environment_settings | contents, sort_keys=True, default=str)
     name = run.environment
-    if is_hosted(run) and not name.rpartition(":")[0].endswith(".py"):
-        code, package = name, ""  # of a module that may be nowhere but in its own Python
-    elif ":" in name:
-        code, package = code_hash(name, setting="run.environment"), name.partition(":")[0]
-    else:
-        code, package = name, name
+    code = environment_code(run)
+    is_elsewhere = is_hosted(run) and code == name
+    package = "" if is_elsewhere else name.partition(":")[0]
     try:
         release = version(package.partition(".")[0].replace("_", "-"))
     except (PackageNotFoundError, ValueError):  # an absolute path begins with an empty name

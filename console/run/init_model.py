@@ -22,7 +22,7 @@ from rich.progress import Progress as Bar
 
 from configs import durable
 from configs.errors import NyalaError, SettingsError
-from configs.hashes import code_hash, data_files, data_hash
+from configs.hashes import data_files, data_hash, environment_code
 from configs.loader import save
 from configs.settings import RunSettings, Settings
 
@@ -68,8 +68,9 @@ def stamp(settings: Settings) -> str:
 
 def _contents(run: RunSettings) -> dict[str, str]:
     """Hash the code and the data of a run that has one environment."""
-    name = run.environment
-    own = {"code": code_hash(name, setting="run.environment")} if ":" in name else {}
+    own = {"code": environment_code(run)} if ":" in run.environment else {}
+    if run.environment_requirements:
+        own["requirements"] = " ".join(run.environment_requirements)
     return own | {key: data_hash(name) for key, name in data_files(run).items()}
 
 

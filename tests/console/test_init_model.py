@@ -90,6 +90,16 @@ def test_only_settings_that_the_model_depends_on_make_it_anew(settings, rooms, t
     assert stamp(settings.model_copy(update={"run": other_task})) != stamp(settings)
 
 
+def test_the_stamp_of_an_environment_that_only_its_own_python_has() -> None:
+    def of(*requirements: str) -> str:
+        run = {"environment": "no_such:make", "environment_requirements": requirements}
+        return stamp(Settings(run=RunSettings.model_validate({"model": "init"} | run)))
+
+    assert of("no-such==1") == of("no-such==1") != of("no-such==2")
+    with pytest.raises(SettingsError, match="there is no module 'no_such' on this machine"):
+        of()
+
+
 def test_a_failure_leaves_nothing_and_gives_the_words_of_the_process(settings, rooms, tmp_path):
     rooms(
         export="""
