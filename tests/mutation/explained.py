@@ -68,11 +68,20 @@ EXPLAINED = (
         )
         for most in ("<= 32", "< 33")
     ),
+    *(
+        Explained(
+            "broker/weights/sparse.py",
+            "SEGMENT = 2**20",
+            other,
+            "a pace: arrays are compared in pieces of any size",
+        )
+        for other in ("SEGMENT = 2**21", "SEGMENT = 3**20")
+    ),
     Explained(
-        "broker/weights/sparse.py",
-        "SEGMENT = 2**20",
-        "SEGMENT = 2**21",
-        "a pace: arrays are compared in pieces of any size",
+        "buffer/lua/leases/lease.lua",
+        "call('ZREMRANGEBYSCORE', HOLDERS, '-inf', now - 3600000)",
+        "call('ZREMRANGEBYSCORE', HOLDERS, '-inf', now - 3600001)",
+        "a millisecond in an hour",
     ),
     Explained(
         "broker/server/leasing.py",
