@@ -267,7 +267,8 @@ def test_a_new_project_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert CliRunner().invoke(app, ["new", "fresh"]).exit_code == 0
     (tmp_path / "runs").mkdir()
 
-    _learn(LiveRun(tmp_path / "runs", str(tmp_path / "fresh" / "fresh.yaml")))
+    project = tmp_path / "fresh"
+    _learn(LiveRun(tmp_path / "runs", str(project / "fresh.yaml"), cwd=project))
 
 
 def _learn(run: LiveRun) -> None:

@@ -30,8 +30,9 @@ class LiveRun:
     _models: ClassVar[dict[tuple[str, ...], Path]] = {}
     """The model that the first run of a test session made, by the overrides that it depends on."""
 
-    def __init__(self, folder: Path, preset: str, *overrides: str) -> None:
+    def __init__(self, folder: Path, preset: str, *overrides: str, cwd: Path = REPOSITORY) -> None:
         self._parent = folder
+        self._cwd = cwd
         self._arguments = [str(REPOSITORY / "configs" / preset), "--plain"]
         for override in (f"run.directory={folder}", "broker.endpoint=tcp://127.0.0.1:0"):
             self._arguments += ["--set", override]
@@ -64,7 +65,7 @@ class LiveRun:
         with (self._parent / f"{arguments[0]}.log").open("a") as log:
             return subprocess.Popen(
                 [sys.executable, "-c", "from console.main import app; app()", *arguments],
-                cwd=REPOSITORY,
+                cwd=self._cwd,
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
