@@ -191,9 +191,16 @@ def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -
     policy.sequence_group = ranks.sequence
     # As the sampler ran it: dropout would make ratios random. Gradients flow all the same.
     policy.eval()
-    activations = choose(settings.learner.activation_checkpointing, policy, ranks.device)
-    shard(policy, ranks.mesh, dtype=compute_dtype(settings, ranks), activations=activations)
-    allocate(policy, ranks.device)
+    learner = settings.learner
+    shard(
+        policy,
+        ranks.mesh,
+        dtype=compute_dtype(settings, ranks),
+        activations=choose(learner, policy, ranks.device),
+        offload=learner.offload,
+        compiled=learner.compile,
+    )
+    allocate(policy, ranks.device, offload="parameters" in learner.offload)
     read_weights(causal_lm, path)
     return policy
 

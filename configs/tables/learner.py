@@ -27,9 +27,10 @@ class LearnerSettings(Table):
     """Decay after warm-up, over the rest of `run.steps`."""
     lr_min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Learning rate at the end of the decay, as a share of `lr`."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` steps along orthogonal matrices, with half of the moments to keep; embeddings, output
-    layer and vectors keep AdamW. Rates are the same for both."""
+    optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
+    """`adamw8bit` keeps the moments of matrices in a quarter of the bytes. `muon` steps along
+    orthogonal matrices, with half of the moments to keep; embeddings, output layer and vectors keep
+    AdamW. Rates are the same for all."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of the optimizer, apart from the gradient."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -42,7 +43,13 @@ class LearnerSettings(Table):
     activation_checkpointing: Literal["none", "selective", "full"] | None = None
     """What a layer keeps for its backward pass: `none` = all, `selective` = matrix products and
     attention, `full` = its input alone, computing the rest again; null = `full` on a GPU above 1e9
-    parameters, else `none`."""
+    parameters or with `offload: [activations]`, else `none`."""
+    offload: tuple[Literal["parameters", "activations"], ...] = ()
+    """What lies in host memory instead of on the card: `parameters` = weights, their gradients and
+    the optimizer's moments, which step on `learner.threads` threads; `activations` = what layers
+    keep for their backward pass, with `activation_checkpointing: full`."""
+    compile: bool = False
+    """Compile each layer (torch.compile) but for its attention; the first batches take longer."""
     checkpoint_every: Positive = 50
     """Batches between checkpoints."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] | None = None
@@ -60,7 +67,7 @@ class LearnerSettings(Table):
     """Longest wait of a rank for the others before all of them end; a slow disk and a compilation
     must fit in."""
     threads: Positive = 1
-    """Threads per rank on a CPU."""
+    """Threads per rank on a CPU, and of what is offloaded to one."""
     profile_steps: Annotated[tuple[Positive, ...], Field(max_length=16)] = ()
     """Batches of which every rank writes a trace into `<run>/traces/`, such as `[3, 10]`; a traced
     batch takes longer."""

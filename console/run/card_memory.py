@@ -11,7 +11,7 @@ rank's own tokens, its part of a microbatch under `parallel.sequence`:
 
 Whole weights and gradients stay on a card until the end of an optimizer step where they are a small
 part of it (`learner/model/memory_rules.py`). The largest of the last three counts. Allocator and
-libraries take some more.
+libraries take some more. What is there all the time may lie in host memory (`learner.offload`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from configs.errors import SettingsError
 from configs.settings import Settings
 from configs.validation.parallel import layout_of
 from learner.model.memory_rules import (
+    BLOCK,
     CHUNK_SIZES,
     default_checkpointing,
     host_share,
@@ -37,6 +38,8 @@ QK_NORMS = ("gemma3_text", "olmo2", "qwen3")
 """Types of models that normalise queries and keys."""
 BLOCKS_ALIVE = 3 / 8
 """Blocks of an eighth of a chunk that are in float32 at a time."""
+LAYERS_COPIED = 3
+"""Layers whose inputs are on the card, or on their way, where these are offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,8 @@ class CardMemory:
     reduction: int
     """There when it ends."""
     publication: int
+    host: Mapping[str, int]
+    """In host memory, for each card."""
 
     @property
     def total(self) -> int:
@@ -163,7 +168,11 @@ class CardMemory:
             f"memory of the learner on each of {self.ranks} card(s), computed: microbatches of "
             f"{self.tokens} tokens, activation_checkpointing {self.kind}"
         )
-        return [head, *(f"  {size / GIB:8.2f} GiB  {name}" for name, size in rows.items())]
+        lines = [head, *(f"  {size / GIB:8.2f} GiB  {name}" for name, size in rows.items())]
+        if self.host:
+            lines.append("in host memory, for each card:")
+            lines += [f"  {size / GIB:8.2f} GiB  {name}" for name, size in self.host.items()]
+        return lines
 
     def check(self, card_bytes: int) -> None:
         """Refuse a card that is too small.
@@ -184,7 +193,10 @@ class CardMemory:
         if self.kind != "full" and not largest_state:
             return "set learner.activation_checkpointing: full"
         if largest_state:
-            return f"set learner.ranks above {self.ranks}, or choose a smaller model"
+            return (
+                f"set learner.ranks above {self.ranks}, or learner.offload: [parameters], or "
+                "choose a smaller model"
+            )
         return f"set learner.microbatch_tokens below {self.tokens}"
 
 
@@ -204,36 +216,28 @@ def card_memory(
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
     kind = learner.activation_checkpointing
     if kind is None:
-        kind = default_checkpointing(shape.parameters, on_gpu=on_gpu)
+        offloads = "activations" in learner.offload
+        kind = default_checkpointing(shape.parameters, on_gpu=on_gpu, is_offloaded=offloads)
     longest = run.max_prompt_tokens + run.max_completion_tokens
     layout = layout_of(settings.parallel, learner.ranks)
     tokens = max(learner.microbatch_tokens, longest)
     own_tokens = -(-tokens // layout.sequence)
-    share = 4 * -(-shape.parameters // layout.shard)
-    has_model_critic = settings.critic.kind == "model"
-    models = 2 if has_model_critic else 1
-    again = shape.kept("none", itemsize, longest) if kind != "none" else 0
-    logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
-    chunk = max(logits, least * shape.vocabulary)
-    states = {"weights, float32": share * models}
-    if settings.algorithm.kl_coefficient:
-        states["weights of the reference"] = share
-    states |= {"gradients": share * models, "moments": 2 * share * models}
-    if learner.optimizer == "muon":  # one for the matrices of layers
-        in_layers = shape.parameters - shape.root_parameters
-        states["moments"] -= 4 * -(-in_layers // layout.shard) * models
-    step = {
-        "activations": own_tokens * shape.layers * shape.kept(kind, itemsize, longest),
-        "activations of one layer, computed again": own_tokens * again,
-        "hidden states": own_tokens * shape.width * (4 + 3 * itemsize),
-        "a chunk of logits": int(chunk * (itemsize + 4 * BLOCKS_ALIVE)),
-        "gathered weights, and the output layer's gradient": itemsize
-        * (2 * shape.root_parameters + 2 * shape.layer_parameters),
-    }
+    states = _states(settings, shape, shard=layout.shard)
+    step = _step(shape, kind, itemsize, own_tokens, longest, on_gpu=on_gpu)
     reduction = (2 * itemsize + 4) * shape.root_parameters
+    host: dict[str, int] = {}
+    if on_gpu and "activations" in learner.offload:
+        host["activations"] = step["activations"]
+        step["activations"] = host["activations"] * LAYERS_COPIED // shape.layers
+    is_offloaded = on_gpu and "parameters" in learner.offload
+    if is_offloaded:
+        host, states = host | states, {}
+        moved = 4 * -(-(shape.root_parameters + 2 * shape.layer_parameters) // layout.shard)
+        step["float32 weights on their way from host memory"] = moved
+        reduction += moved
     memory = (card_bytes or 0) if on_gpu else host_share(learner.ranks)
-    trained = models * shape.parameters
-    if reduces_once(trained, ranks=learner.ranks, memory=memory):
+    trained = _trained_models(settings) * shape.parameters
+    if reduces_once(trained, ranks=learner.ranks, memory=memory, is_offloaded=is_offloaded):
         gathered = shape.root_parameters + 2 * shape.layer_parameters  # counted above already
         held = (itemsize + 4) * trained - itemsize * gathered
         step["all weights and gradients, until these are reduced"] = held
@@ -246,7 +250,45 @@ def card_memory(
         step=step,
         reduction=reduction,
         publication=shape.vocabulary * shape.width * (2 if run.dtype == "bfloat16" else 4),
+        host=host,
     )
+
+
+def _step(
+    shape: ModelShape, kind: str, itemsize: int, tokens: int, longest: int, *, on_gpu: bool
+) -> dict[str, int]:
+    """Bytes when the backward pass of a rank's own tokens begins."""
+    again = shape.kept("none", itemsize, longest) if kind != "none" else 0
+    logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
+    chunk = max(logits, least * shape.vocabulary)
+    return {
+        "activations": tokens * shape.layers * shape.kept(kind, itemsize, longest),
+        "activations of one layer, computed again": tokens * again,
+        "hidden states": tokens * shape.width * (4 + 3 * itemsize),
+        "a chunk of logits": int(chunk * (itemsize + 4 * BLOCKS_ALIVE)),
+        "gathered weights, and the output layer's gradient": itemsize
+        * (2 * shape.root_parameters + 2 * shape.layer_parameters),
+    }
+
+
+def _trained_models(settings: Settings) -> int:
+    return 2 if settings.critic.kind == "model" else 1
+
+
+def _states(settings: Settings, shape: ModelShape, *, shard: int) -> dict[str, int]:
+    """Bytes of weights, gradients and moments for each of the ranks that share them."""
+    models = _trained_models(settings)
+    share = 4 * -(-shape.parameters // shard)
+    states = {"weights, float32": share * models}
+    if settings.algorithm.kl_coefficient:
+        states["weights of the reference"] = share
+    states |= {"gradients": share * models, "moments": 2 * share * models}
+    if settings.learner.optimizer == "muon":  # one for the matrices of layers
+        in_layers = shape.parameters - shape.root_parameters
+        states["moments"] -= 4 * -(-in_layers // shard) * models
+    elif settings.learner.optimizer == "adamw8bit":  # codes, and a scale for each block of them
+        states["moments"] = 2 * share * models // 4 * (BLOCK + 4) // BLOCK
+    return states
 
 
 def smallest_card() -> int | None:

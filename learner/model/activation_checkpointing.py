@@ -24,6 +24,9 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from configs.settings import LearnerSettings
+
+from .activation_offload import InputOffload
 from .memory_rules import default_checkpointing
 
 Kept = Literal["none", "selective", "full"]
@@ -32,19 +35,28 @@ PRODUCTS = ("mm", "addmm", "bmm")
 ATTENTION = ("attention", "attn")
 
 
-def choose(setting: Kept | None, module: nn.Module, device: torch.device) -> Kept:
+def choose(learner: LearnerSettings, module: nn.Module, device: torch.device) -> Kept:
     """Fill in the default of `learner.activation_checkpointing`."""
-    if setting is not None:
-        return setting
+    if learner.activation_checkpointing is not None:
+        return learner.activation_checkpointing
     num_parameters = sum(parameter.numel() for parameter in module.parameters())
-    return default_checkpointing(num_parameters, on_gpu=device.type == "cuda")
+    return default_checkpointing(
+        num_parameters, on_gpu=device.type == "cuda", is_offloaded="activations" in learner.offload
+    )
 
 
-def checkpoint_layers(layers: Iterable[nn.Module], kind: Kept) -> None:
-    """Let each layer compute its activations again; before it is sharded."""
+def checkpoint_layers(layers: Iterable[nn.Module], kind: Kept, *, offload: bool = False) -> None:
+    """Let each layer compute its activations again; before it is sharded.
+
+    Args:
+        layers: Of one model.
+        kind: What they keep.
+        offload: Keep their inputs in host memory, with `full`.
+    """
     if kind == "none":
         return
     context: dict[str, Any] = {} if kind == "full" else {"context_fn": _selective_contexts}
+    inputs = InputOffload() if offload else None
     for layer in layers:
         layer.forward = partial(
             checkpoint,
@@ -53,6 +65,8 @@ def checkpoint_layers(layers: Iterable[nn.Module], kind: Kept) -> None:
             preserve_rng_state=False,  # nothing is drawn: dropout is off
             **context,
         )
+        if inputs is not None:
+            layer.forward = inputs.around(layer.forward)
 
 
 def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

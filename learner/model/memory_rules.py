@@ -20,17 +20,27 @@ class ChunkSize(NamedTuple):
 # gradient for each chunk would take longer than the products.
 CHUNK_SIZES = {"cpu": ChunkSize(2**22, 64), "cuda": ChunkSize(2**27, 1024)}
 
+BLOCK = 256
+"""Elements with one scale, of AdamW's moments in 8 bits."""
 LARGE = 1_000_000_000
 """Parameters above which activations are checkpointed on a GPU by default."""
 SMALL_PART = 0.2  # activations, moments and masters need most of a card
 
 
-def default_checkpointing(parameters: int, *, on_gpu: bool) -> Literal["none", "full"]:
-    """Choose `learner.activation_checkpointing` where it is not set."""
-    return "full" if on_gpu and parameters > LARGE else "none"
+def default_checkpointing(
+    parameters: int, *, on_gpu: bool, is_offloaded: bool = False
+) -> Literal["none", "full"]:
+    """Choose `learner.activation_checkpointing` where it is not set.
+
+    Args:
+        parameters: Of the model.
+        on_gpu: Where memory is dear.
+        is_offloaded: What layers keep goes to host memory, which only their inputs can in time.
+    """
+    return "full" if is_offloaded or (on_gpu and parameters > LARGE) else "none"
 
 
-def reduces_once(parameters: int, *, ranks: int, memory: float) -> bool:
+def reduces_once(parameters: int, *, ranks: int, memory: float, is_offloaded: bool = False) -> bool:
     """Whether gradients are reduced over the ranks once for an optimizer step.
 
     Until then each rank holds whole gradients and gathered parameters, of 4 bytes at most: they
@@ -38,10 +48,11 @@ def reduces_once(parameters: int, *, ranks: int, memory: float) -> bool:
 
     Args:
         parameters: Of all that is trained.
-        ranks: Of the learner.
+        ranks: Of the learner; one alone has nothing to reduce.
         memory: Bytes of the smallest card, or of a rank's share of the machine.
+        is_offloaded: Both pass between card and host memory otherwise, of one rank too.
     """
-    return ranks > 1 and 2 * 4 * parameters <= SMALL_PART * memory
+    return (ranks > 1 or is_offloaded) and 2 * 4 * parameters <= SMALL_PART * memory
 
 
 def host_share(ranks: int) -> int:

@@ -10,20 +10,27 @@ Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from transformers import PreTrainedModel
 
 from learner.algorithm.sequences import Sequences
 
 from .activation_checkpointing import Kept, checkpoint_layers
 from .attention import pack_attention, run_trunk, take
+from .compilation import compile_layers
 from .output_layer import output_layer, score_tokens, softmax_of
 from .saved_model import layers_of
 from .sequence_parallel import ALONE, Cut
@@ -51,6 +58,8 @@ class Policy(nn.Module):
         pack_attention(causal_lm)
         self.sequence_group = ALONE
         """Ranks that share the tokens of a microbatch."""
+        self.device = torch.device("cpu")
+        """Where it computes; offloaded parameters lie elsewhere."""
         self.causal_lm = causal_lm
         self.softmax = softmax_of(causal_lm, temperature=temperature)
         self.vocabulary = int(causal_lm.config.vocab_size)
@@ -92,7 +101,13 @@ def states_before(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
 
 
 def shard(
-    policy: Policy, mesh: DeviceMesh, *, dtype: torch.dtype, activations: Kept = "none"
+    policy: Policy,
+    mesh: DeviceMesh,
+    *,
+    dtype: torch.dtype,
+    activations: Kept = "none",
+    offload: Container[str] = (),
+    compiled: bool = False,
 ) -> Policy:
     """Shard a policy over the ranks of `mesh` with FSDP2: each layer a unit, the rest one more.
 
@@ -102,23 +117,35 @@ def shard(
             copies of what the second shards.
         dtype: Of forward and backward passes. Gradients are reduced in float32 at least.
         activations: What each layer keeps for its backward pass.
+        offload: What lies in host memory (`learner.offload`).
+        compiled: Compile layers.
     """
     layers = layers_of(policy.causal_lm.base_model)
-    checkpoint_layers(layers, activations)
-    shard_units(policy, layers, mesh, dtype=dtype)
+    if compiled:
+        compile_layers(layers, mesh.device_type)
+    checkpoint_layers(layers, activations, offload="activations" in offload)
+    shard_units(policy, layers, mesh, dtype=dtype, offload="parameters" in offload)
+    policy.device = torch.device(mesh.device_type)
     return policy
 
 
 def shard_units(
-    module: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, *, dtype: torch.dtype
+    module: nn.Module,
+    layers: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    *,
+    dtype: torch.dtype,
+    offload: bool = False,
 ) -> None:
     """Shard each of `layers` as a unit of its own, and the rest of `module` as one more."""
+    is_pinned = mesh.device_type != "cpu"
+    where = CPUOffloadPolicy(pin_memory=is_pinned) if offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype,
         reduce_dtype=torch.promote_types(dtype, torch.float32),
     )
     for unit in (*layers, module):  # a unit within another is sharded before it
-        fully_shard(unit, mesh=mesh, mp_policy=precision)
+        fully_shard(unit, mesh=mesh, mp_policy=precision, offload_policy=where)
         sharded = cast("FSDPModule", unit)
         # Losses are already divided by counts over all ranks: sum gradients, do not average them.
         # Forced, because gloo has no scaled sum, not even with a factor of 1.
@@ -144,9 +171,8 @@ def release(module: nn.Module) -> None:
 @torch.no_grad()
 def probe_logprobs(policy: Policy, token_ids: tuple[int, ...]) -> list[float]:
     """Score tokens 1.. of one sequence at temperature 1, nats; every rank must call it."""
-    device = next(policy.parameters()).device
-    indices_N = torch.arange(1, len(token_ids), device=device)
-    scores = policy(Sequences.of([token_ids]).to(device), indices_N, temperature=1.0)
+    indices_N = torch.arange(1, len(token_ids), device=policy.device)
+    scores = policy(Sequences.of([token_ids]).to(policy.device), indices_N, temperature=1.0)
     logprobs: list[float] = scores.logprobs_N.tolist()
     release(policy)
     return logprobs

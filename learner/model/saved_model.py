@@ -141,15 +141,19 @@ def _is_setting(name: str, value: object) -> bool:
     return name != "layer_idx" and isinstance(value, bool | int | float | str | None)
 
 
-def allocate(module: nn.Module, device: torch.device) -> None:
+def allocate(module: nn.Module, device: torch.device, *, offload: bool = False) -> None:
     """Give the parameters of a module memory on a device; buffers keep their values.
 
     Args:
         module: The outermost, so that FSDP notices.
         device: For parameters and buffers.
+        offload: For buffers alone; parameters lie in host memory.
     """
     buffers = dict(module.named_buffers())
-    module.to_empty(device=device)
+    module.to_empty(device="cpu" if offload else device)
+    for owner in module.modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            setattr(owner, name, buffer.to(device))
     with torch.no_grad():
         for name, buffer in module.named_buffers():
             buffer.copy_(buffers[name])

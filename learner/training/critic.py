@@ -24,6 +24,7 @@ from learner.algorithm.microbatch import Microbatch
 from learner.algorithm.sequences import Sequences
 from learner.model.activation_checkpointing import checkpoint_layers, choose
 from learner.model.attention import pack_attention
+from learner.model.compilation import compile_layers
 from learner.model.policy import Policy, release, shard_units, states_before
 from learner.model.ranks import Ranks
 from learner.model.saved_model import allocate, empty_causal_lm, layers_of, read_weights
@@ -144,8 +145,8 @@ def make_critic(
     Args:
         policy: Gives the width of the states.
         settings: Kind and learning rate.
-        learner: AdamW's betas, the bound of the gradient norm and activation checkpointing, as for
-            the policy.
+        learner: AdamW's betas, the bound of the gradient norm, activation checkpointing, offload
+            and compilation, as for the policy.
         model_path: Initial weights of a second model.
         ranks: Ranks to shard over.
         dtype: Of a second model's forward and backward passes; the head stays in float32.
@@ -161,10 +162,14 @@ def make_critic(
     model = ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
     model.sequence_group = ranks.sequence
     layers = [] if model.trunk is None else layers_of(model.trunk)
-    checkpoint_layers(layers, choose(learner.activation_checkpointing, model, ranks.device))
-    shard_units(model.head, [], ranks.mesh, dtype=torch.float32)
-    shard_units(model, layers, ranks.mesh, dtype=dtype)
-    allocate(model, ranks.device)
+    if learner.compile:
+        compile_layers(layers, ranks.mesh.device_type)
+    kept = choose(learner, model, ranks.device)
+    checkpoint_layers(layers, kept, offload="activations" in learner.offload)
+    offload = "parameters" in learner.offload
+    shard_units(model.head, [], ranks.mesh, dtype=torch.float32, offload=offload)
+    shard_units(model, layers, ranks.mesh, dtype=dtype, offload=offload)
+    allocate(model, ranks.device, offload=offload)
     model.begin(model_path)
     constant = Schedule(peak=settings.lr, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
     return Critic(model.eval(), ScheduledOptimizer(model, constant, learner), settings)

@@ -1,5 +1,7 @@
 """AdamW or Muon with warm-up, decay and gradient clipping; steps that are not finite are skipped.
 
+`adamw_8bit.py` has an AdamW for matrices whose moments are small.
+
 Muon (https://kellerjordan.github.io/posts/muon/, torch.optim.Muon) steps along the nearest
 orthogonal matrix to the momentum of a matrix's gradient. Embeddings, output layer and vectors keep
 AdamW. Its steps are as long as AdamW's (https://arxiv.org/abs/2502.16982), so rates carry over.
@@ -11,7 +13,7 @@ needs no state of it; the guards' factor on the rate is part of their state.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +22,8 @@ from torch.distributed.tensor import DTensor
 
 from configs.settings import LearnerSettings
 from learner.profiling.phases import phase
+
+from .adamw_8bit import AdamW8bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,25 +71,7 @@ class ScheduledOptimizer:
         self.steps_taken = 0
         self.rate_scale = 1.0
         """Factor on the schedule's rate, set from the guards."""
-        of_muon = set(_matrices_of_layers(model)) if settings.optimizer == "muon" else set()
-        rest = [parameter for parameter in self.parameters if parameter not in of_muon]
-        self._optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(
-                rest,
-                lr=schedule.peak,
-                betas=(settings.adam_beta1, settings.adam_beta2),
-                weight_decay=settings.weight_decay,
-                fused=True,  # one pass over memory; on a CPU a third of the time of the plain loop
-            )
-        ]
-        if of_muon:
-            muon = torch.optim.Muon(
-                [parameter for parameter in self.parameters if parameter in of_muon],
-                lr=schedule.peak,
-                weight_decay=settings.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-            self._optimizers.append(muon)
+        self._optimizers = list(_optimizers(model, schedule.peak, settings))
         self._optimizer_of = {
             parameter: optimizer
             for optimizer in self._optimizers
@@ -99,8 +85,7 @@ class ScheduledOptimizer:
 
     def names_of_moments(self, parameter: nn.Parameter) -> set[str]:
         """Name what is kept for a parameter after its first step."""
-        is_muon = isinstance(self._optimizer_of[parameter], torch.optim.Muon)
-        return {"momentum_buffer"} if is_muon else {"step", "exp_avg", "exp_avg_sq"}
+        return NAMES[type(self._optimizer_of[parameter])]
 
     def forget(self) -> None:
         """Clear all moments."""
@@ -145,7 +130,36 @@ class ScheduledOptimizer:
             parameter.grad = None
 
 
-def _matrices_of_layers(model: nn.Module) -> Iterator[nn.Parameter]:
-    for name, parameter in model.named_parameters():
-        if ".layers." in f".{name}" and parameter.ndim == 2 and parameter.requires_grad:
-            yield parameter
+NAMES: dict[type[torch.optim.Optimizer], set[str]] = {
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.Muon: {"momentum_buffer"},
+    AdamW8bit: {"step", "exp_avg_codes", "exp_avg_scales", "root_codes", "root_scales"},
+}
+"""Of the moments that an optimizer keeps for a parameter."""
+
+
+def _optimizers(
+    model: nn.Module, rate: float, settings: LearnerSettings
+) -> Iterator[torch.optim.Optimizer]:
+    """Make one for the matrices that `learner.optimizer` is for, and AdamW for the rest."""
+    betas, decay = (settings.adam_beta1, settings.adam_beta2), settings.weight_decay
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    matrices = {} if settings.optimizer == "adamw" else dict(_matrices(trained, settings.optimizer))
+    rest = [p for name, p in trained.items() if name not in matrices]
+    # Fused: one pass over memory; on a CPU a third of the time of the plain loop.
+    yield torch.optim.AdamW(rest, lr=rate, betas=betas, weight_decay=decay, fused=True)
+    chosen = [*matrices.values()]
+    if chosen and settings.optimizer == "muon":
+        fn = "match_rms_adamw"
+        yield torch.optim.Muon(chosen, lr=rate, weight_decay=decay, adjust_lr_fn=fn)
+    elif chosen:
+        yield AdamW8bit(chosen, lr=rate, betas=betas, weight_decay=decay)
+
+
+def _matrices(
+    trained: Mapping[str, nn.Parameter], optimizer: str
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Choose those that an optimizer other than AdamW is for: Muon leaves embeddings out."""
+    for name, parameter in trained.items():
+        if parameter.ndim == 2 and (optimizer != "muon" or ".layers." in f".{name}"):
+            yield name, parameter

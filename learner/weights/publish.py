@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import structlog
 import torch
@@ -84,9 +85,12 @@ def gather(model: nn.Module, specs: Sequence[TensorSpec], memory: mmap.mmap | No
         whole: Tensor = parameter.detach()
         if isinstance(whole, DTensor) and whole.device_mesh.size() == 1:
             whole = whole.to_local()  # all of it; torch takes five times as long to find that out
-        whole = whole.to(DTYPES[spec.dtype])
         if isinstance(whole, DTensor):
-            whole = whole.full_tensor()
+            # An offloaded one is cast and gathered by the cards, too.
+            on_card = whole.to(device=whole.device_mesh.device_type, dtype=DTYPES[spec.dtype])
+            whole = cast("DTensor", on_card).full_tensor()
+        else:
+            whole = whole.to(DTYPES[spec.dtype])
         if memory is not None:
             count = whole.numel()
             flat = torch.frombuffer(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from configs.errors import CheckpointError
 from learner.model.policy import Policy
 from learner.model.tensor_files import Box, box_of, local_of
+from learner.training.adamw_8bit import zeros_for
 from learner.training.critic import Critic
 from learner.training.optimizer import ScheduledOptimizer
 from learner.weights.publish import unwrapped_name
@@ -66,8 +67,6 @@ def make_moments(
 ) -> dict[str, Tensor]:
     """Replace the optimizer's state by empty tensors for what was saved, and name them.
 
-    A moment with its parameter's shape is sharded as the parameter is.
-
     Raises:
         CheckpointError: They are another optimizer's.
     """
@@ -87,11 +86,7 @@ def make_moments(
         moments = part.optimizer.moments_of(parameter)
         for key in keys[prefix]:
             name = f"{prefix}.{key}"
-            if shapes[name] == tuple(parameter.shape):
-                moment = torch.zeros_like(parameter.detach(), dtype=dtypes[name])
-            else:
-                moment = torch.zeros(shapes[name], dtype=dtypes[name], device=parameter.device)
-            moments[key] = made[name] = moment
+            moments[key] = made[name] = zeros_for(parameter, shapes[name], dtypes[name])
     return made
 
 

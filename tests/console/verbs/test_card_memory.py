@@ -85,6 +85,15 @@ def test_eight_billion_parameters_fit_four_cards_of_80_gb_with_full_checkpointin
         wide.check(60 * GIB)
 
 
+def test_moments_in_8_bits_are_a_quarter() -> None:
+    plain, small = (
+        card_memory(_multi_gpu(optimizer=kind), QWEN3_8B, on_gpu=True).states["moments"]
+        for kind in ("adamw", "adamw8bit")
+    )
+
+    assert small == pytest.approx(plain / 4 * (1 + 4 / 256), rel=1e-6)
+
+
 def test_moments_of_muon_are_sharded_as_weights_are() -> None:
     shards, copies = (
         card_memory(_multi_gpu(parallel, optimizer="muon"), QWEN3_8B, on_gpu=True).states
@@ -93,6 +102,26 @@ def test_moments_of_muon_are_sharded_as_weights_are() -> None:
 
     assert shards["moments"] < 1.5 * shards["weights, float32"]
     assert copies["moments"] == pytest.approx(2 * shards["moments"], rel=1e-6)
+
+
+def test_offloaded_parameters_leave_the_card_for_host_memory() -> None:
+    plain = card_memory(_multi_gpu(ranks=1), QWEN3_8B, on_gpu=True)
+    offloaded = card_memory(
+        _multi_gpu(ranks=1, offload=["parameters"]), QWEN3_8B, on_gpu=True, card_bytes=80 * GIB
+    )
+
+    assert not offloaded.states and offloaded.host == plain.states
+    assert offloaded.total < plain.total - 0.9 * sum(plain.states.values())
+    assert any("in host memory" in line for line in offloaded.lines())
+    with pytest.raises(SettingsError, match=r"or learner\.offload: \[parameters\]"):
+        plain.check(80 * GIB)
+    offloaded.check(80 * GIB)
+    inputs = _multi_gpu(ranks=1, offload=["parameters", "activations"])
+    both = card_memory(inputs, QWEN3_8B, on_gpu=True, card_bytes=80 * GIB)
+    assert both.host["activations"] == offloaded.step["activations"]
+    assert both.total == offloaded.total - 33 * both.host["activations"] // 36
+    on_cpu = _multi_gpu(ranks=1, offload=["parameters"])
+    assert card_memory(on_cpu, QWEN3_8B, on_gpu=False).states == plain.states
 
 
 @pytest.mark.parametrize(("device", "card_gib"), [("cpu", 0.001), ("auto", None)])

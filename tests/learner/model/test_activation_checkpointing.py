@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from configs.settings import LearnerSettings
 from learner.algorithm.sequences import Sequences
+from learner.model import activation_offload
 from learner.model.activation_checkpointing import Kept, checkpoint_layers, choose
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
@@ -63,13 +66,13 @@ EIGHTH_OF_4B = {
 }
 
 
-def _kept_bytes(kind: Kept) -> float:
+def _kept_bytes(kind: Kept, *, offload: bool = False) -> float:
     """Bytes that one more layer keeps per token for its backward pass, in bfloat16."""
     totals: list[int] = []
     for layers in (1, 2):
         config = Qwen3Config(**EIGHTH_OF_4B, num_hidden_layers=layers)
         causal_lm = Qwen3ForCausalLM(config).to(torch.bfloat16)
-        checkpoint_layers(layers_of(causal_lm.model), kind)
+        checkpoint_layers(layers_of(causal_lm.model), kind, offload=offload)
         with LiveBytes() as live:
             hidden = causal_lm.model(torch.arange(TOKENS)[None] % 32, use_cache=False)
             totals.append(live.total)
@@ -82,6 +85,66 @@ def test_full_keeps_a_twentieth_and_selective_a_half() -> None:
 
     assert none / full >= 20
     assert none / selective >= 2
+
+
+class OnHost(NamedTuple):
+    """Stands in for a copy in host memory: bytes that torch has nothing to do with."""
+
+    content: np.ndarray[Any, Any]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Self:
+        """Copy a tensor."""
+        return cls(tensor.detach().view(torch.uint8).numpy().copy(), tensor.dtype)
+
+    def to_device(self, _device: torch.device) -> Tensor:
+        """Copy it back."""
+        return torch.tensor(self.content).view(self.dtype)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Order in which tensors are copied to a host that is not the device, and back."""
+    order: list[str] = []
+
+    def to_host(tensor: Tensor) -> OnHost:
+        order.append("there")
+        return OnHost.of(tensor)
+
+    def to_device(host: OnHost, device: torch.device) -> Tensor:
+        order.append("back")
+        return host.to_device(device)
+
+    monkeypatch.setattr(activation_offload, "to_host", to_host)
+    monkeypatch.setattr(activation_offload, "to_device", to_device)
+    return order
+
+
+def test_offloaded_inputs_of_layers_leave_nothing_on_the_device(host: list[str]) -> None:
+    assert _kept_bytes("full", offload=True) == 0 < _kept_bytes("full")
+
+    assert host == 3 * ["there"], "one of each layer"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_offloaded_inputs_come_back_one_layer_ahead(host: list[str], times: int) -> None:
+    plain, offloaded = (
+        Policy(tiny_causal_lm(layers=3).double(), temperature=0.7).eval() for _ in range(2)
+    )
+    checkpoint_layers(layers_of(offloaded.causal_lm.base_model), "full", offload=True)
+
+    def mark(_layer: object, _inputs: object, output: Tensor) -> None:
+        output.register_hook(lambda _: host.append("layer"))
+
+    for layer in layers_of(offloaded.causal_lm.base_model):
+        layer.register_forward_hook(mark)
+    for _ in range(times):
+        found, expected = _gradients(offloaded), _gradients(plain)
+
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    backward = ["layer", "back", "back", "layer", "back", "layer"]
+    assert host == times * [*3 * ["there"], *backward]
 
 
 def _gradients(policy: Policy) -> list[Tensor]:
@@ -118,6 +181,8 @@ def test_the_default_is_full_for_a_large_model_on_a_gpu_alone() -> None:
     small = torch.nn.Linear(2, 2)
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
 
-    assert choose(None, large, cuda) == "full"
-    assert choose(None, large, cpu) == choose(None, small, cuda) == "none"
-    assert choose("selective", large, cuda) == "selective"
+    default, offloads = LearnerSettings(), LearnerSettings(offload=("activations",))
+    selective = LearnerSettings(activation_checkpointing="selective")
+    assert choose(default, large, cuda) == choose(offloads, small, cpu) == "full"
+    assert choose(default, large, cpu) == choose(default, small, cuda) == "none"
+    assert choose(selective, large, cuda) == "selective"

@@ -28,6 +28,7 @@ from tests.learner.support.ranks.one_of_two_ranks import (
     train,
     train_critics,
     train_with_muon,
+    whole_moments,
     whole_parameters,
 )
 from tests.learner.support.ranks.several_ranks import run_ranks
@@ -88,6 +89,20 @@ def test_two_ranks_step_with_muon_as_one_does(found: Path, ranks: Ranks) -> None
     theirs = torch.load(found / "muon.pt")
     for before, ours, other in zip(initial, alone, theirs, strict=True):
         assert (ours - other).norm() < 0.2 * (ours - before).norm()
+
+
+def test_one_rank_loads_the_codes_of_two(found: Path, ranks: Ranks) -> None:
+    policy, optimizer = new_policy(ranks, settings=LearnerSettings(optimizer="adamw8bit"))
+    checkpoints = Checkpoints(found / "8-bits", keep=1, ranks=ranks)
+    newest = checkpoints.newest()
+    assert newest is not None
+
+    checkpoints.load(newest[0], policy, optimizer)
+
+    theirs = torch.load(found / "8-bits.pt")
+    assert {moment.dtype for moment in theirs} == {torch.uint8, torch.float32}
+    for ours, other in zip(whole_moments(optimizer), theirs, strict=True):
+        assert torch.equal(ours, other)
 
 
 def test_two_ranks_that_share_microbatches_train_as_one_does(

@@ -17,6 +17,7 @@ from learner.model.policy import Policy
 from learner.model.ranks import Ranks
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import Schedule, ScheduledOptimizer
+from tests.learner.support.ranks.one_of_two_ranks import whole_parameters
 from tests.learner.support.tiny_policy import constant_rate, parameters_of, tiny_policy
 
 
@@ -72,7 +73,6 @@ def test_gradients_are_clipped_by_their_global_norm(ranks: Ranks) -> None:
     assert float(sum(moments)) ** 0.5 == pytest.approx(0.05, rel=1e-3)
 
 
-MUON = LearnerSettings(optimizer="muon")
 STATE = LearnerState(
     run="tiny", settings_hash="h", step=2, lineage=1, cursor=0, trained=(), totals=Totals()
 )
@@ -97,9 +97,12 @@ def test_a_resume_takes_its_betas_from_the_settings(ranks: Ranks, tmp_path: Path
         )
 
 
-def _with_muon(ranks: Ranks, *, seed: int = 0) -> tuple[Policy, ScheduledOptimizer]:
+def _with(
+    kind: str, ranks: Ranks, *, seed: int = 0, rate: float = 1e-2
+) -> tuple[Policy, ScheduledOptimizer]:
     policy = tiny_policy(ranks.mesh, seed=seed)
-    return policy, ScheduledOptimizer(policy, constant_rate(1e-2), MUON)
+    settings = LearnerSettings.model_validate({"optimizer": kind})
+    return policy, ScheduledOptimizer(policy, constant_rate(rate), settings)
 
 
 def _imitate(policy: Policy, optimizer: ScheduledOptimizer, steps: range) -> list[float]:
@@ -114,7 +117,7 @@ def _imitate(policy: Policy, optimizer: ScheduledOptimizer, steps: range) -> lis
 
 
 def test_muon_takes_the_matrices_of_layers_and_lowers_a_loss(ranks: Ranks) -> None:
-    policy, optimizer = _with_muon(ranks)
+    policy, optimizer = _with("muon", ranks)
 
     losses = _imitate(policy, optimizer, range(1, 9))
 
@@ -128,8 +131,36 @@ def test_muon_takes_the_matrices_of_layers_and_lowers_a_loss(ranks: Ranks) -> No
     assert not any("embed" in name or "norm" in name or "head" in name for name in with_muon)
 
 
+def test_adamw_in_8_bits_follows_adamw_with_a_quarter_of_the_bytes(ranks: Ranks) -> None:
+    exact, its = _with("adamw", ranks, rate=1e-3)
+    policy, optimizer = _with("adamw8bit", ranks, rate=1e-3)
+    before = [parameter.clone() for parameter in whole_parameters(policy)]
+
+    expected, losses = (
+        _imitate(*each, range(1, 31)) for each in ((exact, its), (policy, optimizer))
+    )
+
+    assert losses[-1] < losses[0] / 2
+    assert losses[1] == pytest.approx(expected[1], rel=1e-6), "the first step is AdamW's own"
+    assert losses[-1] == pytest.approx(expected[-1], rel=0.02)
+    moved, apart = (
+        sum(
+            float((a - b).square().sum())
+            for a, b in zip(whole_parameters(policy), other, strict=True)
+        )
+        for other in (before, whole_parameters(exact))
+    )
+    assert apart < 0.01 * moved, (apart, moved)
+    for parameter in optimizer.parameters:
+        kept = optimizer.moments_of(parameter)
+        assert set(kept) == optimizer.names_of_moments(parameter)
+        assert kept.get("exp_avg_codes", kept.get("exp_avg")).dtype == (  # type: ignore[union-attr]
+            torch.uint8 if parameter.ndim == 2 else torch.float32
+        )
+
+
 def test_a_step_of_muon_is_orthogonal_and_as_long_as_one_of_adam(ranks: Ranks) -> None:
-    policy, optimizer = _with_muon(ranks)
+    policy, optimizer = _with("muon", ranks)
     weight = next(p for name, p in policy.named_parameters() if "gate_proj" in name)
     before = weight.full_tensor().detach().clone()  # type: ignore[attr-defined]
     for parameter in optimizer.parameters:
@@ -145,13 +176,14 @@ def test_a_step_of_muon_is_orthogonal_and_as_long_as_one_of_adam(ranks: Ranks) -
     assert values.max() < 3 * values.min(), (values.max(), values.min())
 
 
-def test_muon_resumes_to_the_bit(ranks: Ranks, tmp_path: Path) -> None:
-    policy, optimizer = _with_muon(ranks)
+@pytest.mark.parametrize("kind", ["muon", "adamw8bit"])
+def test_others_than_adamw_resume_to_the_bit(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    policy, optimizer = _with(kind, ranks)
     _imitate(policy, optimizer, range(1, 3))
     path = Checkpoints(tmp_path, keep=1, ranks=ranks).save(STATE, policy, optimizer)
     _imitate(policy, optimizer, range(3, 5))
 
-    resumed, its = _with_muon(ranks, seed=7)
+    resumed, its = _with(kind, ranks, seed=7)
     Checkpoints(tmp_path, keep=1, ranks=ranks).load(path, resumed, its)
     _imitate(resumed, its, range(3, 5))
 
@@ -159,8 +191,9 @@ def test_muon_resumes_to_the_bit(ranks: Ranks, tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_moments_of_another_optimizer_are_refused(ranks: Ranks, tmp_path: Path) -> None:
-    policy, optimizer = _with_muon(ranks)
+@pytest.mark.parametrize("kind", ["muon", "adamw8bit"])
+def test_moments_of_another_optimizer_are_refused(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    policy, optimizer = _with(kind, ranks)
     _imitate(policy, optimizer, range(1, 2))
     path = Checkpoints(tmp_path, keep=1, ranks=ranks).save(STATE, policy, optimizer)
     adam = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())

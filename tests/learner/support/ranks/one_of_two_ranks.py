@@ -97,6 +97,21 @@ def train_with_muon(ranks: Ranks) -> list[torch.Tensor]:
     return whole_parameters(policy)
 
 
+def save_with_8_bits(folder: Path, ranks: Ranks) -> list[torch.Tensor]:
+    """Train a batch with AdamW in 8 bits, and write a checkpoint; the moments, whole."""
+    policy, optimizer = new_policy(ranks, settings=LearnerSettings(optimizer="adamw8bit"))
+    train(policy, optimizer, 1, ranks)
+    Checkpoints(folder / "8-bits", keep=1, ranks=ranks).save(STATE, policy, optimizer)
+    return whole_moments(optimizer)
+
+
+def whole_moments(optimizer: ScheduledOptimizer) -> list[torch.Tensor]:
+    """Gather all moments; every rank must call it."""
+    kept = [optimizer.moments_of(parameter) for parameter in optimizer.parameters]
+    moments = [moment for each in kept for _, moment in sorted(each.items())]
+    return [m.full_tensor() if isinstance(m, DTensor) else m for m in moments]
+
+
 def train_critics(
     folder: Path, ranks: Ranks, *, steps: Sequence[int] = (1, 2)
 ) -> tuple[list[dict[str, float]], list[torch.Tensor]]:
@@ -141,6 +156,7 @@ def main(folder: Path) -> None:
     batches.append(train(policy, optimizer, 3, ranks))
     parameters = whole_parameters(policy)
     with_muon = train_with_muon(ranks)
+    with_8_bits = save_with_8_bits(folder, ranks)
     values, critic_parameters = train_critics(folder, ranks)
     shared = arranged(ranks, {"sequence": 2})
     policy_, optimizer_ = new_policy(shared)
@@ -161,6 +177,7 @@ def main(folder: Path) -> None:
         torch.save(older, folder / "older.pt")
         torch.save(parameters, folder / "parameters.pt")
         torch.save(with_muon, folder / "muon.pt")
+        torch.save(with_8_bits, folder / "8-bits.pt")
         torch.save(critic_parameters, folder / "critics.pt")
     ranks.barrier()
     ranks.leave()

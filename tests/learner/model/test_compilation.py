@@ -1,0 +1,62 @@
+"""Compiled layers: the same gradients as eager ones, and few compilations whatever the lengths.
+
+What dynamo makes of a layer: what inductor makes of that takes a C++ compiler half a minute, and is
+compared by `./run test-long compile`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from transformers import AttentionInterface
+
+from configs.errors import SettingsError
+from learner.model.attention import PACKED, attend_over_ranks
+from learner.model.compilation import compile_layers
+from learner.model.ranks import Ranks
+from tests.learner.support.compiled_layers import gradients, policies
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
+    """Counts what is compiled; attention is as it was afterwards."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, PACKED, attend_over_ranks)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    yield counter
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo's
+def test_compiled_layers_have_the_gradients_of_eager_ones_and_are_compiled_once(
+    ranks: Ranks, counter: CompileCounterWithBackend
+) -> None:
+    eager, compiled = policies(ranks, torch.float64, "full")
+    names = [name for name, _ in eager.named_parameters()]
+    compilations = []
+
+    for number in range(3):
+        found, expected = gradients(compiled, number), gradients(eager, number)
+        compilations.append(counter.frame_count)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert float((ours - theirs).abs().max()) <= 1e-10 * float(theirs.abs().max())
+
+    assert compilations[0] > 0 and compilations[-1] == compilations[0], compilations
+    assert [name for name, _ in compiled.named_parameters()] == names
+
+
+@pytest.mark.parametrize(("device", "names"), [("cpu", "g\\+\\+"), ("cuda", "clang")])
+def test_without_a_compiler_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: str, names: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+
+    with pytest.raises(SettingsError, match=rf"learner\.compile must be false .*{names}"):
+        compile_layers([], device)
