@@ -1,0 +1,120 @@
+"""Steps of a Qwen3 of any size on cards, as the learner takes them, with any of its switches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Settings
+from learner.data.batch import BatchPlan, pack, plan_batch
+from learner.model.activation_checkpointing import choose
+from learner.model.policy import Policy, shard
+from learner.model.ranks import Ranks
+from learner.training.optimizer import ScheduledOptimizer
+from learner.training.step import train_batch
+from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.tiny_policy import constant_rate
+
+SMALL: dict[str, Any] = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": 32_000,
+    "tie_word_embeddings": True,
+}
+ALGORITHM = AlgorithmSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a batch has."""
+
+    episodes: int
+    prompt: int
+    completion: int
+    microbatch_tokens: int
+
+
+def settings_of(load: Load, learner: Mapping[str, Any], dtype: str = "float32") -> Settings:
+    """Settings of such a batch."""
+    run = RunSettings(
+        model="init",
+        environment="calculator",
+        dtype=dtype,
+        max_prompt_tokens=load.prompt,
+        max_completion_tokens=load.completion,
+    )
+    table = {"microbatch_tokens": load.microbatch_tokens, **learner}
+    return Settings(run=run, learner=LearnerSettings.model_validate(table))
+
+
+class Training:
+    """A policy, its optimizer and one batch, which is trained again and again."""
+
+    def __init__(
+        self, ranks: Ranks, shape: Mapping[str, Any], load: Load, settings: Settings
+    ) -> None:
+        learner, self.ranks = settings.learner, ranks
+        torch.manual_seed(0)
+        policy = Policy(Qwen3ForCausalLM(Qwen3Config(**shape)), temperature=1.0).eval()
+        policy.sequence_group = ranks.sequence
+        is_narrow = settings.run.dtype == "bfloat16"
+        self.policy = shard(
+            policy,
+            ranks.mesh,
+            dtype=torch.bfloat16 if is_narrow else torch.float32,
+            activations=choose(learner, policy, ranks.device),
+            offload=learner.offload,
+            compiled=learner.compile,
+        )
+        self.optimizer = ScheduledOptimizer(policy, constant_rate(1e-4), learner)
+        random = torch.Generator().manual_seed(1)
+        tokens = torch.randint(3, 1000, (load.episodes, load.completion), generator=random)
+        episodes = [
+            make_episode(
+                number,
+                group_id=number // 4,
+                prompt=[3 + (number // 4 + token) % 900 for token in range(load.prompt)],
+                completion=row.tolist(),
+                reward=float(number % 2),
+            )
+            for number, row in enumerate(tokens)
+        ]
+        plan = plan_batch(
+            1,
+            episodes,
+            ranks=ranks.data_size,
+            settings=ALGORITHM,
+            max_completion_tokens=load.completion,
+            microbatch_tokens=learner.microbatch_tokens,
+        )
+        plan = BatchPlan.decode(ranks.broadcast(plan.encode() if ranks.is_first else None))
+        own = {*plan.task_ids_of(ranks.data_rank)}
+        mine = [episode for episode in episodes if episode.task_id in own]
+        self.microbatches = pack(plan, mine, settings=ALGORITHM, lineages={1: 0}, lineage=1)
+
+    def step(self, number: int) -> float:
+        """Train the batch; its loss."""
+        return train_batch(
+            self.policy,
+            self.optimizer,
+            number,
+            self.microbatches,
+            settings=ALGORITHM,
+            ranks=self.ranks,
+        ).loss
+
+    def parameters(self) -> list[Tensor]:
+        """Gather the parameters into host memory; every rank must call it."""
+        on_card = [p.detach().to(self.ranks.device) for p in self.policy.parameters()]
+        return [(p.full_tensor() if isinstance(p, DTensor) else p).cpu() for p in on_card]
