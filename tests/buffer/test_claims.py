@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer import operations
-from buffer.operations.operation import SLICE, Operation
+from buffer.operations.operation import SLICE, Operation, repeated
 from buffer.operations.values import NewTask
 from configs.errors import LostLineage, RecordError, SettingsError, StoreError
 from tests.buffer.support.run_in_store import (
@@ -363,8 +363,8 @@ def test_only_trained_and_sealed_batches_are_committed(run: RunInStore) -> None:
 def test_the_end_of_a_run_cancels_what_is_not_trained(run: RunInStore) -> None:
     run.create(12)
     run.create_eval(3, step=1)
-    tasks = run.lease()
-    run.submit(tasks[:10])
+    tasks = run.lease(12 * GROUP_SIZE)
+    run.submit(tasks[: 8 * GROUP_SIZE])
     run.train(1)
     _units(run, 2)
     run.store.run(operations.commit(run.lineage, 1))
@@ -375,7 +375,22 @@ def test_the_end_of_a_run_cancels_what_is_not_trained(run: RunInStore) -> None:
     stats = run.stats()
     assert stats.created == stats.committed + stats.cancelled == 12 * GROUP_SIZE
     assert run.lease_status() == "DONE"
-    assert run.submit(tasks[10:11]) == ["GONE"]
+    assert run.submit(tasks[-1:]) == ["GONE"]
+    assert not run.redis.keys("*:t:*")
+
+
+@pytest.mark.parametrize("num_leased", [0, 3])
+@pytest.mark.parametrize("num_buffered", [0, 3])
+def test_a_run_is_cancelled_in_several_calls(
+    run: RunInStore, num_leased: int, num_buffered: int
+) -> None:
+    _fill(run, num_buffered)
+    run.create(3, first=num_buffered)
+    run.lease(num_leased * GROUP_SIZE)
+
+    cancelled = run.store.run(repeated("cancel", (run.lineage, 2 * GROUP_SIZE)))
+
+    assert cancelled == (num_buffered + 3) * GROUP_SIZE
     assert not run.redis.keys("*:t:*")
 
 

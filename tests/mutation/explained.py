@@ -20,6 +20,26 @@ class Explained(NamedTuple):
 
 EXPLAINED = (
     Explained(
+        "buffer/lua/replay/trim_replay.lua",
+        "local crowded = limit > 0 and used > limit "
+        "-- read once: the next call sees what this one has freed",
+        "local crowded = limit > 0 and used >= limit "
+        "-- read once: the next call sees what this one has freed",
+        "a byte of all memory",
+    ),
+    Explained(
+        "buffer/lua/run/resume.lua",
+        "return call('HDEL', META, 'paused') + call('UNLINK', SUSPENDED, DEATHS) > 0 and 1 or 0",
+        "return call('HDEL', META, 'paused') + call('UNLINK', SUSPENDED, DEATHS) > 0 and 2 or 0",
+        "only whether it is 0 is asked",
+    ),
+    Explained(
+        "buffer/lua/tasks/create_eval.lua",
+        "if created > 0 then call('ZADD', ROUNDS, ARGV[2], round) end",
+        "if created >= 0 then call('ZADD', ROUNDS, ARGV[2], round) end",
+        "a round of which no task is new is there already",
+    ),
+    Explained(
         "buffer/lua/batches/begin_lineage.lua",
         "return { 1, lineage }",
         "return { 2, lineage }",
