@@ -379,18 +379,20 @@ def test_the_end_of_a_run_cancels_what_is_not_trained(run: RunInStore) -> None:
     assert not run.redis.keys("*:t:*")
 
 
-@pytest.mark.parametrize("num_leased", [0, 3])
-@pytest.mark.parametrize("num_buffered", [0, 3])
+@pytest.mark.parametrize(
+    ("buffered", "leased", "new"), [(3, 0, 0), (0, 3, 0), (0, 0, 3), (1, 1, 1)]
+)
 def test_a_run_is_cancelled_in_several_calls(
-    run: RunInStore, num_leased: int, num_buffered: int
+    run: RunInStore, buffered: int, leased: int, new: int
 ) -> None:
-    _fill(run, num_buffered)
-    run.create(3, first=num_buffered)
-    run.lease(num_leased * GROUP_SIZE)
+    _fill(run, buffered)
+    run.create(leased, first=buffered)
+    run.lease(leased * GROUP_SIZE)
+    run.create(new, first=buffered + leased)
 
     cancelled = run.store.run(repeated("cancel", (run.lineage, 2 * GROUP_SIZE)))
 
-    assert cancelled == (num_buffered + 3) * GROUP_SIZE
+    assert cancelled == 3 * GROUP_SIZE
     assert not run.redis.keys("*:t:*")
 
 
