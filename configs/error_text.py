@@ -61,6 +61,10 @@ def unknown_key(path: Sequence[str], value: object) -> str:
     where = "$." + ".".join(path)
     if path[-1] in LEFT_OUT:
         return f"{where} {LEFT_OUT[path[-1]]}"
+    if own_keys := _keys_below(path[:-1]):
+        near = difflib.get_close_matches(path[-1], own_keys, n=1, cutoff=0.75)
+        then = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(own_keys)}"
+        return f"{where} is not a setting, got {_show(value)}; {then}"
     guess = suggest(path)
     if guess is not None:
         return f"{where} is not a setting, got {_show(value)}; did you mean {guess}?"
@@ -106,13 +110,17 @@ def suggest(path: Sequence[str]) -> str | None:
 
 
 def allowed(path: str) -> str:
-    """Describe the allowed values of a setting, such as `a whole number >= 1`, for `table.key`."""
-    return _constraint(_properties()[path])
+    """Describe the allowed values of a setting, such as `a whole number >= 1`.
+
+    Args:
+        path: `table.key`, or deeper, such as `run.environments.0.share`.
+    """
+    return _constraint(_schema(path.split(".")) or {})
 
 
 def meaning(path: str) -> str:
-    """Give the first sentence of what `table.key` is for."""
-    text = str(_properties()[path].get("description", "")).replace("\n", " ")
+    """Give the first sentence of what a setting is for; its path is as for `allowed`."""
+    text = str((_schema(path.split(".")) or {}).get("description", "")).replace("\n", " ")
     return text.partition(". ")[0].rstrip(".")
 
 
@@ -126,8 +134,10 @@ def _describe(detail: ErrorDetails) -> Iterator[str]:
     if kind == "missing":
         yield from _missing(path)
         return
-    own = ".".join(path[:2])
-    if own in _properties():
+    # Of a union, the path goes on with the name of a branch.
+    known = [path[:end] for end in range(len(path), 1, -1) if _schema(path[:end])]
+    if known:
+        own = ".".join(known[0])
         about = f"; it is: {meaning(own)}" if meaning(own) else ""
         yield f"$.{own} must be {allowed(own)}, got {_show(value)}{about}"
     elif len(path) == 1:
@@ -167,7 +177,7 @@ def _constraint(schema: Schema) -> str:
         return PATTERNS.get(schema["pattern"], f"text like {schema['pattern']}")
     if schema.get("format") == "path":
         return "a path"
-    noun = NOUNS.get(str(schema.get("type")), "a value")
+    noun = NOUNS.get(str(_resolved(schema).get("type")), "a value")
     bounds = [f"{sign} {_number(schema[key])}" for key, sign in BOUNDS.items() if key in schema]
     return f"{noun} {' and '.join(bounds)}".rstrip()
 
@@ -192,6 +202,26 @@ def _properties() -> dict[str, Schema]:
         for key, part in schema["$defs"][name]["properties"].items():
             found[f"{table}.{key}"] = part
     return found
+
+
+def _schema(path: Sequence[str]) -> Schema | None:
+    """The schema of a setting, or of what is below one; None if there is no such."""
+    found = _properties().get(".".join(path[:2]))
+    for part in path[2:]:
+        own = _resolved(found or {})
+        found = own.get("items") if part.isdigit() else own.get("properties", {}).get(part)
+    return found
+
+
+def _resolved(schema: Schema) -> Schema:
+    name = str(schema.get("$ref", "")).rpartition("/")[2]
+    return Settings.model_json_schema()["$defs"][name] if name else schema
+
+
+def _keys_below(path: Sequence[str]) -> list[str]:
+    """The keys of a table within a setting."""
+    schema = _schema(path) if len(path) > 2 else None
+    return list(_resolved(schema or {}).get("properties", {}))
 
 
 @cache

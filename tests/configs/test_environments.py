@@ -166,3 +166,27 @@ def test_the_hash_of_a_run_with_one_environment_is_what_it_was() -> None:
     run = RunSettings(model="init", environment="calculator", eval_samples=0)
 
     assert settings_hash(run) == SETTINGS_HASH
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{share: 2}", "environments.0.environment must be text, got nothing"),
+        ("{environment: dataset, shar: 2}", "environments.0.shar .* did you mean share?"),
+        (
+            "{environment: dataset, colour: 2}",
+            "environments.0.colour .* its keys are name, .*share",
+        ),
+        ("{environment: dataset, share: no}", "environments.0.share must be a number >= 0"),
+        ("{environment: dataset, reward: 5}", "environments.0.reward must be text or "),
+        ("5", r"environments.0 must be a table"),
+    ],
+)
+def test_a_mistake_in_one_of_several_environments_is_named(
+    tmp_path: Path, entry: str, said: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"run:\n  name: x\n  model: init\n  environments:\n    - {entry}\n")
+
+    with pytest.raises(SettingsError, match=said):
+        load(file)

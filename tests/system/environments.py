@@ -219,7 +219,13 @@ def test_several_environments_go_through_with_vllm(tmp_path: Path) -> None:
     rows = {"prompt": "q", "answer": "a", "scorer": "numeric", "answer_format": ""}
     exam_settings = {"path": exam, "held_out": exam, **rows}
     environments = [
-        {"name": "words", "environment_settings": words, "share": 3, "eval_episodes": 16},
+        {
+            "name": "words",
+            "environment": "reasoning_gym",
+            "environment_settings": words,
+            "share": 3,
+            "eval_episodes": 16,
+        },
         {"name": "sums", "environment": "dataset", "environment_settings": {"path": sums, **rows}},
         {
             "name": "exam",
