@@ -6,6 +6,7 @@ The only module that names the class behind each interface.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import secrets
@@ -61,14 +62,18 @@ async def run_actor(
     Raises:
         NyalaError: A failure that a person has to look at.
     """
-    from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
-
     keys_folder = _keys_folder(settings)
     keys = await unless(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
         return
     client = _client(settings, keys, incarnation)
-    engine, device = make_engine(settings)
+    gc.disable()  # what importing makes stays: looking for garbage in it takes a fifth of the time
+    try:
+        engine, device = make_engine(settings)
+        from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
+    finally:
+        gc.freeze()
+        gc.enable()
     gate = SwapGate(hold_s=settings.actors.eval_hold_s)
     receiver = WeightReceiver(
         engine,

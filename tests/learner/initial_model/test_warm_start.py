@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def test_the_command_trains_and_leaves_a_model_that_answers(
     code = main([*command, "--pairs", str(tmp_path / "pairs.jsonl"), "--out", str(tmp_path / "m")])
 
     assert code == 0
+    assert gc.isenabled(), "it is off while torch is imported"
     reports = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert reports[-1]["step"] == reports[-1]["steps"] == 60
     assert reports[-1]["loss"] < 0.05
@@ -106,7 +108,14 @@ def test_a_start_with_echoes_knows_both_answers(tmp_path: Path) -> None:
     pairs.write_text('{"prompt": "ab>", "segments": [["ba", true]]}\n')
     settings = tiny_settings(
         tmp_path,
-        learner={"warm_start_steps": 40, "warm_start_lr": 1e-2, "warm_start_echo": 0.5},
+        learner={
+            "init_layers": 1,
+            "init_width": 64,
+            "warm_start_steps": 40,
+            "warm_start_batch": 64,
+            "warm_start_lr": 1e-2,
+            "warm_start_echo": 0.5,
+        },
     )
     save(settings, tmp_path / "config.yaml")
 
