@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 from broker.protocol.manifest import digest_of
 from learner.weights.publish import gather, layout
-from tests.weights.support.plane import FORKS
+from tests.learner.support.forks import FORKS
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
 pytestmark = pytest.mark.slow

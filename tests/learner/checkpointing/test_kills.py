@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,11 +14,11 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.tensor_files import local_of
 from learner.training.optimizer import ScheduledOptimizer
-from tests.learner.support.lives.killed_save import CASES, name_of, train
+from tests.learner.support.forks import run_in_fork
+from tests.learner.support.lives.killed_save import CASES, kill_all, name_of, train
 from tests.learner.support.lives.resumed_runs import Findings
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
-ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.slow
 
 
@@ -37,11 +34,9 @@ def _after(steps: int, ranks: Ranks) -> list[torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the killed ones left: one process forks them all, as importing torch takes seconds."""
+    """What the killed ones left."""
     folder = tmp_path_factory.mktemp("killed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.learner.support.lives.killed_save", str(folder)]
-    subprocess.run(command, env=environment, cwd=ROOT, timeout=600, check=True)
+    run_in_fork(kill_all, folder, within_s=600)
     return folder
 
 

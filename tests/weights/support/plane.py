@@ -1,6 +1,5 @@
 """A weight plane of real processes: this one as learner rank 0, its sidecar, and actors."""
 
-import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -17,15 +16,13 @@ from learner.weights.log import read_weight_log
 from learner.weights.publish import WeightPublisher
 from learner.weights.server import Sent
 from tests.broker.support.keys import keys_with_actor
+from tests.learner.support.forks import FORKS
 from tests.weights.support import actor_process
 from tests.weights.support.toy_model import PROBE_IDS, ToyModel, probe_logprobs
 
 JOIN_AND_SEND_S = 4.0  # of Plane's settings: no version takes longer than this to be given up
 MAX_PUBLISH_S = 1.5  # waiting for a receiver takes at least `broadcast_join_s`, 2 s
 SLACK_S = 5.0  # of a busy machine
-
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["tests.weights.support.actor_process", "torch.distributed.fsdp"])
 
 
 class ActorProcess:

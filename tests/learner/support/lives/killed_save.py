@@ -1,8 +1,7 @@
 """Learners that are killed: in the middle of a save, and of a run. For `test_kills.py`.
 
-Argument: a folder; each case gets one of its own in it. One process imports torch, and forks the
-ranks of each case: the second of two saves is killed at an operation of the victim's disk. Runs are
-those of `resumed_runs.py`.
+Each case gets a folder of its own, and its ranks are forks: the second of two saves is killed at an
+operation of the victim's disk. Runs are those of `resumed_runs.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-import torch._dynamo  # sharding imports it: once here, and not in each of the forks
 
 from configs import durable
 from configs.durable import Content, Disk
@@ -111,7 +108,6 @@ def _live(folder: Path, rank: int, case: tuple[int, int, int], policy: Policy) -
 
 def kill_saves(folder: Path) -> None:
     """Run all cases, one after the other."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     policy = Policy(tiny_causal_lm(layers=1), temperature=1.0)
     for case in CASES:
         place = folder / name_of(case)
@@ -129,7 +125,7 @@ def kill_saves(folder: Path) -> None:
             os.waitpid(process, 0)
 
 
-def main(folder: Path) -> None:
+def kill_all(folder: Path) -> None:
     """Kill saves and runs, and write down how the runs ended."""
     kill_saves(folder)
     for ranks, kind, steps, kills, batch in (
@@ -140,7 +136,3 @@ def main(folder: Path) -> None:
         place.mkdir()
         found = find(place, ranks=ranks, kind=kind, steps=steps, kills=kills, batch=batch, seed=3)
         (folder / f"found-{ranks}.json").write_text(json.dumps(asdict(found)))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
