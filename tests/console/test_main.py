@@ -97,15 +97,20 @@ def test_an_error_is_a_sentence_and_code_2_and_starts_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-def test_a_method_by_name_goes_over_the_file_and_under_set():
+def test_a_method_by_name_goes_over_the_file_and_under_set(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text(
+        f"run: {{model: init, environment: calculator, directory: '{tmp_path}/runs'}}\n"
+        "actors: {engine: torch}\n"
+        "algorithm: {surrogate: clip, clip_high: 0.3, clip_low: 0.3}\n"
+    )
     chosen = ("--method", "gspo", "--set", "algorithm.clip_low=0.1")
 
-    done = nyala("up", "configs/demo.yaml", "--dry-run", *chosen)
+    done = CliRunner().invoke(app, ["up", str(path), "--dry-run", *chosen])
 
-    assert "surrogate: gspo" in done.stdout
-    assert "correction: none" in done.stdout
-    assert "clip_low: 0.1" in done.stdout
+    assert "surrogate: gspo" in done.output
+    assert "correction: none" in done.output
+    assert "clip_low: 0.1" in done.output
 
 
 @pytest.mark.slow

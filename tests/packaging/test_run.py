@@ -303,10 +303,16 @@ def test_check_leaves_out_what_is_slow_and_takes_a_pattern(checkout):
 
 
 def test_the_tests_of_ci_are_all_there(checkout):
+    for name, marker in (("test_ring.py", "live"), ("test_fast.py", "slow")):
+        path = checkout.folder / "tests" / "room" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"pytestmark = pytest.mark.{marker}\n")
+
     calls = with_tools(checkout).run("test").stdout.splitlines()
 
     expressions = [call.partition(" -m ")[2] for call in calls if " -m " in call]
-    assert expressions == ["not live --durations 20", "live --durations 20"]
+    live = "live --durations 20 tests/room/test_ring.py"
+    assert expressions == ["not live --durations 20", live]
 
 
 def test_test_long_lists_the_table_of_the_docs_and_runs_one_of_it(checkout):
