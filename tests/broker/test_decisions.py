@@ -38,6 +38,17 @@ def test_a_silent_actor_becomes_suspect_and_any_message_revives_it() -> None:
     assert not peers.is_suspect(peer)
 
 
+def test_an_actor_is_reported_again_when_it_was_heard_again() -> None:
+    peers = table(FakeClock())
+    peer = peers.admit(hello("a"), "key", "tag", ROUTE)
+    peer.is_unreported = False  # as the broker leaves it when it has told the store
+
+    assert peers.observe("b", "key", ROUTE) is None
+    assert not peer.is_unreported
+    peers.observe("a", "key", ROUTE)
+    assert peer.is_unreported
+
+
 def test_a_silent_actor_that_says_hello_again_is_there_again() -> None:
     clock = FakeClock()
     peers = table(clock)

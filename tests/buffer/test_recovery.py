@@ -223,17 +223,18 @@ def test_large_batches_are_reconciled_in_slices_and_in_order(run: RunInStore) ->
     _check(run)
 
 
-def test_dead_members_stay_dead_letters(run: RunInStore) -> None:
+@pytest.mark.parametrize("dead", [{1}, {1, 2}])
+def test_dead_members_stay_dead_letters(run: RunInStore, dead: set[int]) -> None:
     run.create(1)
     tasks = run.lease(4)
-    failure = (tasks[1].task_id, tasks[1].fence, "data", "bad")
-    run.store.run(operations.fail(max_attempts=1, max_data_failures=1, failures=[failure]))
+    failures = [(tasks[i].task_id, tasks[i].fence, "data", "bad") for i in dead]
+    run.store.run(operations.fail(max_attempts=1, max_data_failures=1, failures=failures))
     _confirm(run)
 
     _reconcile(run, 1, [0])
 
     snapshot = _check(run)
-    assert (snapshot.tasks["dead"], snapshot.tasks["claimed"]) == ({1}, {0, 2, 3})
+    assert (snapshot.tasks["dead"], snapshot.tasks["claimed"]) == (dead, {0, 1, 2, 3} - dead)
 
 
 @pytest.mark.parametrize("lost", ["commit", "claim", "create"])

@@ -377,13 +377,15 @@ def test_a_newer_learner_ends_this_one(redis_url: str, tmp_path: Path, ranks: Ra
         ring.live()
 
 
+@pytest.mark.parametrize("deaths", [1, 2])
 def test_a_wiped_store_beside_a_checkpoint_is_rebuilt(
-    redis_url: str, tmp_path: Path, ranks: Ranks
+    redis_url: str, tmp_path: Path, ranks: Ranks, deaths: int
 ) -> None:
     ring = RingInProcess(_settings(tmp_path), redis_url, ranks)
-    ring.shelf.end_life_at = 3
-    with pytest.raises(LifeEnded):
-        ring.live()
+    for _ in range(deaths):  # all with the checkpoint of the first
+        ring.shelf.end_life_at = 3
+        with pytest.raises(LifeEnded):
+            ring.live()
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
 
@@ -391,7 +393,7 @@ def test_a_wiped_store_beside_a_checkpoint_is_rebuilt(
 
     metrics = _lines(ring.settings.run.folder, "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
-    assert metrics[-1]["lineage"] == 2, "a lineage that no actor has seen"
+    assert metrics[-1]["lineage"] == deaths + 1, "a lineage that no actor has seen"
     stats = _stats(redis_url)
     assert stats.committed == 6 * 16, "two batches of the checkpoint, four of this life"
     assert _is_conserved(stats)
