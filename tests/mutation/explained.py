@@ -25,7 +25,7 @@ EXPLAINED = (
         "-- read once: the next call sees what this one has freed",
         "local crowded = limit > 0 and used >= limit "
         "-- read once: the next call sees what this one has freed",
-        "a byte of all memory",
+        "one byte of all that the store uses",
     ),
     Explained(
         "buffer/lua/run/resume.lua",
