@@ -193,15 +193,18 @@ def _show(value: object) -> str:
 
 
 @cache
+def _whole() -> Schema:
+    return Settings.model_json_schema()
+
+
+@cache
 def _properties() -> dict[str, Schema]:
     """The schema of every `table.key`, in the order of the settings."""
-    schema = Settings.model_json_schema()
-    found: dict[str, Schema] = {}
-    for table, reference in schema["properties"].items():
-        name = str(reference["$ref"]).rpartition("/")[2]
-        for key, part in schema["$defs"][name]["properties"].items():
-            found[f"{table}.{key}"] = part
-    return found
+    return {
+        f"{table}.{key}": part
+        for table, reference in _whole()["properties"].items()
+        for key, part in _resolved(reference)["properties"].items()
+    }
 
 
 def _schema(path: Sequence[str]) -> Schema | None:
@@ -215,7 +218,7 @@ def _schema(path: Sequence[str]) -> Schema | None:
 
 def _resolved(schema: Schema) -> Schema:
     name = str(schema.get("$ref", "")).rpartition("/")[2]
-    return Settings.model_json_schema()["$defs"][name] if name else schema
+    return _whole()["$defs"][name] if name else schema
 
 
 def _keys_below(path: Sequence[str]) -> list[str]:
@@ -227,9 +230,8 @@ def _keys_below(path: Sequence[str]) -> list[str]:
 @cache
 def _required() -> list[str]:
     """Every `table.key` that has no default."""
-    schema = Settings.model_json_schema()
     return [
         f"{table}.{key}"
-        for table, reference in schema["properties"].items()
-        for key in schema["$defs"][str(reference["$ref"]).rpartition("/")[2]].get("required", [])
+        for table, reference in _whole()["properties"].items()
+        for key in _resolved(reference).get("required", [])
     ]
