@@ -11,7 +11,8 @@ RUN apt-get update \
 ARG UID=1000
 RUN useradd --uid "$UID" --create-home nyala \
     && install --directory --owner nyala --group nyala \
-        /srv/nyala /srv/nyala/runs /srv/nyala/keys /srv/nyala/keys/allowed /srv/nyala/keys/allowed/actor
+        /srv/nyala /srv/nyala/runs /srv/nyala/keys /srv/nyala/keys/allowed /srv/nyala/keys/allowed/actor \
+        /srv/nyala/huggingface /srv/nyala/scratch
 USER nyala
 WORKDIR /srv/nyala
 

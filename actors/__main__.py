@@ -30,7 +30,12 @@ log = structlog.get_logger()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run an actor or an export; return 0 after a clean end, else `exit_code` of the error."""
+    """Run an actor or an export.
+
+    Returns:
+        0 at the end of the run, `actors.exit_when_told` for an actor that was told to go, else
+        `exit_code` of the error.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["export"]:
         return _export(arguments[1:])
@@ -55,17 +60,19 @@ def _act(settings: Settings, name: str, key: str | None) -> int:
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_until_stopped(settings, incarnation, key))
-    log.info("stopped")
-    return 0
+        is_told = runner.run(_until_stopped(settings, incarnation, key))
+    log.info("stopped", told=is_told)
+    return settings.actors.exit_when_told if is_told else 0
 
 
-async def _until_stopped(settings: Settings, incarnation: str, key: str | None) -> None:
+async def _until_stopped(settings: Settings, incarnation: str, key: str | None) -> bool:
+    """Run until the end; return whether this machine, not the run, ended it."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with stop_at_notice(source_of(settings.actors.preemption), stop):
         await run_actor(settings, incarnation, stop, key=key)
+    return stop.is_set()
 
 
 def _export(arguments: list[str]) -> int:

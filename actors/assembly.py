@@ -30,9 +30,9 @@ from broker.client.client import BrokerClient
 from broker.protocol.messages import MAX_LINES, Enrol, Hello, Receipt
 from broker.transport.key_rotation import broker_public_keys
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
-from configs.errors import RefusedError
+from configs.errors import RefusedError, SettingsError
 from configs.hashes import run_hashes
-from configs.settings import Settings
+from configs.settings import BrokerSettings, Settings
 
 from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
 
@@ -62,6 +62,8 @@ async def run_actor(
     Raises:
         NyalaError: A failure that a person has to look at.
     """
+    _check_endpoints(settings.broker)
+    log.info("starting", stage=f"looking for the broker at {settings.broker.endpoint}")
     keys_folder = _keys_folder(settings)
     keys = await unless(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
@@ -176,13 +178,15 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             model=run.model_path,
             max_model_len=max_model_len,
             dtype=run.dtype,
+            head_dtype=run.head_dtype,
             max_concurrent=actors.max_concurrent_episodes,
             threads=actors.threads,
             device=device,
             seed=_engine_seed(),
         )
         return torch_engine(options), device
-    from actors.engine.vllm_engine import VllmOptions, vllm_engine  # noqa: PLC0415 - vLLM
+    from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM
+    from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
 
     check_engine_args(actors.engine_args)
     in_process = device == "cpu" if actors.in_process is None else actors.in_process
@@ -191,6 +195,7 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             model=run.model_path,
             max_model_len=max_model_len,
             dtype=run.dtype,
+            head_dtype=run.head_dtype,
             max_concurrent=actors.max_concurrent_episodes,
             in_process=in_process,
             threads=actors.threads,
@@ -244,6 +249,17 @@ def _client(settings: Settings, keys: KeyPair, incarnation: str) -> BrokerClient
         incarnation=incarnation,
         max_message_bytes=settings.broker.max_message_bytes,
     )
+
+
+def _check_endpoints(broker: BrokerSettings) -> None:
+    """Refuse port 0, with which a run's settings leave the choice to `nyala up`."""
+    for endpoint in (broker.endpoint, *broker.other_endpoints):
+        if endpoint.endswith(":0"):
+            raise SettingsError(
+                f"broker.endpoint must have the port at which the run's broker listens, got "
+                f"{endpoint}; give the folder of the run or its own config.yaml, or "
+                f"--set broker.endpoint=tcp://HOST:PORT (docs/fleet.md)"
+            )
 
 
 def _keys_folder(settings: Settings) -> Path:

@@ -14,6 +14,7 @@ ALIASES: dict[str, str] = {
     "run.chat_template_kwargs": "apply_chat_template_kwargs enable_thinking",
     "run.stop": "stop_strings stop_sequences stop_words",
     "run.dtype": "torch_dtype param_dtype bf16 precision",
+    "run.head_dtype": "fp32_lm_head lm_head_fp32 enable_fp32_lm_head cast_lm_head_to_fp32",
     "run.steps": (
         "max_steps total_steps num_rollout max_train_steps training.steps "
         "total_training_steps num_train_steps total_epochs num_train_epochs "
@@ -84,11 +85,14 @@ ALIASES: dict[str, str] = {
         "num_train_gpus nproc_per_node num_gpus n_gpus_per_node gpus_per_node world_size "
         "num_trainer_gpus actor_num_gpus_per_node"
     ),
+    "parallel.tensor": "actor.tensor_parallel_size tensor_model_parallel_world_size",
     "parallel.sequence": "cp cp_size sp_size ulysses_sequence_parallel_size context_parallel_size",
     "learner.lr": "learning_rate optim.lr optimizer.lr actor_learning_rate adam.lr peak_lr",
     "learner.lr_warmup_steps": "warmup_steps num_warmup_steps lr_warmup_iters warmup",
     "learner.lr_decay": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
     "learner.lr_min_ratio": "min_lr_ratio min_lr lr_end",
+    "learner.lora_rank": "lora_r lora.rank peft_config.r lora_config.r lora_dim",
+    "learner.lora_alpha": "lora.alpha peft_config.lora_alpha lora_config.lora_alpha",
     "learner.weight_decay": "wd l2",
     "learner.adam_beta1": "beta1 betas1",
     "learner.adam_beta2": "beta2 betas2",

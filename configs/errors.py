@@ -14,11 +14,15 @@ NyalaError
 ├── OutOfMemory        a batch did not fit: the next start trains it in smaller pieces
 ├── DivergedError      training went wrong again after as many rollbacks as are allowed
 ├── EngineError        the engine that samples died or cannot start
+├── EngineDied         it worked, and died or hangs: the actor has to be started again
 ├── RewardError        a reward function raised, returned nonsense or took too long
 └── WeightsError       weights do not match their manifest
 """
 
 from __future__ import annotations
+
+FIRST_FREE_CODE = 10
+"""Exit codes from here to 125 are left to users; those below are ours, those above the shell's."""
 
 
 class NyalaError(Exception):
@@ -85,6 +89,10 @@ class EngineError(NyalaError):
     """The engine died or cannot start."""
 
 
+class EngineDied(EngineError):
+    """The engine worked, and died or hangs; another start of the actor is all it needs."""
+
+
 class RewardError(NyalaError):
     """A reward function failed on an episode."""
 
@@ -97,9 +105,11 @@ def exit_code(error: NyalaError) -> int:
     """Choose the exit code of a process that ends with `error`; `nyala up` acts on it.
 
     Returns:
-        2 a person has to change something first, 3 another learner owns the run, 1 starting the
-        process again may help.
+        2 a person has to change something first, 3 another learner owns the run, 4 an actor lost
+        its engine and has given its work back: start it again; 1 starting it again may help.
     """
+    if isinstance(error, EngineDied):
+        return 4
     if isinstance(
         error, SettingsError | RefusedError | RewardError | CheckpointError | DivergedError
     ):

@@ -23,6 +23,7 @@ LOCAL_KEYS = {
     "environment_python",
     "model",
     "reward",
+    "samples",
     "trusted_network",
 }
 """Keys of `run` that may differ between machines. The contents of the files that they name are

@@ -15,8 +15,8 @@ VARIABLE = "NYALA_TYPED"
 """Set by `./run` to its own name as it was typed."""
 
 HINT = re.compile(
-    r"(?<![\w/])nyala(?= (?:new|up|status|actor|learner|broker|keys|buffer|weights|losses|schema|"
-    r"data|env|init-model|chaos)\b)"
+    r"(?<![\w/])nyala(?= (?:new|up|status|logs|stop|samples|try|actor|learner|broker|keys|buffer|"
+    r"weights|losses|schema|data|env|init-model|chaos)\b)"
 )
 
 

@@ -5,7 +5,9 @@ Wires the components in the order of their dependencies, and logs each stage.
 
 from __future__ import annotations
 
+import os
 import threading
+from functools import partial
 
 import structlog
 import torch
@@ -28,8 +30,10 @@ from learner.data.ledger import Ledger
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
 from learner.model.activation_checkpointing import choose
-from learner.model.policy import Policy, freeze, probe_logprobs, shard
+from learner.model.lora.adapters import adapt, begin_adapters
+from learner.model.policy import Policy, freeze, probe_scores, rounded_logprobs, shard
 from learner.model.ranks import Ranks, join
+from learner.model.rendezvous import without_launchers
 from learner.model.saved_model import (
     allocate,
     check_first_layers,
@@ -40,7 +44,8 @@ from learner.model.sequence_cost import SequenceCost
 from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
-from learner.weights.publish import FollowerPublisher, ProbeFunction, WeightPublisher
+from learner.weights.publish import FollowerPublisher, WeightPublisher
+from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 
 from .components import Components
 from .coordinator import Coordinator, Follower
@@ -48,8 +53,6 @@ from .loop import Loop
 from .rank_zero import RankZero
 
 log = structlog.get_logger()
-
-PROBE_TOKENS = 16  # enough for all layers and heads to matter, short enough for any context
 
 
 def run_learner(settings: Settings, stopping: threading.Event) -> bool:
@@ -68,7 +71,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
     with Store(url, settings.run.name, admits=admits) as raw_store:
         store = RetryingStore(raw_store)
         log.info("starting", stage="loading the model")
-        policy = load_policy(settings, ranks)
+        policy = load_policy(settings, ranks, is_trained=True)
         reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
         optimizer = ScheduledOptimizer(policy, schedule(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
@@ -174,24 +177,27 @@ def _follow(
     """Make what every other rank has in its place."""
     run = settings.run
     records = Records(store, run, settings.buffer, settings.rewards)
-    publisher = FollowerPublisher(
-        policy.causal_lm, run, probe_ids=_probe_ids(run, policy), probe=_probe(policy)
-    )
+    publisher = FollowerPublisher(policy.causal_lm, run, probe=_probe(run, policy))
     return Follower(ranks, records, start, under_way), publisher
 
 
-def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -> Policy:
-    """Load a policy, by default the initial one, sharded: no rank holds all of it."""
+def load_policy(
+    settings: Settings, ranks: Ranks, *, model: str | None = None, is_trained: bool = False
+) -> Policy:
+    """Load a policy, by default the initial one, sharded; one that is trained may have adapters."""
     path = present_model(settings.run) if model is None else model
     causal_lm = empty_causal_lm(path)
     check_heads(settings.parallel, causal_lm.config.to_dict())
     if ranks.is_first:  # another would find the same
         check_first_layers(causal_lm, path)
-    policy = Policy(causal_lm, temperature=settings.run.temperature)
+    learner = settings.learner
+    if is_trained:
+        adapt(causal_lm, learner)
+    head_dtype = torch.float32 if settings.run.head_dtype else None
+    policy = Policy(causal_lm, temperature=settings.run.temperature, head_dtype=head_dtype)
     policy.sequence_group = ranks.sequence
     # As the sampler ran it: dropout would make ratios random. Gradients flow all the same.
     policy.eval()
-    learner = settings.learner
     shard(
         policy,
         ranks.mesh,
@@ -199,9 +205,12 @@ def load_policy(settings: Settings, ranks: Ranks, *, model: str | None = None) -
         activations=choose(learner, policy, ranks.device),
         offload=learner.offload,
         compiled=learner.compile,
+        tensor=ranks.tensor,
     )
     allocate(policy, ranks.device, offload="parameters" in learner.offload)
     read_weights(causal_lm, path)
+    if is_trained:
+        policy.adapter = begin_adapters(causal_lm, learner, dtype=settings.run.dtype, ranks=ranks)
     return policy
 
 
@@ -290,18 +299,18 @@ def make_publisher(
         run,
         settings.learner,
         keys=settings.broker.keys or run.folder / "keys",
-        probe_ids=_probe_ids(run, policy),
         put_pointer=put_pointer,
-        probe=_probe(policy),
+        probe=_probe(run, policy),
+        environment=without_launchers(os.environ),  # its actors may be on other networks
     )
 
 
-def _probe_ids(run: RunSettings, policy: Policy) -> list[int]:
-    """Choose the fixed tokens whose log-probs actors compare with the learner's."""
+def _probe(run: RunSettings, policy: Policy) -> PolicyProbe:
     # An engine that scores a prompt samples one token more.
     room = run.max_prompt_tokens + run.max_completion_tokens - 1
-    return [(11 + 7919 * t) % policy.vocabulary for t in range(min(PROBE_TOKENS, room))]
-
-
-def _probe(policy: Policy) -> ProbeFunction:
-    return lambda _, token_ids: probe_logprobs(policy, token_ids)
+    return PolicyProbe(
+        partial(probe_scores, policy),
+        partial(rounded_logprobs, policy),
+        num_tokens=min(NUM_TOKENS, room),
+        vocabulary=policy.vocabulary,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import structlog
@@ -34,6 +34,7 @@ from learner.model.sequence_cost import SequenceCost
 from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import StepTimes, Totals
+from learner.reporting.sample_writer import SampleWriter
 from learner.reporting.summary import summarise
 from learner.training.guards import Alert, GuardState
 from learner.training.step import TrainedBatch
@@ -76,10 +77,8 @@ class RankZero:
         self._run = run = settings.run
         self._algorithm = settings.algorithm
         self._store, self._ranks, self._ledger = store, ranks, ledger
-        self._cost = cost
-        self._stopping = stopping
-        self._start = start
-        self._under_way = under_way
+        self._cost, self._stopping = cost, stopping
+        self._start, self._under_way = start, under_way
         self._journal = Journal(run.folder)
         self._journal.rewind(start.state.step)
         self._claims = Claims(
@@ -95,22 +94,24 @@ class RankZero:
         )
         self._alarm = SamplingAlarm(store, settings)
         self._records = Records(store, run, settings.buffer, settings.rewards)
+        environment_of = environment_by_group(run, ledger)
+        self._samples = self._sample_writer(environment_of)
         self._batch_log = BatchLog(
             self._journal,
             self._claims.dropped,
             lineage=start.lineage,
             lineages=start.lineages,
             totals=start.state.totals,
-            environment_of=environment_by_group(run, ledger),
+            environment_of=environment_of,
         )
-        cursor = start.state.cursor
-        self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=cursor)
+        self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=start.state.cursor)
         self._evaluations = Evaluations(
             store,
             run,
             ledger=ledger,
             timeout_s=settings.learner.eval_timeout_s,
             report=self._report,
+            keep=self._samples.keep_answers,
         )
         self._pressure = CommitPressure(store, settings.buffer)
         self._batch: ClaimedBatch | None = None
@@ -122,8 +123,9 @@ class RankZero:
         """Recoveries before the newest checkpoint began."""
 
     def start(self, step: int) -> None:
-        """Start the feeder, and evaluate what an earlier learner has not."""
+        """Start what runs beside training, and evaluate what an earlier learner has not."""
         self._feeder.start()
+        self._samples.start()
         self._evaluate(step)
 
     def next_batch(
@@ -168,13 +170,15 @@ class RankZero:
                 "the batch has; it was trained as if they were 0"
             )
             alerts = [*alerts, Alert("reward_part_missing", why)]
+        self._samples.keep_batch(batch.step, batch.episodes)
         self._batch_log.record(
             batch,
             trained,
             times,
-            alerts,
+            [*alerts, *self._samples.alerts()],
             claimed_at=self._claimed_at,
             sampling_alarms=self._alarm.alarms,
+            dropped_samples=self._samples.dropped,
         )
 
     def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
@@ -237,6 +241,7 @@ class RankZero:
         self._store.run(operations.clear_replay(lineage))
         self._records.sweep(older_than_s=0.0)
         stats = self._store.run(operations.stats())
+        self._samples.close()
         self._batch_log.end()
         evaluations = self._journal.lines("eval")
         self._journal.summarise(summarise(run, self._totals(), guards, stats, evaluations))
@@ -244,8 +249,18 @@ class RankZero:
         return True
 
     def close(self) -> None:
-        """Stop the feeder."""
+        """Stop what runs beside training."""
         self._feeder.stop()
+        self._samples.close()
+
+    def _sample_writer(self, environment_of: Callable[[int], str]) -> SampleWriter:
+        start = self._start
+        return SampleWriter(
+            self._run,
+            step=start.state.step,
+            lineage=start.lineage,
+            environment_of=environment_of,
+        )
 
     def _wait(self, step: int) -> ClaimedBatch | None:
         """Wait for batch `step`, `KEEPALIVE_S` at most, collecting evaluations meanwhile."""

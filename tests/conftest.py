@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,11 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+
+# A card is no matter to tests of a torch for CPUs; learners would refuse to leave it out.
+if version("torch").endswith("+cpu"):
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
 class FailuresAtOnce:

@@ -127,7 +127,7 @@ class Engine(Protocol):
         A finished request is handed over at once; a running one at most every ~0.25 s.
 
         Raises:
-            EngineError: the engine died.
+            EngineError: the engine died, or hangs; what it made was returned by earlier calls.
         """
         ...
 
@@ -154,7 +154,7 @@ class Sampled(NamedTuple):
 
 
 class Stepper(Protocol):
-    """A model and its running requests, used from one thread only, but for `prepare`."""
+    """A model and its running requests, used from one thread only, but for `prepare` and `kill`."""
 
     def start(self) -> None:
         """Load the model and run one forward pass."""
@@ -208,6 +208,22 @@ class Stepper(Protocol):
 
     def load(self, staged: StagedWeights) -> None:
         """Swap to the prepared weights while paused; running requests keep their KV cache."""
+        ...
+
+    def check(self) -> None:
+        """Look whether the model is alive.
+
+        Raises:
+            EngineDied: it is not.
+        """
+        ...
+
+    def rest(self) -> Iterable[Sampled]:
+        """Return what was made and not yet returned, of a model that may be dead."""
+        ...
+
+    def kill(self) -> None:
+        """End a model that hangs, from another thread, where that is possible: `step` raises."""
         ...
 
     def close(self) -> None:

@@ -1,35 +1,32 @@
 """Engine made of a stepper and a thread that owns it; the event loop never waits for a step.
 
-`ThreadedEngine` is the whole `Engine` protocol over a `Stepper`, which has no threads of its own.
-Commands reach the thread through one queue and are executed between two steps, in order; without
-work the thread sleeps on that queue. Tokens come back by one `call_soon_threadsafe` per
-hand-over.
+`ThreadedEngine` is the whole `Engine` protocol over a `Stepper`, which has no threads of its own:
+its commands are executed by `EngineThread` between two steps. Tokens come back by one
+`call_soon_threadsafe` per hand-over.
 
-Waits: `deltas` for tokens (until cancelled), `apply` and `probe` for their turn (with a deadline).
-The death of the thread unblocks all of them with `EngineError`.
+Waits: `deltas` for tokens (until cancelled, or until the engine has been silent for too long),
+`apply` and `probe` for their turn (with a deadline), the thread for a command or a step. The death
+of the thread hands over all tokens that were made, and then unblocks all waits with `EngineError`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import time
-from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeVar
-
-import structlog
 
 from buffer.record.episode import PolicyVersion
-from configs.errors import DeadlineError, EngineError, SettingsError
+from configs.errors import DeadlineError, EngineDied, EngineError, SettingsError
 from configs.worker import Worker
 
-from .engine import INITIAL_VERSION, Delta, Request, Sampled, StagedWeights, Stepper
-from .stop_strings import TurnWatch
-from .token_versions import DeltaInbox, RequestTable
+from .engine import INITIAL_VERSION, Delta, Request, StagedWeights, Stepper
+from .engine_thread import EngineThread, HandOver
+from .token_versions import DeltaInbox
+from .waits.answers import Answers
+from .waits.stall import LOOK_S, StallWatch
 
-T = TypeVar("T")
+KILLED_S = 5.0
+"""From the kill of an engine that hangs to the end of its thread, which hands its tokens over."""
 
 
 class ThreadedEngine:
@@ -53,6 +50,7 @@ class ThreadedEngine:
         version: PolicyVersion = INITIAL_VERSION,
         start_timeout_s: float = 600.0,
         command_timeout_s: float = 120.0,
+        stall: StallWatch | None = None,
     ) -> None:
         """Prepare; nothing is loaded before `start`.
 
@@ -62,29 +60,31 @@ class ThreadedEngine:
             version: Of the weights that the stepper starts with.
             start_timeout_s: Deadline of `start`; a first start may compile kernels.
             command_timeout_s: Deadline of `apply`, `probe` and `close`.
+            stall: Decides when an engine with requests has been silent for too long.
         """
         self._stepper = stepper
         self._max_model_len = max_model_len
-        self._version = version
         self._start_timeout_s = start_timeout_s
         self._command_timeout_s = command_timeout_s
-        # Loop side.
+        self._stall = stall or StallWatch()
+        self._inside = EngineThread(
+            stepper, max_model_len=max_model_len, version=version, stall=self._stall
+        )
+        self._commands = self._inside.commands
+        self._thread: Worker | None = None
         self._inbox = DeltaInbox()
         self._arrived = asyncio.Event()
+        self._answers = Answers(on_late=self._end_hung)
         self._next_key = 0
         self._error: EngineError | None = None
-        self._unanswered: set[Future[Any]] = set()
-        # Thread side.
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._table = RequestTable()
-        self._probes: dict[int, Future[tuple[float, ...]]] = {}
-        self._closing = False
-        self._thread: Worker | None = None
+        self._silence: EngineError | None = None
+        """Why an engine that hangs was given up."""
+        self._is_swapping = self._hangs = False
 
     @property
     def version(self) -> PolicyVersion:
         """The policy version that the next token will be sampled from."""
-        return self._version
+        return self._inside.version
 
     async def start(self) -> None:
         """Load the model in the engine's thread.
@@ -95,9 +95,8 @@ class ThreadedEngine:
         """
         assert self._thread is None, "an engine starts once"
         started: Future[None] = Future()
-        loop = asyncio.get_running_loop()
-        self._thread = Worker(partial(self._run, loop, started), name="engine").start()
-        await self._within(started, self._start_timeout_s, "start")
+        self._thread = self._inside.start(started, on_tokens=self._deliver, on_death=self._die)
+        await self._answers.within(started, self._start_timeout_s, "start")
 
     def submit(self, requests: list[Request]) -> None:
         """Begin these requests; one that the model cannot serve ends with a refusal.
@@ -110,15 +109,15 @@ class ThreadedEngine:
             key = self._new_key()
             superseded = self._inbox.drop(request.request_id)
             if superseded is not None:
-                self._commands.put(partial(self._cancel, [superseded]))
+                self._commands.put(partial(self._inside.cancel, [superseded]))
             self._inbox.expect(key, request.request_id)
-            self._commands.put(partial(self._admit, key, request))
+            self._commands.put(partial(self._inside.admit, key, request))
 
     def abort(self, request_ids: list[str]) -> None:
         """Stop these requests; not one of their tokens arrives any more."""
         keys = [key for id_ in request_ids if (key := self._inbox.drop(id_)) is not None]
         if keys:
-            self._commands.put(partial(self._cancel, keys))
+            self._commands.put(partial(self._inside.cancel, keys))
 
     async def halt(self) -> list[Delta]:
         """Stop all requests and return the tokens that are not handed over yet.
@@ -127,9 +126,9 @@ class ThreadedEngine:
             EngineError: the engine died.
         """
         self._check_alive()
-        last: Future[list[tuple[int, Delta]]] = Future()
-        self._commands.put(partial(self._halt, last))
-        self._inbox.put(await self._within(last, self._command_timeout_s, "halt"))
+        last: Future[HandOver] = Future()
+        self._commands.put(partial(self._inside.halt, last))
+        self._inbox.put(await self._answers.within(last, self._command_timeout_s, "halt"))
         deltas = self._inbox.take()
         self._inbox.drop_all()
         return deltas
@@ -138,12 +137,12 @@ class ThreadedEngine:
         """Wait for tokens and return all that came.
 
         Raises:
-            EngineError: the engine died; what came before was returned by earlier calls.
+            EngineDied: the engine died, or hangs; what it made was returned by earlier calls.
         """
         while not self._inbox:
             self._check_alive()
             self._arrived.clear()
-            await self._arrived.wait()
+            await self._wait_for_tokens()
         return self._inbox.take()
 
     async def apply(self, staged: StagedWeights) -> float:
@@ -159,8 +158,12 @@ class ThreadedEngine:
         await asyncio.to_thread(self._stepper.prepare, staged)
         self._check_alive()
         pause: Future[float] = Future()
-        self._commands.put(partial(self._apply, staged, pause))
-        return await self._within(pause, self._command_timeout_s, "apply weights")
+        self._commands.put(partial(self._inside.apply, staged, pause))
+        self._is_swapping = True
+        try:
+            return await self._answers.within(pause, self._command_timeout_s, "apply weights")
+        finally:
+            self._is_swapping = False
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Return log-probs of tokens 1.. under the weights of this moment, nats, at temperature 1.
@@ -176,22 +179,20 @@ class ThreadedEngine:
                 "raise actors.max_model_len"
             )
         answer: Future[tuple[float, ...]] = Future()
-        self._commands.put(partial(self._probe, self._new_key(), token_ids, answer))
-        return await self._within(answer, self._command_timeout_s, "probe")
+        self._commands.put(partial(self._inside.probe, self._new_key(), token_ids, answer))
+        return await self._answers.within(answer, self._command_timeout_s, "probe")
 
     async def close(self) -> None:
         """Stop the thread and free the model."""
         if self._thread is None or not self._thread.is_alive:
             return
-        self._commands.put(self._close)
-        await asyncio.to_thread(self._thread.join, self._command_timeout_s)
-        if self._thread.is_alive:
+        self._commands.put(self._inside.close)
+        limit_s = KILLED_S if self._hangs else self._command_timeout_s
+        await asyncio.to_thread(self._thread.join, limit_s)
+        if self._thread.is_alive and not self._hangs and self._error is None:
             raise DeadlineError(
-                f"the engine must stop within {self._command_timeout_s} s, got no end of its step; "
-                "kill the process"
+                f"the engine must stop within {limit_s} s, got no end of its step; kill the process"
             )
-
-    # Loop side.
 
     def _new_key(self) -> int:
         self._next_key += 1
@@ -201,117 +202,35 @@ class ThreadedEngine:
         if self._error is not None:
             raise self._error
 
-    async def _within(self, future: Future[T], seconds: float, what: str) -> T:
-        self._unanswered.add(future)
+    async def _wait_for_tokens(self) -> None:
         try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"the engine must {what} within {seconds} s, got no answer; restart the actor"
-            ) from error
-        finally:
-            self._unanswered.discard(future)
+            async with asyncio.timeout(LOOK_S):
+                await self._arrived.wait()
+        except TimeoutError:
+            num_wanted = 0 if self._is_swapping else len(self._inbox)
+            if self._stall.look(num_wanted=num_wanted, has_begun=self._inbox.has_begun):
+                await self._end_silent()
 
-    def _deliver(self, deltas: list[tuple[int, Delta]]) -> None:
+    async def _end_silent(self) -> None:
+        """End an engine that makes nothing; where its process can be killed, its tokens come."""
+        self._silence = EngineDied(
+            f"the engine must make a token within {self._stall.limit_s:g} s while it has requests, "
+            "got none; look for a lost GPU or a full memory in the machine's log"
+        )
+        self._end_hung()
+        assert self._thread is not None
+        await asyncio.to_thread(self._thread.join, KILLED_S)
+        self._die(self._silence)
+
+    def _end_hung(self) -> None:
+        self._hangs = True
+        self._stepper.kill()
+
+    def _deliver(self, deltas: HandOver) -> None:
         self._inbox.put(deltas)
         self._arrived.set()
 
     def _die(self, error: EngineError) -> None:
-        self._error = error
+        self._error = self._silence or error
         self._arrived.set()
-        for future in self._unanswered:
-            if not future.done():
-                future.set_exception(error)
-
-    # Thread side.
-
-    def _run(self, loop: asyncio.AbstractEventLoop, started: Future[None]) -> None:
-        try:
-            self._stepper.start()
-            started.set_result(None)
-            self._serve(loop)
-        except BaseException as error:  # noqa: BLE001 - `_die` raises it where the loop waits
-            structlog.get_logger().exception("engine died")
-            death = EngineError(f"the engine died: {error!r}; restart the actor")
-            death.__cause__ = error
-        else:
-            death = EngineError("the engine must be open, got a call after close; start another")
-        try:
-            self._stepper.close()
-        except Exception:  # noqa: BLE001 - of an engine that may be dead; the loop must hear of it
-            structlog.get_logger().exception("engine did not close")
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._die, death)
-
-    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        while not self._closing:
-            self._execute_commands()
-            if self._stepper.has_work and not self._closing:
-                self._record(self._stepper.step())
-            due = self._table.take(time.monotonic())
-            if due:
-                loop.call_soon_threadsafe(self._deliver, due)
-
-    def _record(self, made: Iterable[Sampled]) -> None:
-        ended: list[int] = []
-        for sampled in made:
-            if sampled.key in self._probes:
-                self._probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
-            elif self._table.record(*sampled, self._version):
-                ended.append(sampled.key)
-        if ended:
-            self._stepper.cancel(ended)
-
-    def _execute_commands(self) -> None:
-        if not self._stepper.has_work:
-            self._commands.get()()
-        while not self._closing:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            command()
-
-    def _admit(self, key: int, request: Request) -> None:
-        stops = request.stop_strings
-        watch = None if stops is None else TurnWatch(stops, request.turn)
-        self._table.begin(key, request.request_id, watch)
-        room = self._max_model_len - len(request.token_ids)
-        try:
-            request.check(vocabulary=self._stepper.vocabulary, room=room)
-            self._stepper.admit(key, request, min(request.max_tokens, room))
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            # What a request can be at fault for; of a model that is broken, the thread dies.
-            structlog.get_logger().warning("request refused", request=request.request_id)
-            self._stepper.cancel([key])
-            self._table.refuse(key, str(error))
-
-    def _cancel(self, keys: list[int]) -> None:
-        running = [key for key in keys if key in self._table]
-        for key in running:
-            self._table.forget(key)
-        self._stepper.cancel(running)
-
-    def _halt(self, last: Future[list[tuple[int, Delta]]]) -> None:
-        self._record(self._stepper.pause())
-        self._stepper.resume()
-        self._stepper.cancel(self._table.keys())
-        last.set_result(self._table.close())
-
-    def _apply(self, staged: StagedWeights, pause: Future[float]) -> None:
-        begun = time.monotonic()
-        self._record(self._stepper.pause())
-        self._stepper.load(staged)  # an error leaves a mixture of weights: the thread dies of it
-        self._version = staged.manifest.version
-        self._stepper.resume()
-        pause.set_result(time.monotonic() - begun)
-
-    def _probe(
-        self, key: int, token_ids: tuple[int, ...], answer: Future[tuple[float, ...]]
-    ) -> None:
-        self._probes[key] = answer
-        self._stepper.begin_probe(key, token_ids)
-
-    def _close(self) -> None:
-        self._closing = True
+        self._answers.fail(self._error)

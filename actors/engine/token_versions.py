@@ -126,10 +126,20 @@ class DeltaInbox:
 
     def __init__(self) -> None:
         self._keys: dict[str, int] = {}
+        self._begun: set[int] = set()
         self._waiting: dict[int, Delta] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
+
+    def __len__(self) -> int:
+        """Count the requests that are wanted and have not ended."""
+        return len(self._keys)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether one of them has had a token."""
+        return bool(self._begun)
 
     def expect(self, key: int, request_id: str) -> None:
         """Accept deltas of this request from now on, and no longer those of its earlier life."""
@@ -141,11 +151,13 @@ class DeltaInbox:
         key = self._keys.pop(request_id, None)
         if key is not None:
             self._waiting.pop(key, None)
+            self._begun.discard(key)
         return key
 
     def drop_all(self) -> None:
         """Stop wanting any request."""
         self._keys.clear()
+        self._begun.clear()
         self._waiting.clear()
 
     def put(self, deltas: list[tuple[int, Delta]]) -> None:
@@ -153,6 +165,7 @@ class DeltaInbox:
         for key, delta in deltas:
             if self._keys.get(delta.request_id) != key:
                 continue
+            self._begun.add(key)
             earlier = self._waiting.get(key)
             self._waiting[key] = delta if earlier is None else _join(earlier, delta)
 
@@ -162,7 +175,7 @@ class DeltaInbox:
         self._waiting.clear()
         for delta in deltas:
             if delta.finish_reason is not None:
-                del self._keys[delta.request_id]
+                self._begun.discard(self._keys.pop(delta.request_id))
         return deltas
 
 

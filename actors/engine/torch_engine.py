@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -24,8 +25,8 @@ from configs.architecture import attention_of
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
-from .kv_cache import RowCache
-from .mask_form import MaskForm
+from .rows.kv_cache import RowCache
+from .rows.mask_form import MaskForm
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
 
@@ -38,6 +39,8 @@ class TorchOptions:
     """Hugging Face model directory or hub name."""
     max_model_len: int
     dtype: str = "float32"
+    head_dtype: str | None = None
+    """Of the logits; None = `dtype`."""
     max_concurrent: int = 64
     threads: int = 1
     device: str = "cpu"
@@ -95,6 +98,10 @@ class TorchStepper:
             options.model, dtype=getattr(torch, options.dtype), attn_implementation=attention
         )
         self._mask = MaskForm(self._model.config, added=attention == "eager")
+        if options.head_dtype is not None:
+            layer = self._model.get_output_embeddings()
+            assert isinstance(layer, nn.Linear)
+            _widen(layer, getattr(torch, options.head_dtype))
         nn.Module.to(self._model, options.device)  # its own `to` has a broken signature
         self._model.eval()
         self._parameters = dict(self._model.named_parameters())  # walking the modules takes a while
@@ -182,6 +189,16 @@ class TorchStepper:
         for name, parameter in self._parameters.items():
             parameter.data, self._shadow[name] = self._shadow[name], parameter.data
 
+    def check(self) -> None:
+        """Do nothing: the model lives in the thread that asks."""
+
+    def rest(self) -> Iterable[Sampled]:
+        """Every step returns all that it made."""
+        return ()
+
+    def kill(self) -> None:
+        """Do nothing: a thread cannot be ended from outside."""
+
     def close(self) -> None:
         """Nothing outlives the object."""
 
@@ -244,3 +261,13 @@ class TorchStepper:
         )
         scores_T = logprobs_TV[:-1].gather(-1, ids_1T[0, 1:, None]).squeeze(-1)
         return Sampled(key, [], scores_T.tolist(), "stop")
+
+
+def _widen(layer: nn.Linear, dtype: torch.dtype) -> None:
+    """Make the output layer multiply its weights, whose dtype stays, in another dtype."""
+
+    def forward(input: Tensor) -> Tensor:  # noqa: A002 - the layer's own name for it
+        parameters = {name: each.to(dtype) for name, each in layer.named_parameters()}
+        return functional.linear(input.to(dtype), **parameters)
+
+    layer.forward = forward  # type: ignore[method-assign]

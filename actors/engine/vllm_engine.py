@@ -13,12 +13,9 @@ that waits for its first token when the weights change begins again under the ne
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError
@@ -26,7 +23,9 @@ from configs.errors import EngineError
 from .device import engine_device
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
-from .vllm_private import has_outputs, shut_down, take_unsent
+from .vllm_options import VllmOptions, engine_arguments, prepare_environment, refused_arguments
+from .vllm_private import core_client, has_outputs, shut_down, take_unsent
+from .waits.core_end import CoreWatch
 from .wire_tensors import named_tensors
 
 if TYPE_CHECKING:
@@ -34,32 +33,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from .vllm_shadow import ShadowModel
-
-STREAM_INTERVAL = 8
-"""Tokens of a request that vLLM returns together, the first and the last ones apart: to hand one
-over costs Python as much time as several of them cost a small model."""
-
-
-@dataclass(frozen=True, slots=True)
-class VllmOptions:
-    """Options of vLLM; see `actors` in the settings."""
-
-    model: str
-    """Hugging Face model directory or hub name."""
-    max_model_len: int
-    dtype: str = "float32"
-    max_concurrent: int = 256
-    in_process: bool = True
-    threads: int = 1
-    """OpenMP threads on a CPU."""
-    kv_cache_gib: int = 1
-    """KV cache on a CPU, GiB."""
-    gpu_memory_utilization: float = 0.85
-    tensor_parallel_size: int = 1
-    seed: int = 0
-    engine_args: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments, checked by `engine_args.check_engine_args`."""
+    from .shadow.model import ShadowModel
 
 
 def vllm_engine(
@@ -81,28 +55,37 @@ class VllmStepper:
         """Requests without a first token, which a swap begins again."""
         self._engine: LLMEngine
         self._shadow: ShadowModel | None = None
+        self._watch: CoreWatch | None = None
+        """Of a core in another process."""
 
     def start(self) -> None:
         """Import vLLM, load the model, and run one token through it."""
-        _prepare_environment(self._options)
+        prepare_environment(self._options)
         from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 - vLLM
+        from vllm.usage.usage_lib import UsageContext  # noqa: PLC0415 - vLLM
         from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 - vLLM
 
         from . import vllm_weights  # noqa: PLC0415 - vLLM
 
         vllm_weights.register()
-        arguments = _engine_arguments(self._options, vllm_weights.BACKEND)
+        arguments = engine_arguments(self._options, vllm_weights.BACKEND)
         try:
             self._engine = LLMEngine.from_engine_args(
-                EngineArgs(**arguments), enable_multiprocessing=not self._options.in_process
+                EngineArgs(**arguments),
+                # Of a batch, as it is: any other has no default for the tokens of a step, and
+                # prefills 2,048 at a time where a card takes 8,192 or 16,384.
+                usage_context=UsageContext.LLM_CLASS,
+                enable_multiprocessing=not self._options.in_process,
             )
         except (TypeError, ValueError) as error:
             if not self._options.engine_args:
                 raise
-            raise EngineError(_refused_arguments(self._options.engine_args, error)) from error
+            raise EngineError(refused_arguments(self._options.engine_args, error)) from error
+        if not self._options.in_process:
+            self._watch = CoreWatch(core_client(self._engine))
         self._rpc("init_weight_transfer_engine", init_info={})
         if self._options.in_process and engine_device() == "cpu":
-            from .vllm_shadow import shadow_of  # noqa: PLC0415 - vLLM
+            from .shadow.model import shadow_of  # noqa: PLC0415 - vLLM
 
             (self._shadow,) = self._engine.collective_rpc(shadow_of)
         self.begin_probe(0, (0, 0))  # kernels compile with the first request
@@ -165,8 +148,7 @@ class VllmStepper:
             # The answer to the call above came behind all outputs, and through the same socket.
             while has_outputs(self._engine):
                 yield from self.step()
-        for key, token_ids, logprobs in take_unsent(self._engine):
-            yield Sampled(key, token_ids, logprobs, None)
+        yield from self._unsent()
 
     def prepare(self, staged: StagedWeights) -> None:
         """Fill the shadow copy; where there is none, refuse a bad file while all is whole."""
@@ -192,8 +174,37 @@ class VllmStepper:
         """Let the scheduler run again."""
         self._engine.wake_up(tags=["scheduling"])
 
+    def check(self) -> None:
+        """Look at the process of the core, if it has one.
+
+        Raises:
+            EngineDied: it has ended.
+        """
+        if self._watch is not None:
+            self._watch.check()
+
+    def rest(self) -> Iterable[Sampled]:
+        """Return what the core had handed over before it died, to the last token."""
+        from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415 - vLLM
+
+        if not hasattr(self, "_engine"):
+            return
+        if self._watch is not None:
+            self._watch.settle()
+        with suppress(EngineDeadError):
+            while not self._options.in_process and has_outputs(self._engine):
+                yield from self.step()
+        yield from self._unsent()
+
+    def kill(self) -> None:
+        """End a core in another process; one in this process cannot be ended."""
+        if self._watch is not None:
+            self._watch.kill()
+
     def close(self) -> None:
         """Stop vLLM's core."""
+        if self._watch is not None:
+            self._watch.close()
         if hasattr(self, "_engine"):
             shut_down(self._engine)
             del self._engine
@@ -204,6 +215,10 @@ class VllmStepper:
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update_payload(staged))
         self._rpc("finish_weight_update")
+
+    def _unsent(self) -> Iterable[Sampled]:
+        for key, token_ids, logprobs in take_unsent(self._engine):
+            yield Sampled(key, token_ids, logprobs, None)
 
     def _begin_waiting_again(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -219,66 +234,6 @@ class VllmStepper:
 
     def _rpc(self, method: str, **kwargs: Any) -> None:
         self._engine.collective_rpc(method, kwargs=kwargs)
-
-
-def _prepare_environment(options: VllmOptions) -> None:
-    # vLLM reads these at import and at start. What a person has set stays.
-    defaults = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        # A process that was forked after its parent has met CUDA cannot use it.
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # Pinned workers of several actors would share one core and leave the other idle.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(options.threads),
-        # Its processes are all on this machine. Our weight groups name their own interface.
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
-    if options.in_process:
-        # Those of this thread: for it the environment comes too late.
-        torch.set_num_threads(options.threads)
-
-
-def _engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
-    from vllm.config import WeightTransferConfig  # noqa: PLC0415 - vLLM
-
-    arguments: dict[str, Any] = {
-        "model": options.model,
-        "dtype": options.dtype,
-        "seed": options.seed,
-        "max_model_len": options.max_model_len,
-        "max_num_seqs": options.max_concurrent,
-        "stream_interval": STREAM_INTERVAL,
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # no sampling defaults out of the model's folder
-        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
-        "enable_prefix_caching": True,
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "weight_transfer_config": WeightTransferConfig(backend=backend),
-    }
-    if engine_device() == "cuda":
-        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
-    else:
-        arguments |= {
-            "enforce_eager": True,
-            "distributed_executor_backend": "uni" if options.in_process else "mp",
-            "kv_cache_memory_bytes": options.kv_cache_gib * 2**30,
-        }
-    return arguments | dict(options.engine_args)
-
-
-def _refused_arguments(given: Mapping[str, Any], error: Exception) -> str:
-    reason = " ".join(str(error).split())[:500]
-    return (
-        f"actors.engine_args must be what vLLM's engine takes, got {dict(given)}; remove what it "
-        f"refuses: {reason}"
-    )
 
 
 def _sampling(request: Request, max_tokens: int) -> SamplingParams:

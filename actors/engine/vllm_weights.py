@@ -6,7 +6,7 @@ layout, as plain JSON values; every worker maps the file and takes its shard. Tr
 version are settled before.
 
 A swap: `start_weight_update` -> one `update_weights` -> `finish_weight_update`, between two steps.
-On a CPU the same steps fill a copy of the model instead (`vllm_shadow.py`).
+On a CPU the same steps fill a copy of the model instead (`shadow/model.py`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import random
 import threading
-import warnings
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -29,6 +28,7 @@ from .compact import CompactStyle, Item, compact_style
 from .final_answer import FORMAT, candidates
 from .held_out import probe
 from .partial_credit import position_share
+from .reasoning_gym_modules import import_dataset
 
 HELD_OUT_SEED = 1 << 31  # above any seed + item number, and within the 32 bits of numpy's seeds
 _MAKING = threading.Lock()  # for what is drawn from the one `random` of the process
@@ -177,19 +177,15 @@ class ReasoningGym:
         return text.casefold()
 
     def _create(self, seed: int) -> _Dataset:
-        with warnings.catch_warnings():
-            # Dependencies of the package warn of their own syntax when they are first compiled.
-            warnings.simplefilter("ignore")
-            import reasoning_gym  # noqa: PLC0415 - takes seconds to import
-            from reasoning_gym.factory import DATASETS  # noqa: PLC0415 - takes seconds to import
         name = self._settings.dataset
-        if name not in DATASETS:
+        factory = import_dataset(name)
+        if name not in factory.DATASETS:
             raise SettingsError(
                 "run.environment_settings.dataset must be a dataset of reasoning-gym, "
-                f"got {name!r}; {_similar(name, list(DATASETS))}"
+                f"got {name!r}; {_similar(name, list(factory.DATASETS))}"
             )
         try:
-            dataset: _Dataset = reasoning_gym.create_dataset(
+            dataset: _Dataset = factory.create_dataset(
                 name, seed=seed, size=self._settings.size, **self._extra
             )
         except (TypeError, ValueError, AssertionError, AttributeError) as error:

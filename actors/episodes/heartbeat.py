@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from msgspec import structs
+
 from actors.engine.engine import Engine
 from broker.protocol.messages import Beat, BeatRequest, Figures, Publication
 from configs.errors import RefusedError
@@ -35,6 +37,7 @@ class Heartbeat:
         leases: HeldLeases,
         settings: ActorSettings,
         on_publication: Callable[[Publication | None], None],
+        probe_difference: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
         deadline_s: float,
     ) -> None:
         """Connect the parts.
@@ -46,6 +49,7 @@ class Heartbeat:
             leases: The leases to keep alive.
             settings: The pauses.
             on_publication: Called with the newest address of the weights.
+            probe_difference: Of engine and learner, mean and largest, nats.
             deadline_s: Longest silence of the broker.
         """
         self._broker = broker
@@ -55,6 +59,7 @@ class Heartbeat:
         self._heartbeat_s = settings.heartbeat_s
         self._period_s = min(settings.heartbeat_s, settings.snapshot_s)
         self._on_publication = on_publication
+        self._probe_difference = probe_difference
         self._deadline_s = deadline_s
         self._sent_at = float("-inf")
 
@@ -78,7 +83,8 @@ class Heartbeat:
                 await self._send(beats)
 
     async def _send(self, beats: list[Beat]) -> None:
-        stats = self._sampling.report()
+        mean, largest = self._probe_difference()
+        stats = structs.replace(self._sampling.report(), probe_mean=mean, probe_max=largest)
         for portion in portions(beats) if beats else [()]:
             await self._send_portion(portion, stats)
 

@@ -49,6 +49,11 @@ class Weights(Protocol):
         """Whether the engine's weights are those of no version."""
         ...
 
+    @property
+    def probe_difference(self) -> tuple[float, float]:
+        """Mean and largest difference between engine and learner at the last probe, nats."""
+        ...
+
     def offer(self, publication: Publication | None) -> None:
         """Follow the publisher to its newest address."""
         ...

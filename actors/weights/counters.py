@@ -19,6 +19,8 @@ class WeightCounters:
     """Versions pulled."""
     sparse_pulls: int = 0
     """Of these, by sparse updates."""
+    adapter_pulls: int = 0
+    """Of these, by adapters."""
     pulled_bytes: int = 0
     peer_bytes: int = 0
     """Of these, from other actors."""
@@ -30,5 +32,14 @@ class WeightCounters:
     """From an announcement to staged bytes, summed; generation goes on meanwhile."""
     pause_s: float = 0.0
     """Generation paused for swaps, summed."""
+    probe_mean: float = 0.0
+    """Mean difference of the last probe that agreed, nats."""
+    probe_max: float = 0.0
+    """Its largest difference."""
     probe_max_diff: float = 0.0
-    """Largest difference that passed, nats."""
+    """Largest difference of all that agreed."""
+
+    def note_probe(self, mean: float, largest: float) -> None:
+        """Note the differences of a probe that agreed."""
+        self.probe_mean, self.probe_max = mean, largest
+        self.probe_max_diff = max(self.probe_max_diff, largest)

@@ -6,6 +6,7 @@ belongs in a `GroupThread`. The group is of no use after an exception.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import socket
@@ -23,6 +24,9 @@ from torch.distributed import BroadcastOptions, ProcessGroupGloo
 
 from broker.protocol.weight_messages import BUCKETS_IN_FLIGHT, Epoch
 
+DEVICES = {"gloo": "cpu", "nccl": "cuda"}
+"""Where a backend receives."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Bucket:
@@ -38,7 +42,8 @@ class ReceivingGroup:
     def __init__(self, epoch: Epoch) -> None:
         timeout = timedelta(seconds=epoch.join_s)
         self._store = TCPStore(epoch.host, epoch.port, is_master=False, timeout=timeout)
-        self._is_cuda = epoch.backend == "nccl"
+        self._device = DEVICES[epoch.backend]
+        self._can_abort = epoch.backend == "nccl"
         self._group = _open(self._store, epoch, timeout)
 
     def receive(
@@ -64,13 +69,15 @@ class ReceivingGroup:
         options.rootRank, options.rootTensor = 0, 0
         options.timeout = _left(deadline)
         on_host = torch.frombuffer(memory, dtype=torch.uint8)
-        on_device = torch.empty_like(on_host, device="cuda") if self._is_cuda else on_host
+        on_device = on_host
+        if self._device != "cpu":
+            on_device = torch.empty_like(on_host, device=self._device)
         work = self._group.broadcast([on_device], options)
         return _Bucket(memory, on_host, on_device, work)
 
     def close(self) -> None:
         """Close all connections."""
-        if self._is_cuda:
+        if self._can_abort:
             self._group.abort()
         del self._group, self._store
 
@@ -91,8 +98,13 @@ def _open(store: Store, epoch: Epoch, timeout: timedelta) -> Any:
     if epoch.backend == "nccl":
         # By default a timeout of NCCL would end this whole process.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        # As at rank 0: a blocking communicator would wait for ever for one that died.
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(epoch.join_s)))
         nccl: Any = distributed.ProcessGroupNCCL
-        return nccl(store, epoch.rank, epoch.size, timeout)
+        of_nccl = nccl.Options()
+        of_nccl.config.blocking = 0
+        of_nccl._timeout = timeout
+        return nccl(store, epoch.rank, epoch.size, of_nccl)
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=_local_address(epoch))]

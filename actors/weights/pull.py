@@ -1,7 +1,9 @@
-"""Pulls as a transport: a chain of sparse updates where one begins at what is held, else all bytes.
+"""Pulls as a transport: an adapter, a chain of sparse updates from what is held, or all bytes.
 
-Sparse updates come from the publisher alone; all bytes come from peers and the object store too.
-The digest of the whole is checked here.
+Adapters and sparse updates come from the publisher alone; all bytes come from peers and the object
+store too. The digest of the whole is checked here.
+
+The base of adapters is pulled once, and stays in memory beside the versions.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from collections.abc import Sequence
 
 import structlog
 
-from broker.protocol.manifest import SparseLink, WeightManifest, digest_of
+from broker.protocol.manifest import BASE, AdapterSpec, SparseLink, WeightManifest, digest_of
 from broker.protocol.weight_messages import Announce, Chunk, Moved, Sources
+from broker.weights.low_rank import apply_adapter
 from broker.weights.sparse import apply_changes, elements
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
@@ -51,6 +54,10 @@ class WeightPull:
         self._slices: SlicePull | None = None
         self._mismatched: PolicyVersion | None = None
         """Version that came with a wrong digest; all its bytes are then the publisher's."""
+        self._base: tuple[str, mmap.mmap] | None = None
+        """Digest and bytes of what adapters are added to."""
+        self._bad_adapters = ""
+        """Digest of a base from which adapters led to wrong bytes: they are not tried again."""
         self._bad_base: PolicyVersion | None = None
         """Version held here from which a chain of updates led to wrong bytes."""
 
@@ -72,14 +79,26 @@ class WeightPull:
         manifest = wanted.manifest
         is_retry = manifest.version == self._mismatched
         chain = () if is_retry else self._chain_to(wanted)
-        if chain:
+        adapter = None if is_retry else self._adapter_of(manifest)
+        if adapter is not None:
+            is_right = await self._fetch_adapter(manifest, adapter, memory)
+        elif chain:
             is_right = await self._fetch_changes(manifest, chain, memory)
         else:
             is_right = await self._fetch_all(manifest, None if is_retry else wanted.sources, memory)
         if is_right:
             self._counters.pulls += 1
+            self._counters.adapter_pulls += adapter is not None
             self._counters.sparse_pulls += bool(chain)
         return is_right
+
+    def _adapter_of(self, manifest: WeightManifest) -> AdapterSpec | None:
+        """Return the adapter of a version, if it may come here and is shorter than all bytes."""
+        adapter = manifest.adapter
+        if adapter is None or not self._sources.has_publisher:
+            return None
+        is_shorter = adapter.num_bytes < manifest.num_bytes
+        return adapter if is_shorter and adapter.base != self._bad_adapters else None
 
     def _chain_to(self, wanted: Announce | Moved) -> tuple[SparseLink, ...]:
         """Return the updates that lead from what is held to this version; none = take all bytes."""
@@ -103,6 +122,38 @@ class WeightPull:
             if not is_right:
                 self._held.abandon()
         return is_right
+
+    async def _fetch_adapter(
+        self, manifest: WeightManifest, adapter: AdapterSpec, memory: mmap.mmap
+    ) -> bool:
+        """Pull an adapter and add it to a copy of the base. False: all bytes are next."""
+        base = await self._pull_base(manifest, adapter)
+        update = bytearray(adapter.num_bytes)
+        if base is None or not await self._pull(update, manifest.version, base=BASE):
+            self._mismatched = manifest.version
+            return False
+        try:
+            await asyncio.to_thread(_merge, memory, base, update, manifest)
+        except WeightsError as error:
+            log.warning("adapter refused", reason=str(error))
+            self._mismatched, self._bad_adapters = manifest.version, adapter.base
+            return False
+        if not await self._is_right(memory, manifest):
+            self._bad_adapters = adapter.base
+            return False
+        return True
+
+    async def _pull_base(self, manifest: WeightManifest, adapter: AdapterSpec) -> mmap.mmap | None:
+        """Return what an adapter is added to, pulled once; None if it cannot be had."""
+        if self._base is None or self._base[0] != adapter.base:
+            memory = mmap.mmap(-1, manifest.num_bytes)
+            if not await self._pull(memory, BASE):
+                return None
+            if not await self._is_right(memory, manifest, digest=adapter.base):
+                self._bad_adapters = adapter.base
+                return None
+            self._base = adapter.base, memory
+        return self._base[1]
 
     async def _fetch_changes(
         self,
@@ -128,8 +179,10 @@ class WeightPull:
             return False
         return True
 
-    async def _is_right(self, memory: mmap.mmap, manifest: WeightManifest) -> bool:
-        if await asyncio.to_thread(digest_of, [memory]) == manifest.digest:
+    async def _is_right(
+        self, memory: mmap.mmap, manifest: WeightManifest, *, digest: str | None = None
+    ) -> bool:
+        if await asyncio.to_thread(digest_of, [memory]) == (digest or manifest.digest):
             return True
         self._counters.digest_mismatches += 1
         self._mismatched = manifest.version
@@ -173,6 +226,12 @@ def chain_between(
         return ()
     chain = tuple(links[bases.index(base) :])
     return chain if sum(link.num_bytes for link in chain) < manifest.num_bytes else ()
+
+
+def _merge(memory: mmap.mmap, base: mmap.mmap, update: bytearray, manifest: WeightManifest) -> None:
+    """Fill `memory` with a version; blocks."""
+    memory[:] = base[:]
+    apply_adapter(update, memory, manifest)
 
 
 def rebuild(

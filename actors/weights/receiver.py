@@ -3,7 +3,7 @@
 Consumes messages of the publisher; waits for announcements, for bytes, and for the gate (a running
 evaluation may hold a swap back). Transfer never touches the engine: bytes are staged in shared
 memory and their digest is checked first, so generation pauses for the swap alone. After each swap
-the engine's own log-probs of the probe must equal the learner's.
+the engine's own log-probs of the probe must agree with the learner's (`checks/probe.py`).
 
     news ──▶ group, memory, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
                              ▲                                           │           serving
@@ -23,10 +23,9 @@ Example:
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +39,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, WeightsError, first_error
 from configs.settings import ActorSettings
 
+from .checks.probe import Difference, ProbeJudge
 from .counters import WeightCounters
 from .links import Caller, PublisherLink
 from .share import WeightShare
@@ -48,9 +48,6 @@ from .staging_files import StagingFile, StagingFiles
 from .transfer import NOTHING, FromPublisher, WeightTransfer
 
 log = structlog.get_logger()
-
-TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
-"""Default of `actors.probe_tolerance`, nats: float32 agrees to 1e-6, bfloat16 has 8 bits."""
 
 
 class Swapping(Protocol):
@@ -114,6 +111,7 @@ class WeightReceiver:
             timeout_s=settings.weight_timeout_s,
         )
         self._counters = self._transfer.counters
+        self._judge = ProbeJudge(settings.probe_tolerance)
         self._share: WeightShare | None = None
         if settings.share_endpoint is not None and keys_folder is not None:
             self._share = WeightShare(
@@ -132,6 +130,11 @@ class WeightReceiver:
     def counters(self) -> WeightCounters:
         """Totals so far, for heartbeats and metrics."""
         return replace(self._counters)
+
+    @property
+    def probe_difference(self) -> tuple[float, float]:
+        """Mean and largest difference of the last probe that agreed, nats."""
+        return self._counters.probe_mean, self._counters.probe_max
 
     def offer(self, publication: Publication | None) -> None:
         """Follow the publisher to the endpoint that the broker names."""
@@ -185,6 +188,7 @@ class WeightReceiver:
             raise first_error(group) from group  # it has cancelled the others
         finally:
             self._files.close()
+            log.info("weights received", **asdict(self._counters))
 
     def _join(self) -> Join:
         served_s = time.monotonic() - self._serving_since if self._serving_since else 0.0
@@ -233,20 +237,22 @@ class WeightReceiver:
         self.is_dirty = True
         self._counters.pause_s += await self._engine.apply(staged)
         logprobs = await self._engine.probe(manifest.probe.token_ids)
-        difference = largest_difference(logprobs, manifest.probe.logprobs)
-        if difference <= self._tolerance(manifest):
+        dtype = manifest.tensors[0].dtype
+        difference = Difference.of(logprobs, manifest.probe.logprobs)
+        bound = self._judge.bound(manifest.probe, dtype)
+        if self._judge.accepts(difference, manifest.probe, dtype):
             self._counters.updates += 1
-            self._counters.probe_max_diff = max(self._counters.probe_max_diff, difference)
+            self._counters.note_probe(difference.mean, difference.largest)
             await self._serve(manifest.version)
             return
         self._counters.probe_mismatches += 1
         if was_dirty:
             raise WeightsError(
-                f"log-probs of the probe under weights {tuple(manifest.version)} must be within "
-                f"{self._tolerance(manifest):g} nats of the learner's, got {difference:g} twice "
-                "in a row; engine and learner do not compute the same model"
+                f"log-probs of the probe under weights {tuple(manifest.version)} must differ from "
+                f"the learner's by {bound} nats, got {difference} twice in a row; engine and "
+                "learner do not compute the same model"
             )
-        log.error("probe disagrees; pulling once more", difference=difference)
+        log.error("probe disagrees; pulling once more", difference=str(difference))
         self._transfer.fetch_again()
 
     async def _serve(self, version: PolicyVersion) -> None:
@@ -255,14 +261,3 @@ class WeightReceiver:
         async with self._served:
             self.version = version
             self._served.notify_all()
-
-    def _tolerance(self, manifest: WeightManifest) -> float:
-        return self._settings.probe_tolerance or TOLERANCES[manifest.tensors[0].dtype]
-
-
-def largest_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the largest difference; infinite if lengths differ or one is not a number."""
-    if len(ours) != len(theirs):
-        return math.inf
-    differences = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
-    return math.inf if any(map(math.isnan, differences)) else max(differences, default=0.0)

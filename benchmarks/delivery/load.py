@@ -57,8 +57,8 @@ class Size:
 
 SHORT = Size(rates=(500, 2000, 8000), fleets=(50, 400, 1600), beats_s=2.0, episodes_s=8.0)
 FULL = Size(
-    rates=(250, 500, 1000, 2000, 4000, 8000),
-    fleets=(50, 200, 800, 1600, 3200),
+    rates=(500, 2000, 8000, 16_000, 32_000),
+    fleets=(50, 200, 800, 1600, 3200, 6400),
     beats_s=5.0,
     episodes_s=20.0,
 )

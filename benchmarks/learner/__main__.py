@@ -30,7 +30,7 @@ from benchmarks.learner.trl_loop import HAS_TRL
 from benchmarks.learner.turns import Arm, take_turns
 from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
 from benchmarks.support.machine import describe_machine
-from console.run.card_memory import ModelShape
+from console.run.model_shape import ModelShape
 from learner.data.dealing import deal_episodes
 from learner.model.sequence_cost import SequenceCost
 
@@ -104,11 +104,11 @@ def step_arms(size: Size) -> list[Arm]:
 
 
 def output_layer_arms() -> list[Arm]:
-    """Our output layer, the one before, and full logits."""
+    """Our output layer in two passes and in one, the one before, and full logits."""
     return [
         Arm(f"{name}_{vocabulary}", output_layer, (name, *shape))
         for vocabulary, shape in SHAPES.items()
-        for name in ("full", "before", "ours")
+        for name in ("full", "before", "ours", "in_forward")
     ]
 
 
@@ -157,6 +157,9 @@ def ratios(arms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         full, ours = f"full_{vocabulary}", f"ours_{vocabulary}"
         compare(f"output_layer_memory_fewer_{vocabulary}", full, ours, "peak_mib")
         compare(f"output_layer_time_{vocabulary}", full, ours, "cpu_s")
+        forward = f"in_forward_{vocabulary}"
+        compare(f"gradient_in_forward_memory_fewer_{vocabulary}", full, forward, "peak_mib")
+        compare(f"gradient_in_forward_time_{vocabulary}", full, forward, "cpu_s")
     if "activations" in arms:
         kept = arms["activations"]
         found["activation_memory_fewer"] = round(kept["none"] / kept["full"], 3)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -21,9 +23,12 @@ from benchmarks.learner.workload import MOST_TOKENS, make_causal_lm, make_episod
 from buffer.record.episode import Episode
 from configs.architecture import LogitChange
 from configs.settings import AlgorithmSettings, LearnerSettings
+from learner.algorithm.losses import policy_loss
+from learner.algorithm.microbatch import Prepared, empty_microbatch
 from learner.data.batch import pack, plan_batch
 from learner.model.activation_checkpointing import Kept
-from learner.model.output_layer import Softmax, score_tokens
+from learner.model.logits.softmax import Softmax
+from learner.model.output_layer import score_tokens
 from learner.model.policy import Policy, shard
 from learner.model.ranks import join
 from learner.training.optimizer import Schedule, ScheduledOptimizer
@@ -109,18 +114,48 @@ def output_layer(kind: str, tokens: int, width: int, vocabulary: int) -> dict[st
     states_ND = torch.randn(tokens, width, requires_grad=True)
     targets_N = torch.randint(vocabulary, (tokens,))
 
+    plain, settings = Softmax(LogitChange(), 1.0), AlgorithmSettings()
+    prepared = _prepared(tokens, vocabulary)
+
+    def loss_of(rows: slice, logprobs_R: torch.Tensor, entropies_R: torch.Tensor) -> torch.Tensor:
+        own = prepared.take(torch.arange(tokens)[rows])
+        return policy_loss(logprobs_R, entropies_R, own, settings).loss
+
     def run() -> None:
-        if kind == "ours":
-            plain = Softmax(LogitChange(), 1.0)
-            scores = score_tokens(layer, states_ND, targets_N, plain, entropy_gradient=False)
+        if kind in {"ours", "in_forward"}:
+            found = score_tokens(
+                layer,
+                states_ND,
+                targets_N,
+                plain,
+                entropy_gradient=False,
+                loss_of=loss_of if kind == "in_forward" else None,
+            )
+            scores = found.logprobs_N, found.entropies_N
+            loss = found.loss
         else:
             scores = (score if kind == "full" else score_in_chunks)(
                 layer.weight, states_ND, targets_N
             )
-        scores[0].sum().backward()
+            loss = None
+        (loss_of(slice(None), *scores) if loss is None else loss).backward()
 
     figures = measure(run)
     return figures | {"peak_mib": figures["peak_mib"] - vocabulary * width * 4 / MIB}
+
+
+def _prepared(tokens: int, vocabulary: int) -> Prepared:
+    """Tokens of a policy that is not far from random logits."""
+    microbatch = replace(
+        empty_microbatch(),
+        indices_N=torch.arange(tokens),
+        behaviour_logprobs_N=torch.full((tokens,), -math.log(vocabulary)),
+        advantages_N=torch.randn(tokens),
+        weights_N=torch.full((tokens,), 1 / tokens),
+        lags_N=torch.zeros(tokens, dtype=torch.int64),
+        episodes_N=torch.zeros(tokens, dtype=torch.int64),
+    )
+    return Prepared(microbatch)
 
 
 def measure(run: Callable[[], object]) -> dict[str, float]:

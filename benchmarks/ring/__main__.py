@@ -8,6 +8,8 @@ Arms, each with both sides in this one run:
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward;
            with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model
+    start  seconds from `nyala up` to the first batch of the demo, from a model that is made, with
+           each engine: by stage, and the CPU of each role
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
 default runs `actor` in short windows, in less than two minutes; numbers to quote come from
@@ -25,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
+from benchmarks.ring.start import start
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import LONGER
 
-ARMS = ("actor", "short", "async", "trl")
+ARMS = ("actor", "short", "async", "trl", "start")
 DEFAULT = ("actor",)
 RINGS = {"ring": "vllm", "ring_torch": "torch"}
 """Arm beside TRL -> engine of its actor."""
@@ -45,10 +48,11 @@ class Size:
     batches: int
     trl_steps: int
     trl_threads: tuple[int, ...]
+    starts: int
 
 
-SHORT = Size(2, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,))
-FULL = Size(10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2))
+SHORT = Size(2, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,), starts=1)
+FULL = Size(10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2), starts=5)
 
 
 def main() -> None:
@@ -94,6 +98,8 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
         for arm, engine in RINGS.items():
             arms[arm] = ring_of_trl_size(folder, arm, engine, batches=size.batches, say=say)
         arms["trl"] = trl(folder, steps=size.trl_steps, threads=size.trl_threads, say=say)
+    if "start" in names:
+        arms |= start(folder, passes=size.starts, say=say)
     return arms
 
 

@@ -26,6 +26,7 @@ from torch.distributed import ProcessGroupGloo
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from benchmarks.weights.ring import FORKS, WeightRing
+from broker.protocol.manifest import Probe
 
 NUM_REQUESTS = 16
 VOCABULARY = 4096
@@ -89,7 +90,8 @@ def _stepper(engine: str, model: Path) -> Any:
         from actors.engine.torch_engine import TorchOptions, TorchStepper
 
         return TorchStepper(TorchOptions(str(model), max_model_len=256, max_concurrent=32))
-    from actors.engine.vllm_engine import VllmOptions, VllmStepper
+    from actors.engine.vllm_engine import VllmStepper
+    from actors.engine.vllm_options import VllmOptions
 
     return VllmStepper(VllmOptions(str(model), max_model_len=256, max_concurrent=32))
 
@@ -204,8 +206,9 @@ def _load(path: Path) -> Any:
 
 
 @torch.no_grad()
-def _probe(model: Any, token_ids: tuple[int, ...]) -> list[float]:
+def _probe(model: Any) -> Probe:
+    token_ids = (1, 2)
     logits_TV = model(torch.tensor([token_ids])).logits[0, :-1]
     targets_T1 = torch.tensor(token_ids[1:])[:, None]
     logprobs: list[float] = logits_TV.log_softmax(-1).gather(-1, targets_T1)[:, 0].tolist()
-    return logprobs
+    return Probe(token_ids, tuple(logprobs))

@@ -12,6 +12,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import uvloop
 from msgspec import convert, structs
 from torch import nn
 
+from broker.protocol.manifest import Probe
 from broker.protocol.messages import Publication
 from broker.transport.keys import load_pair, make_client, make_keys
 from buffer.record.episode import PolicyVersion
@@ -101,7 +103,7 @@ class WeightRing:
         pull_from: tuple[WeightSource, ...] = ("peers", "publisher"),
         route: Callable[[str], str] = str,
         network: str | None = None,
-        probe: Callable[..., Any] = lambda _, ids: (0.0,) * (len(ids) - 1),
+        probe: Callable[[nn.Module], Probe] = lambda _: Probe((1, 2), (0.0,)),
         **settings: Any,
     ) -> None:
         from learner.weights.publish import WeightPublisher
@@ -120,9 +122,8 @@ class WeightRing:
             self._run,
             LearnerSettings(device="cpu", **settings),
             keys=keys,
-            probe_ids=(1, 2),
             put_pointer=self._point,
-            probe=probe,
+            probe=partial(probe, model),
         )
         self._receivers = []
         self.publish()

@@ -7,6 +7,7 @@ that actors spread, and goes to the next when this one is silent, cut off or has
 
 from __future__ import annotations
 
+import asyncio
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from configs.errors import SettingsError
 
 CUT_S = 1.0  # without a connection: some tries to reconnect to the same broker
 SILENT_S = 5.0  # with one, beyond what the broker itself may take: it is stopped, or out of reach
+UNANSWERED_S = 10.0  # a broker answers within milliseconds, one that starts within seconds
+STILL_UNANSWERED_S = 60.0
 MONITORED = zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -121,7 +124,20 @@ class Connection:
             self._switch()
 
     async def watch(self) -> None:
-        """Follow the state of the connection until cancelled."""
+        """Follow the state of the connection, and log a broker that never answers."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_state())
+            tasks.create_task(self._report_silence())
+
+    async def _report_silence(self) -> None:
+        pause_s = UNANSWERED_S
+        while not self._received_at:
+            await asyncio.sleep(pause_s)
+            pause_s = STILL_UNANSWERED_S
+            if not self._received_at:
+                log.warning("no answer from the broker yet", broker=self.description)
+
+    async def _follow_state(self) -> None:
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:

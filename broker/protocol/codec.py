@@ -24,7 +24,7 @@ from .manifest import WeightManifest
 from .messages import BrokerMessage, TaskSpec
 from .weight_messages import WeightMessage
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 HEADER_FIELDS = 4
 HEADER_BYTES = 1024  # of it, with names as long as they may be
 

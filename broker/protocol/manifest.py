@@ -21,6 +21,8 @@ from buffer.record.episode import PolicyVersion
 from .fields import Many, Message, Part, Real, Text, Whole
 
 DIGEST_BYTES = 32
+BASE = PolicyVersion(0, 0)
+"""Stands for the frozen model that adapters are added to; no learner has this lineage."""
 MAX_DIMENSIONS = 16
 
 
@@ -66,11 +68,15 @@ class TensorSpec(Part, frozen=True):
 
 
 class Probe(Part, frozen=True):
-    """A fixed token sequence and the learner's log-probs of its tokens 1.. at temperature 1."""
+    """A sequence of tokens and the learner's log-probs of its tokens 1.. at temperature 1."""
 
     token_ids: Many[Whole]
     logprobs: Many[Real]
     """len(token_ids) - 1 values, nats."""
+    rounding_mean: Real = 0.0
+    """By how much they move where the first layer's input is rounded once more, on average."""
+    rounding_max: Real = 0.0
+    """And at most."""
 
 
 class SparseLink(Part, frozen=True):
@@ -79,6 +85,22 @@ class SparseLink(Part, frozen=True):
     base: PolicyVersion
     version: PolicyVersion
     num_bytes: Whole
+
+
+class AdapterSpec(Part, frozen=True):
+    """An adapter that turns the bytes of `BASE` into those of a version (`low_rank.py`).
+
+    Its bytes are, for each of `tensors`, A [rank, columns] and B [rows, rank] in float32.
+    """
+
+    base: Text
+    """Digest of the base's bytes, which have the layout of the version's."""
+    rank: Whole
+    scale: Real
+    """Factor of B A."""
+    num_bytes: Whole
+    tensors: Many[Whole]
+    """Places of the matrices in the manifest's list, in order."""
 
 
 class WeightManifest(Message, frozen=True, tag="manifest"):
@@ -91,3 +113,5 @@ class WeightManifest(Message, frozen=True, tag="manifest"):
     num_bytes: Whole
     tensors: Many[TensorSpec]
     probe: Probe
+    adapter: AdapterSpec | None = None
+    """The same version in a shorter form, for actors that pull; None = all of it is trained."""

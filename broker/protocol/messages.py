@@ -143,6 +143,10 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     unacked: Real = 0.0
     finished: Real = 0.0
     lost: Real = 0.0
+    probe_mean: Real = 0.0
+    """Mean difference between engine and learner at the last swap of weights, nats."""
+    probe_max: Real = 0.0
+    """The largest."""
 
 
 class BeatRequest(Message, frozen=True, tag="beat"):

@@ -155,13 +155,17 @@ class Abort(Message, frozen=True, tag="weights.abort"):
 
 
 class Pull(Message, frozen=True, tag="weights.pull"):
-    """Actor -> publisher or peer: send this slice of this version, or of a sparse update to it."""
+    """Actor -> publisher or peer: send this slice of this version, or of an update to it.
+
+    The version may be `BASE`, of which the publisher has all bytes.
+    """
 
     version: PolicyVersion
     offset: Whole
     num_bytes: Whole
     base: PolicyVersion | None = None
-    """Base of the sparse update; None = all bytes of the version. Peers have no updates."""
+    """Base of the sparse update, or `BASE` for the adapter; None = all bytes of the version. Peers
+    have neither."""
 
     def within(self, num_bytes: int) -> slice | None:
         """Return the slice of a version of this length; None if it lies outside."""
@@ -177,7 +181,7 @@ class Chunk(Message, frozen=True, tag="weights.chunk"):
     offset: Whole
     payload: bytes
     base: PolicyVersion | None = None
-    """Base of the sparse update, from the pull."""
+    """Base of the update, from the pull."""
 
 
 class Moved(Message, frozen=True, tag="weights.moved"):

@@ -8,13 +8,16 @@
       enrolment.key .pub    with which other actors register a key of their own (`enrolled.py`)
       allowed/              keys that may connect, and their roles (`allow_list.py`)
 
-A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone. An
-actor's machine needs broker.pub, and enrolment.key or a key of its own as actor.key, never the
-others' secrets: the publisher's public key comes with each publication, through the broker.
+A `.key` file holds a secret (z85, 40 characters) and must be readable by its owner alone; or, as
+container platforms mount secrets, belong to root and be readable by one group of ours. An actor's
+machine needs broker.pub, and enrolment.key or a key of its own as actor.key, never the others'
+secrets: the publisher's public key comes with each publication, through the broker.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import stat
 import struct
@@ -77,18 +80,28 @@ def load_pair(folder: Path, name: str) -> KeyPair:
         SettingsError: the key is missing, malformed or readable by others.
     """
     path = folder / f"{name}.key"
+    check_private(path)
+    secret = read_key(path)
+    return KeyPair(public=bytes(zmq.curve_public(secret)), secret=secret)
+
+
+def check_private(path: Path) -> None:
+    """Refuse a file with a secret that others than this process's user may have read.
+
+    Raises:
+        SettingsError: it is missing, or readable by others.
+    """
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        status = path.stat()
     except OSError as error:
         raise _missing(path, error) from None
-    if mode & 0o077:
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077 and not _is_mounted_secret(status):
         raise SettingsError(
             f"{path} must be readable by its owner alone, got mode {mode:04o}; "
             f"anybody on this machine may have read it: make new keys with `nyala keys`, "
             f"or `chmod 600 {path}` if you are sure"
         )
-    secret = read_key(path)
-    return KeyPair(public=bytes(zmq.curve_public(secret)), secret=secret)
 
 
 def load_public(folder: Path, name: str) -> bytes:
@@ -163,8 +176,22 @@ def is_key(key: bytes) -> bool:
     return len(key) == 40
 
 
+def _is_mounted_secret(status: os.stat_result) -> bool:
+    """Whether a file is as Kubernetes mounts a Secret for `fsGroup`: root's, and read by us."""
+    is_read_only = stat.S_IMODE(status.st_mode) & ~0o440 == 0
+    return status.st_uid == 0 and is_read_only and status.st_gid in {os.getegid(), *os.getgroups()}
+
+
 def _missing(path: Path, error: OSError) -> SettingsError:
+    if error.errno == errno.EACCES:
+        remedy = (
+            f"let user {os.geteuid()} read it, and nobody else; in Kubernetes give the pod an "
+            f"fsGroup and the Secret defaultMode 0440"
+        )
+    else:
+        remedy = (
+            f"make keys with `nyala keys {path.parent}` or copy them from the learner's machine"
+        )
     return SettingsError(
-        f"{path} must be a key that this process can read, got {error.strerror}; "
-        f"make keys with `nyala keys {path.parent}` or copy them from the learner's machine"
+        f"{path} must be a key that this process can read, got {error.strerror}; {remedy}"
     )

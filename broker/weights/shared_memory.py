@@ -21,17 +21,42 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder of mode 0700 in 
 PREFIX = "nyala-"
 HEADROOM = 1.1
 """Shared memory is also torch's and vLLM's: do not take the last of it."""
+SCRATCH = "NYALA_SCRATCH"
+"""Variable that names this machine's folder for large temporary files, where a run's folder cannot
+be written or is slow."""
+
+
+def scratch(otherwise: Path) -> Path:
+    """Return the folder of this machine's large temporary files."""
+    named = os.environ.get(SCRATCH)
+    return Path(named) if named else otherwise
 
 
 class SharedFolder:
-    """A new folder of mode 0700: in shared memory if `num_bytes` fit, else under `fallback`."""
+    """A new folder of mode 0700: in shared memory if `num_bytes` fit, else on a disk.
+
+    Args:
+        label: Part of its name.
+        num_bytes: Of all files that it will have.
+        fallback: Place on a disk, unless `NYALA_SCRATCH` names one.
+
+    Raises:
+        WeightsError: There is no room in shared memory, and the disk cannot be written.
+    """
 
     def __init__(self, label: str, *, num_bytes: int, fallback: Path) -> None:
-        base = SHARED_MEMORY if _has_room(SHARED_MEMORY, num_bytes) else fallback
-        base.mkdir(parents=True, exist_ok=True)
-        _sweep(base)
+        base = SHARED_MEMORY if _has_room(SHARED_MEMORY, num_bytes) else scratch(fallback)
         self.path = base / f"{PREFIX}{label}-{secrets.token_hex(8)}"
-        self.path.mkdir(mode=0o700)
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            _sweep(base)
+            self.path.mkdir(mode=0o700)
+        except OSError as error:
+            raise WeightsError(
+                f"{SHARED_MEMORY} must have {num_bytes * HEADROOM / 2**30:.1f} GiB free, or "
+                f"{SCRATCH} be a folder that can be written, got {base}: {error.strerror}; enlarge "
+                f"shared memory (docker: --shm-size, or --ipc=host), or set {SCRATCH}"
+            ) from error
         self._lock = _hold(self.path)
 
     def create(self, name: str, num_bytes: int) -> Path:

@@ -42,6 +42,7 @@ PROTOCOL = 2
 
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
+SCHEMES = ("redis", "rediss", "unix", *SENTINEL_SCHEMES)
 
 _URL = re.compile(r"([^:/?#]+)://([^/?#]*)([^?#]*)\??([^#]*)")
 

@@ -3,6 +3,7 @@
 #   keys/            CURVE keys of broker and learner, and the one with which actors enrol
 #   redis_auth.conf  the password, as redis-server reads it
 #   redis.url        the same, as our processes read it
+#   hf_token         empty: put a token of the Hugging Face hub here where models need one
 # The folder is closed to other users. redis-server runs under a user of its own in its container,
 # where only the file is mounted: hence the wider mode of that one file.
 set -eu
@@ -17,3 +18,4 @@ if [ ! -f "$folder/redis.url" ]; then
   chmod 644 "$folder/redis_auth.conf"
   echo "redis://:$password@redis:6379/0" >"$folder/redis.url"
 fi
+[ -f "$folder/hf_token" ] || : >"$folder/hf_token"

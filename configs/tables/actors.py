@@ -34,9 +34,11 @@ class ActorSettings(Table):
     max_model_len: Positive | None = None
     """Longest sequence of the engine, tokens; null = prompt + completion limits of `run`."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.85
-    """Share of the GPU's memory for the engine (GPU)."""
-    kv_cache_gib: Positive = 1
-    """Memory for the KV cache on a CPU, GiB."""
+    """Share of the GPU's memory for the engine (GPU); with `kv_cache_gib` only what must be free at
+    its start."""
+    kv_cache_gib: Positive | None = None
+    """Memory for the KV cache, GiB; null = 1 on a CPU, and on a GPU what the engine measures as
+    free at its start: set it where learner and actor share a card."""
     tensor_parallel_size: Positive = 1
     """GPUs per actor."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
@@ -60,6 +62,9 @@ class ActorSettings(Table):
     crash."""
     drain_s: Seconds = 10.0
     """Time to give leases back after SIGTERM."""
+    exit_when_told: Annotated[int, Field(ge=0, le=125)] = 0
+    """Exit code of an actor that was told to go (SIGTERM, SIGINT, a preemption notice), where 0
+    means the end of the run: by another code a scheduler knows which to start again."""
     preemption: Literal["none", "aws", "gcp", "azure"] = "none"
     """Cloud whose metadata service is polled for preemption notices; a notice acts as SIGTERM."""
     eval_hold_s: Seconds = 10.0
@@ -80,4 +85,5 @@ class ActorSettings(Table):
     but news, is in no weight group, and waits until others have a version."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
-    null = 1e-3 for float32, 0.1 for bfloat16."""
+    null = 1e-3 for float32; 0.05 on average and 1 on one token for bfloat16, or more where the
+    learner's own rounding and the actor's first weights show more."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]
 Endpoint = Annotated[str, Field(pattern=r"^tcp://.+:\d+$")]
 
 

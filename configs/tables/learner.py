@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Endpoint, Positive, Seconds, Table
+from .base import Endpoint, Port, Positive, Seconds, Table
 
 
 class LearnerSettings(Table):
@@ -18,7 +18,7 @@ class LearnerSettings(Table):
     """Fewest ranks, of all machines, to go on with at the newest checkpoint when others are gone;
     null = they are waited for."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    """Where to train; `auto` = on GPUs if this machine has some."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate."""
     lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -31,6 +31,11 @@ class LearnerSettings(Table):
     """`adamw8bit` keeps the moments of matrices in a quarter of the bytes. `muon` steps along
     orthogonal matrices, with half of the moments to keep; embeddings, output layer and vectors keep
     AdamW. Rates are the same for all."""
+    lora_rank: Annotated[int, Field(ge=0)] = 0
+    """Rank of the adapters (LoRA) beside the matrices of the layers, which are then all that is
+    trained; 0 = the weights themselves are."""
+    lora_alpha: Annotated[float, Field(gt=0)] | None = None
+    """Adapters are multiplied with `lora_alpha` / `lora_rank`; null = twice the rank."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of the optimizer, apart from the gradient."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -86,6 +91,10 @@ class LearnerSettings(Table):
     """Where each version is written too, for actors in other regions, as fsspec writes it:
     `s3://bucket/folder` (extra `bucket`), `file:///folder`, ...; null = nowhere. See
     `actors.pull_from`."""
+    broadcast_ports: tuple[Port, Port] | None = None
+    """First and last port of the learner's machine at which weight groups form, such as
+    `[5760, 5779]`; null = any free one. What gloo and NCCL open themselves, on either side, is of
+    the system's `net.ipv4.ip_local_port_range`."""
     broadcast_join_s: Seconds = 10.0
     """Time for the members of a weight group to join."""
     broadcast_send_s: Seconds = 30.0

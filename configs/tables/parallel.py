@@ -6,7 +6,7 @@ from .base import Positive, Table
 
 
 class ParallelSettings(Table):
-    """Sizes of the groups that the learner's ranks form; `replicate` x `shard` = all ranks."""
+    """Sizes of groups of the learner's ranks; `replicate` x `shard` x `tensor` = all of them."""
 
     replicate: Positive = 1
     """Copies of the sharded weights. Ranks of different copies exchange gradients alone, so that
@@ -16,3 +16,6 @@ class ParallelSettings(Table):
     sequence: Positive = 1
     """Ranks that share the tokens of each microbatch (Ulysses), for contexts that one card cannot
     hold: each has a part of the tokens, and within attention a part of the heads."""
+    tensor: Positive = 1
+    """Ranks that divide every large matrix (tensor parallelism), for models whose gathered layers
+    one card cannot hold, or of which a microbatch should take less time."""

@@ -11,6 +11,23 @@ from .base import Positive, Seconds, Table
 from .environments import Mixture, OneEnvironment
 
 
+class SampleSettings(Table):
+    """Which episodes the learner keeps in `samples.jsonl`, and how many bytes of them."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Batches between two of which groups are kept; those of the first batch always are.
+    0 = answers of evaluations alone."""
+    groups: Positive = 4
+    """Groups of such a batch, drawn at random; all their episodes are kept."""
+    max_mb: Annotated[int, Field(ge=0)] = 256
+    """Size of all files of samples together, MiB. Beyond it the oldest go, the beginning of the run
+    last. 0 = nothing is kept."""
+
+    def has_batch(self, step: int) -> bool:
+        """Whether groups of batch `step` are kept."""
+        return bool(self.max_mb and self.every and (step == 1 or step % self.every == 0))
+
+
 class RunSettings(Table):
     """What all roles share. A process with other values is refused at HELLO."""
 
@@ -29,6 +46,9 @@ class RunSettings(Table):
     """Variables of the model's chat template, such as `enable_thinking: false` of Qwen3."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the published weights and of the actors' engines."""
+    head_dtype: Literal["float32"] | None = None
+    """Data type of the logits, in learner and actors: with float32 the output layer multiplies its
+    bfloat16 weights into float32, so that their log-probs differ less; null = that of the model."""
     steps: Positive = 100
     """Batches to train in all."""
     environment: str = "reasoning_gym"
@@ -76,6 +96,8 @@ class RunSettings(Table):
     eval_samples: Annotated[int, Field(ge=0, le=1024)] = 0
     """Answers to each held-out prompt beside the greedy one, sampled at `run.temperature`, for
     pass@k and their mean, avg@k."""
+    samples: SampleSettings = SampleSettings()
+    """Episodes that are kept as text: `every`, `groups`, `max_mb`; see `docs/watching.md`."""
 
     trusted_network: bool = False
     """Nobody but this run's machines can read or write on the network between learner and actors.

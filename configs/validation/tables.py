@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from configs.errors import FIRST_FREE_CODE
 from configs.tables.all_tables import AllTables
 from configs.tables.environments import BLOCK
 from configs.weight_path import is_closed
@@ -31,6 +32,7 @@ def disagreements(settings: AllTables) -> list[str]:
         _pulls_from_nobody,
         _broadcasts_to_anybody,
         _keeps_no_best,
+        _ends_like_an_error,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
@@ -75,6 +77,16 @@ def _beats_too_rarely(settings: AllTables) -> str | None:
             f"actors would get no leases between two heartbeats"
         )
     return None
+
+
+def _ends_like_an_error(settings: AllTables) -> str | None:
+    code = settings.actors.exit_when_told
+    if code == 0 or code >= FIRST_FREE_CODE:
+        return None
+    return (
+        f"actors.exit_when_told must be 0 or >= {FIRST_FREE_CODE}, got {code}; "
+        f"codes between them are those of errors (docs/fleet.md)"
+    )
 
 
 def _best_of_more_than_there_are(settings: AllTables) -> str | None:

@@ -1,23 +1,32 @@
-"""Stages of each process while it starts, and its newest error, read from its log."""
+"""Stages of each process while it starts with their seconds, and its newest error, from its log."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
-from .json_lines import JsonLines
+from .json_lines import JsonLines, Row
 
 
 class Stages:
     """Follows the logs for lines with the key `stage`, and for the newest error."""
 
-    def __init__(self, logs: Mapping[str, Path]) -> None:
+    def __init__(self, logs: Mapping[str, Path], *, clock: Callable[[], float] = time.time) -> None:
         # Logs of an earlier life are not read again: only what this `nyala up` causes is news.
         self._logs = {name: JsonLines(path) for name, path in logs.items()}
         for follower in self._logs.values():
             follower.skip_to_end()
         self._stages = dict.fromkeys(logs, "starting")
         self._errors: dict[str, str] = {}
+        self._clock = clock
+        self._began = clock()
+        # Until `report`: the stages of what is started again later would only take memory.
+        self._begun: dict[str, list[tuple[str, float]]] | None = {
+            name: [("starting", self._began)] for name in logs
+        }
 
     def look(self) -> Mapping[str, str]:
         """Return process name -> stage."""
@@ -25,11 +34,33 @@ class Stages:
             for row in follower.read_new():
                 if "stage" in row:
                     self._stages[name] = str(row["stage"])
+                    if self._begun is not None:
+                        self._begun[name].append((str(row["stage"]), self._time(row)))
                 if row.get("level") in {"error", "critical"}:
                     self._errors[name] = str(row.get("event", ""))
         return self._stages
+
+    def report(self) -> list[str]:
+        """Return the time since the beginning, then each process's stages; once, empty later."""
+        self.look()
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return []
+        now = self._clock()
+        lines = [f"first batch after {now - self._began:.1f} s"]
+        for name, stages in begun.items():
+            spans = pairwise([*stages, ("", now)])
+            spent = [f"{stage} {max(0.0, end - start):.1f} s" for (stage, start), (_, end) in spans]
+            lines.append(f"{name}: {', '.join(spent)}")
+        return lines
 
     def take_error(self, name: str) -> str | None:
         """Return the newest error that a process wrote since the last call."""
         self.look()
         return self._errors.pop(name, None)
+
+    def _time(self, row: Row) -> float:
+        try:
+            return datetime.fromisoformat(str(row.get("timestamp"))).timestamp()
+        except ValueError:
+            return self._clock()

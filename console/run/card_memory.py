@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from configs.errors import SettingsError
-from configs.settings import Settings
+from configs.machine.gpus import query_gpus
+from configs.settings import LearnerSettings, Settings
 from configs.validation.parallel import layout_of
 from learner.model.memory_rules import (
     BLOCK,
@@ -31,102 +32,13 @@ from learner.model.memory_rules import (
     reduces_once,
 )
 
-from .placement import query_gpus
+from .model_shape import ModelShape
 
 GIB = 2**30
-QK_NORMS = ("gemma3_text", "olmo2", "qwen3")
-"""Types of models that normalise queries and keys."""
 BLOCKS_ALIVE = 3 / 8
 """Blocks of an eighth of a chunk that are in float32 at a time."""
 LAYERS_COPIED = 3
 """Layers whose inputs are on the card, or on their way, where these are offloaded."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a decoder."""
-
-    layers: int
-    width: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    vocabulary: int
-    is_tied: bool
-    has_qk_norm: bool
-    is_eager: bool
-    """Its attention keeps all its weights: a cap leaves no other way."""
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read them from a model's configuration."""
-        heads, width = config["num_attention_heads"], config["hidden_size"]
-        return cls(
-            layers=config["num_hidden_layers"],
-            width=width,
-            inner=config["intermediate_size"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_width=config.get("head_dim") or width // heads,
-            vocabulary=config["vocab_size"],
-            is_tied=bool(config.get("tie_word_embeddings", True)),
-            has_qk_norm=config.get("model_type") in QK_NORMS,
-            is_eager=config.get("attn_logit_softcapping") is not None,
-        )
-
-    @property
-    def queries_and_keys(self) -> int:
-        """Elements per token."""
-        return (self.heads + self.kv_heads) * self.head_width
-
-    @property
-    def attended(self) -> int:
-        """Elements per token that attention gives."""
-        return self.heads * self.head_width
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of a layer."""
-        projections = self.queries_and_keys + self.kv_heads * self.head_width + self.attended
-        norms = 2 * self.width + (2 * self.head_width if self.has_qk_norm else 0)
-        return self.width * projections + 3 * self.width * self.inner + norms
-
-    @property
-    def root_parameters(self) -> int:
-        """Parameters besides the layers: embeddings, output layer, last norm."""
-        matrices = 1 if self.is_tied else 2
-        return matrices * self.vocabulary * self.width + self.width
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return self.layers * self.layer_parameters + self.root_parameters
-
-    def kept(self, kind: str, itemsize: int, longest: int = 0) -> int:
-        """Bytes that a layer keeps per token for its backward pass.
-
-        Args:
-            kind: `learner.activation_checkpointing`.
-            itemsize: Bytes of an element in forward and backward passes.
-            longest: Tokens of the longest episode, which eager attention multiplies.
-        """
-        values = self.kv_heads * self.head_width
-        attention = itemsize * self.attended + 4 * self.heads
-        if kind == "full":
-            return itemsize * self.width
-        if kind == "selective":
-            products = self.queries_and_keys + values + 3 * self.width + 2 * self.inner
-            return itemsize * products + attention
-        # A norm keeps its input in float32, and its output before and after its weight.
-        norms = 2 * ((4 + 2 * itemsize) * self.width + 4)
-        if self.has_qk_norm:
-            norms += (4 + itemsize) * self.queries_and_keys + 4 * (self.heads + self.kv_heads)
-        inner = itemsize * 4 * self.inner
-        attention += itemsize * (self.queries_and_keys + values)
-        if self.is_eager:
-            attention += (4 + 2 * itemsize) * self.heads * longest
-        return norms + attention + inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,19 +124,20 @@ def card_memory(
         card_bytes: Of the GPU, where it is known: some steps keep more where there is room.
     """
     run, learner = settings.run, settings.learner
-    shape = ModelShape.of(config)
+    whole, layout = ModelShape.of(config), layout_of(settings.parallel, learner.ranks)
+    shape = whole.divided(layout.tensor)
     itemsize = 2 if on_gpu and run.dtype == "bfloat16" else 4
-    kind = learner.activation_checkpointing
-    if kind is None:
-        offloads = "activations" in learner.offload
-        kind = default_checkpointing(shape.parameters, on_gpu=on_gpu, is_offloaded=offloads)
+    kind = _checkpointing(learner, whole, on_gpu=on_gpu)
     longest = run.max_prompt_tokens + run.max_completion_tokens
-    layout = layout_of(settings.parallel, learner.ranks)
     tokens = max(learner.microbatch_tokens, longest)
     own_tokens = -(-tokens // layout.sequence)
     states = _states(settings, shape, shard=layout.shard)
-    step = _step(shape, kind, itemsize, own_tokens, longest, on_gpu=on_gpu)
-    reduction = (2 * itemsize + 4) * shape.root_parameters
+    step = _step(shape, kind, itemsize, own_tokens, longest, on_gpu=on_gpu, rank=learner.lora_rank)
+    if run.head_dtype is not None and itemsize == 2:  # and a copy in 16 bits of its gradient
+        step["a chunk of logits"] += 4 * _chunk(shape, on_gpu=on_gpu)
+    rank, is_whole = learner.lora_rank, not learner.lora_rank or settings.critic.kind == "model"
+    largest = shape.root_parameters if is_whole else shape.adapter_parameters(rank)
+    reduction = (2 * itemsize + 4) * largest
     host: dict[str, int] = {}
     if on_gpu and "activations" in learner.offload:
         host["activations"] = step["activations"]
@@ -236,10 +149,16 @@ def card_memory(
         step["float32 weights on their way from host memory"] = moved
         reduction += moved
     memory = (card_bytes or 0) if on_gpu else host_share(learner.ranks)
-    trained = _trained_models(settings) * shape.parameters
-    if reduces_once(trained, ranks=learner.ranks, memory=memory, is_offloaded=is_offloaded):
+    models, trained = _models(settings) * shape.parameters, _trained(settings, shape)
+    if reduces_once(
+        models,
+        trained=trained,
+        ranks=learner.ranks // layout.tensor,
+        memory=memory,
+        is_offloaded=is_offloaded,
+    ):
         gathered = shape.root_parameters + 2 * shape.layer_parameters  # counted above already
-        held = (itemsize + 4) * trained - itemsize * gathered
+        held = itemsize * (models - gathered) + 4 * trained
         step["all weights and gradients, until these are reduced"] = held
         reduction += held
     return CardMemory(
@@ -249,40 +168,70 @@ def card_memory(
         states=states,
         step=step,
         reduction=reduction,
-        publication=shape.vocabulary * shape.width * (2 if run.dtype == "bfloat16" else 4),
+        publication=whole.vocabulary * whole.width * (2 if run.dtype == "bfloat16" else 4),
         host=host,
     )
 
 
+def _checkpointing(learner: LearnerSettings, shape: ModelShape, *, on_gpu: bool) -> str:
+    """`learner.activation_checkpointing`, its default filled in."""
+    if learner.activation_checkpointing is not None:
+        return learner.activation_checkpointing
+    offloads = "activations" in learner.offload
+    return default_checkpointing(shape.parameters, on_gpu=on_gpu, is_offloaded=offloads)
+
+
 def _step(
-    shape: ModelShape, kind: str, itemsize: int, tokens: int, longest: int, *, on_gpu: bool
+    shape: ModelShape,
+    kind: str,
+    itemsize: int,
+    tokens: int,
+    longest: int,
+    *,
+    on_gpu: bool,
+    rank: int,
 ) -> dict[str, int]:
     """Bytes when the backward pass of a rank's own tokens begins."""
-    again = shape.kept("none", itemsize, longest) if kind != "none" else 0
-    logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
-    chunk = max(logits, least * shape.vocabulary)
+    again = shape.kept("none", itemsize, longest, rank=rank) if kind != "none" else 0
     return {
-        "activations": tokens * shape.layers * shape.kept(kind, itemsize, longest),
+        "activations": tokens * shape.layers * shape.kept(kind, itemsize, longest, rank=rank),
         "activations of one layer, computed again": tokens * again,
         "hidden states": tokens * shape.width * (4 + 3 * itemsize),
-        "a chunk of logits": int(chunk * (itemsize + 4 * BLOCKS_ALIVE)),
+        "a chunk of logits": int(_chunk(shape, on_gpu=on_gpu) * (itemsize + 4 * BLOCKS_ALIVE)),
         "gathered weights, and the output layer's gradient": itemsize
-        * (2 * shape.root_parameters + 2 * shape.layer_parameters),
+        * ((1 if rank else 2) * shape.root_parameters + 2 * shape.layer_parameters),
     }
 
 
-def _trained_models(settings: Settings) -> int:
+def _chunk(shape: ModelShape, *, on_gpu: bool) -> int:
+    """Logits of a chunk."""
+    logits, least = CHUNK_SIZES["cuda" if on_gpu else "cpu"]
+    return max(logits, least * shape.vocabulary)
+
+
+def _models(settings: Settings) -> int:
     return 2 if settings.critic.kind == "model" else 1
+
+
+def _trained(settings: Settings, shape: ModelShape) -> int:
+    """Parameters with gradients and moments."""
+    if not settings.learner.lora_rank:
+        return _models(settings) * shape.parameters
+    adapters = shape.layers * shape.adapter_parameters(settings.learner.lora_rank)
+    return adapters + (_models(settings) - 1) * shape.parameters
 
 
 def _states(settings: Settings, shape: ModelShape, *, shard: int) -> dict[str, int]:
     """Bytes of weights, gradients and moments for each of the ranks that share them."""
-    models = _trained_models(settings)
+    models = _models(settings)
     share = 4 * -(-shape.parameters // shard)
+    trained = 4 * -(-_trained(settings, shape) // shard)
     states = {"weights, float32": share * models}
+    if settings.learner.lora_rank:
+        states["adapters"] = trained - share * (models - 1)
     if settings.algorithm.kl_coefficient:
         states["weights of the reference"] = share
-    states |= {"gradients": share * models, "moments": 2 * share * models}
+    states |= {"gradients": trained, "moments": 2 * trained}
     if settings.learner.optimizer == "muon":  # one for the matrices of layers
         in_layers = shape.parameters - shape.root_parameters
         states["moments"] -= 4 * -(-in_layers // shard) * models

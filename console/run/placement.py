@@ -1,44 +1,19 @@
 """Placement of processes on this machine: GPUs, threads, environment variables.
 
-Pure but for `visible_gpus` and `query_gpus`. The learner's ranks come first, then the actors; when
+Pure. The learner's ranks come first, then the actors; when
 there are fewer GPUs than wanted, actors share, beginning again with the last ones.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 
 from configs.own_code import ROOT
 from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
 
-QUERY_TIMEOUT_S = 20.0  # nvidia-smi takes seconds where the driver must be woken first
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def visible_gpus() -> list[str]:
-    """List the GPUs that we may use, as CUDA_VISIBLE_DEVICES names them."""
-    limited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if limited is not None:
-        return [gpu.strip() for gpu in limited.split(",") if gpu.strip() not in {"", "-1"}]
-    return query_gpus("index")
-
-
-def query_gpus(field: str) -> list[str]:
-    """Ask the driver for one field of every GPU; nothing where there is no driver."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    listed = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=QUERY_TIMEOUT_S,
-        check=False,
-    )
-    return listed.stdout.split() if listed.returncode == 0 else []
 
 
 def learner_gpus(settings: Settings, gpus: Sequence[str]) -> list[str]:
@@ -78,3 +53,19 @@ def environment_of(
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return environment
+
+
+def shared_card_warning(settings: Settings, gpus: Sequence[str]) -> str | None:
+    """Name the card on which an actor would measure free memory while the learner takes some."""
+    actors = settings.actors
+    if actors.engine != "vllm" or actors.kv_cache_gib is not None:
+        return None
+    taken = {gpu for number in range(actors.count) for gpu in actor_gpus(settings, gpus, number)}
+    shared = taken.intersection(learner_gpus(settings, gpus))
+    if not shared:
+        return None
+    return (
+        f"learner and actor share GPU {', '.join(sorted(shared))}, and the actor counts what the "
+        f"learner takes meanwhile as its own: set actors.kv_cache_gib, and "
+        f"actors.gpu_memory_utilization to what is free when it starts"
+    )

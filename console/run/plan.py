@@ -10,11 +10,12 @@ from urllib.parse import urlsplit
 from broker.transport.keys import make_client, make_keys
 from configs.errors import SettingsError
 from configs.loader import load, save
+from configs.machine.gpus import visible_gpus
 from configs.secrets import redis_url_of, write_secret
 from configs.settings import BufferSettings, Settings
 
 from .own_files import with_value
-from .placement import actor_gpus, environment_of, learner_gpus, visible_gpus
+from .placement import actor_gpus, environment_of, learner_gpus
 from .process import PYTHON, Command
 from .redis_server import RedisServer, configure, free_port, is_free
 from .run_folder import RunFolder

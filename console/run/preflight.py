@@ -20,6 +20,7 @@ from actors.environments.base import Conversation, tools_of
 from actors.environments.registry import check_environment, example_parts, for_each, naming
 from actors.rewards.pool import check_reward as try_reward
 from broker.transport.keys import SERVERS, load_pair
+from buffer.client.address import SCHEMES
 from buffer.store import Store
 from configs.architecture import check_architecture
 from configs.errors import NyalaError, SettingsError
@@ -32,7 +33,7 @@ from configs.settings import (
 )
 from configs.validation.parallel import check_heads, layout_of
 
-from .placement import visible_gpus
+from .checks.devices import check_devices
 from .redis_server import find_binary, is_free
 
 HUB_TIMEOUT_S = 10.0
@@ -89,9 +90,10 @@ def check_redis(run: RunSettings, url: str | None) -> None:
     if url is None:
         find_binary()
         return
-    if not url.startswith(("redis://", "rediss://", "unix://")):
+    if url.partition("://")[0] not in SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
         raise SettingsError(
-            f"buffer.url must begin with redis://, rediss:// or unix://, got {url.split('@')[-1]!r}"
+            f"buffer.url must begin with one of {schemes}, got {url.split('@')[-1]!r}"
         )
     try:
         with Store(url, run=run.name) as store:
@@ -114,22 +116,11 @@ def check_keys(broker: BrokerSettings) -> None:
         load_pair(broker.keys, name)
 
 
-def check_devices(learner: LearnerSettings) -> None:
-    """There are as many GPUs as the settings require."""
-    if learner.device != "cuda":
-        return
-    count = len(visible_gpus())
-    if count < (learner.min_ranks or learner.ranks):
-        raise SettingsError(
-            f"learner.ranks must be <= the GPUs of this machine = {count}, "
-            f"got {learner.ranks}; use fewer ranks, or learner.device=cpu"
-        )
-
-
 def check_parallel(settings: Settings) -> None:
     """The learner's ranks, and the heads of the model, can be divided as the settings say."""
     layout_of(settings.parallel, settings.learner.ranks)
-    if settings.parallel.sequence > 1 and (config := model_config(settings.run)) is not None:
+    divides_heads = max(settings.parallel.sequence, settings.parallel.tensor) > 1
+    if divides_heads and (config := model_config(settings.run)) is not None:
         check_heads(settings.parallel, config)
 
 

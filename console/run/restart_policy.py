@@ -1,7 +1,8 @@
 """Restart policy of processes that ended: whether, and after which pause. Pure, with a given clock.
 
-Exit codes of every role: 0 finished or drained, 2 a person has to change something, 3 another
-learner owns the run, anything else a crash.
+Exit codes of every role: 0 finished or drained (`actors.exit_when_told` for an actor that was told
+to), 2 a person has to change something, 3 another learner owns the run, 4 an actor lost its engine,
+anything else a crash.
 
     ended -> RESTART after a growing pause -> running
     ended -> LEAVE   an actor that drained: the run goes on without it
@@ -24,6 +25,7 @@ LONGEST_DELAY_S = 30.0
 JITTER = 0.2  # actors that died of one cause do not all come back in one moment
 SETTINGS_ERROR = 2
 LOST_LINEAGE = 3
+ENGINE_DIED = 4
 
 
 class Action(StrEnum):
@@ -56,10 +58,12 @@ class RestartPolicy:
         self,
         max_restarts: int,
         *,
+        exit_when_told: int = 0,
         clock: Callable[[], float] = time.monotonic,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._max_restarts = max_restarts
+        self._drained = {0, exit_when_told}
         self._clock = clock
         self._jitter = jitter
         self._restarts: defaultdict[str, deque[float]] = defaultdict(deque)
@@ -78,7 +82,7 @@ class RestartPolicy:
             if is_finished:
                 return Decision(Action.FINISH, "the last batch is trained")
             return Decision(Action.FAIL, f"{name} was stopped from outside before the last batch")
-        if role == "actor" and code == 0:
+        if role == "actor" and code in self._drained:
             return Decision(Action.LEAVE, f"{name} has drained")
         if code == SETTINGS_ERROR:
             return Decision(Action.FAIL, f"{name} needs other settings")
@@ -102,4 +106,6 @@ class RestartPolicy:
 
 def describe_end(code: int) -> str:
     """Describe the end of a process by its exit code."""
+    if code == ENGINE_DIED:
+        return "lost its engine"
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

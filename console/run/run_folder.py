@@ -29,6 +29,7 @@ HARMLESS_KEYS = {
     "buffer.pause_at_memory",
     "learner.broadcast",
     "learner.broadcast_join_s",
+    "learner.broadcast_ports",
     "learner.broadcast_send_s",
     "learner.checkpoint_every",
     "learner.eval_timeout_s",
@@ -37,6 +38,7 @@ HARMLESS_KEYS = {
     "learner.sparse_weights",
     "learner.threads",
     "run.directory",
+    "run.samples",
     "run.trusted_network",
 }
 """With the tables above: settings that decide how a run is carried out, not what it computes."""
@@ -65,6 +67,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "eval.jsonl"
         self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
         self.summary = path / "summary.json"
         self.plot = path / "reward.png"
 
@@ -115,6 +118,14 @@ class RunFolder:
         except BlockingIOError:
             return True
         return False
+
+    @property
+    def holder(self) -> int | None:
+        """Process id of the `nyala up` that works on this machine; None if there is none."""
+        if not self.is_held:
+            return None
+        text = self._lock.read_text(encoding="utf-8").strip()
+        return int(text) if text.isdecimal() else None
 
     @contextmanager
     def locked(self) -> Iterator[None]:

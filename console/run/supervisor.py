@@ -6,9 +6,12 @@ Owns the timing; `restart_policy.py` decides whether to restart, `process.py` st
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 
 from .process import Supervised
 from .restart_policy import Action, RestartPolicy
@@ -18,6 +21,25 @@ STOP_ORDER = ("actor", "learner", "broker", "redis")
 can still commit."""
 
 POLL_S = 0.05
+SUPERVISE_EVERY_S = 0.1  # how late a dead process is noticed; a display has its own pace
+
+
+class StopRequest(KeyboardInterrupt):
+    """SIGTERM; treated as Ctrl-C."""
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise StopRequest
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +52,8 @@ class Outcome:
     """The process that ended it."""
     error: str | None = None
     """The last error in the log of that process."""
+    code: int = 0
+    """Its exit code."""
 
 
 class Supervisor:
@@ -73,6 +97,11 @@ class Supervisor:
             if outcome is not None:
                 return outcome
         return None
+
+    @property
+    def is_over(self) -> bool:
+        """True once every process has ended and is not to be started again."""
+        return len(self._left) == len(self._processes)
 
     def running(self, role: str) -> int:
         """Count the processes of a role that run now."""
@@ -118,7 +147,7 @@ class Supervisor:
                 return Outcome(True, decision.reason, process.name)
             case Action.FAIL:
                 error = self._last_error(process.name)
-                return Outcome(False, decision.reason, process.name, error)
+                return Outcome(False, decision.reason, process.name, error, code)
         return None
 
     def _why(self, process: Supervised) -> str:

@@ -10,8 +10,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from console.arguments import AsJson, Run
+from console.display.display import print_line
+from console.run.run_folder import run_folder_of, settings_of
+from console.samples.view import print_json_lines, print_samples
+from learner.reporting.sample_lines import SampleLine
 
 from .buffer_queries import BufferOfRun, open_buffer
 from .tables import Facts, print_facts
@@ -56,14 +61,30 @@ def stats(run: Run, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def peek(run: Run, n: Count = 10, as_json: AsJson = False) -> None:
+def peek(
+    run: Run,
+    n: Count = 10,
+    texts: Annotated[bool, typer.Option("--texts", help="Show their episodes as text.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show finished units that wait for a batch, the oldest first.
 
-    Nothing is taken: the next batch claims them in this order.
+    Nothing is taken: the next batch claims them in this order. Rewards are as the actors gave them,
+    before weights and punishments of `rewards`. With --texts, --json prints JSON lines.
 
-    Example: `nyala buffer peek runs/demo -n 3`
+    Example: `nyala buffer peek runs/demo -n 1 --texts`
     """
-    _show(run, as_json, lambda buffer: buffer.waiting(n))
+    if not texts:
+        _show(run, as_json, lambda buffer: buffer.waiting(n))
+        return
+    with open_buffer(run) as buffer:
+        lines = buffer.texts(n, settings_of(run_folder_of(run).path))
+    if as_json:
+        print_json_lines(lines)
+        return
+    console = Console()
+    print_line(console, f"{len(lines)} episodes of the oldest units that wait for a batch")
+    print_samples(console, lines, full=False, title=_waiting)
 
 
 @app.command()
@@ -129,6 +150,10 @@ def purge(run: Run, tasks: Tasks = None, every: Every = False, as_json: AsJson =
     Example: `nyala buffer dead purge runs/demo --all`
     """
     _show(run, as_json, lambda buffer: buffer.purge(tasks or (), every=every))
+
+
+def _waiting(line: SampleLine) -> str:
+    return f"group {line.group} waits, task {line.task}, reward {line.reward:.3g}, {line.finish}"
 
 
 def _show(run: Path, as_json: bool, ask: Callable[[BufferOfRun], Facts]) -> None:

@@ -21,7 +21,9 @@ from buffer.store import Store
 from configs.errors import RecordError, SettingsError
 from configs.loader import load
 from configs.secrets import redis_url
+from configs.settings import Settings
 from console.run.run_folder import run_folder_of
+from learner.reporting.sample_lines import Origin, SampleLine, sample_line
 
 from .tables import Facts
 
@@ -93,6 +95,24 @@ class BufferOfRun:
                 }
             )
         return Facts(f"{len(rows)} complete units wait, the oldest first", rows)
+
+    def texts(self, n: int, settings: Settings) -> list[SampleLine]:
+        """The episodes of the oldest complete units as text; their step is that of nothing yet."""
+        from actors.engine.tokenizer import ModelTokenizer  # noqa: PLC0415 - transformers
+
+        run = settings.run
+        decode, names, mixture = (
+            ModelTokenizer.of(run).decode,
+            list(run.by_environment),
+            run.mixture,
+        )
+        lines = []
+        for unit in self._store.run(operations.peek(n)):
+            records = self._store.run(operations.records(unit.task_ids))
+            environment = names[mixture.training(unit.group_id).environment]
+            origin = Origin(-1, -1, environment)
+            lines += [sample_line(origin, each, decode) for each in _readable(records)]
+        return lines
 
     def resume(self) -> Facts:
         """Lease again, to all."""

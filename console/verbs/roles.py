@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from rich.console import Console
 
+from console.actor_group.group import run_group
+from console.actor_group.plan import actor_commands
 from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
+from console.display.display import print_line
+from console.join_pack.pack import is_pack, open_pack
 from console.run.plan import role_command
 from console.run.run_folder import settings_of
 
@@ -18,17 +23,39 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 @app.command()
 def actor(
-    config: Config = None, config_option: ConfigOption = None, overrides: Overrides = None
+    config: Config = None,
+    config_option: ConfigOption = None,
+    overrides: Overrides = None,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="Actors to start; with --gpus one for each card by default."),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="all|0,1,...",
+            help="Cards for them, one each, or as many as each is split over.",
+        ),
+    ] = None,
 ) -> None:
     """Join a run with one more actor.
 
     It may leave at any time, with Ctrl-C or without. With the run's folder it takes the address
-    and the keys from there. On another machine give it a copy of the run's config.yaml and of
-    broker.pub and enrolment.key; it registers a key of its own. Or give it one as actor.key.
+    and the keys from there. On another machine give it the file that `nyala join-pack` wrote, with
+    which it registers a key of its own.
 
-    Example: `nyala actor runs/demo`
+    With `--count` or `--gpus` several are started and kept up; Ctrl-C drains all of them.
+
+    Example: `nyala actor runs/demo`, `nyala actor site-a.nyala --gpus all`
     """
-    _become("actor", "actors", one_of(config, config_option), overrides)
+    path, overrides = _opened(one_of(config, config_option), overrides or [])
+    if count is None and gpus is None:
+        _become("actor", "actors", path, overrides)
+    settings = settings_of(path, overrides)
+    alone = role_command("actor", "actors", path, overrides, settings)
+    placed = actor_commands(alone, settings, count=count, gpus=gpus)
+    console = Console()
+    raise typer.Exit(run_group(placed, settings, lambda text: print_line(console, text)))
 
 
 @app.command()
@@ -73,6 +100,11 @@ def broker(
     Example: `nyala broker --config runs/demo/config.yaml`
     """
     _become("broker", "broker", one_of(config, config_option), overrides)
+
+
+def _opened(path: Path, overrides: list[str]) -> tuple[Path, list[str]]:
+    """Unpack a join-pack; anything else is as it was given."""
+    return open_pack(path, overrides) if is_pack(path) else (path, overrides)
 
 
 def _become(

@@ -8,11 +8,7 @@ However it ends, no process is left.
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 from rich.console import Console
 
@@ -30,15 +26,15 @@ from console.run.process_guard import ProcessGuard
 from console.run.redis_server import RedisServer, wait_until_ready
 from console.run.restart_policy import RestartPolicy
 from console.run.run_folder import RunFolder, RunState
-from console.run.supervisor import Outcome, Supervisor
+from console.run.supervisor import (
+    SUPERVISE_EVERY_S,
+    Outcome,
+    Supervisor,
+    sigterm_as_interrupt,
+)
 
 FAILED = 1
 STOPPED = 130  # what shells give to Ctrl-C
-SUPERVISE_EVERY_S = 0.1  # how late a dead process is noticed; the display has its own pace
-
-
-class StopRequest(KeyboardInterrupt):
-    """SIGTERM; treated as Ctrl-C."""
 
 
 class Session:
@@ -66,7 +62,7 @@ class Session:
         """Start, watch, stop; return the exit code."""
         server = prepare(self._settings, self._folder, redis_url=self._redis_url)
         try:
-            with _sigterm_as_interrupt():
+            with sigterm_as_interrupt():
                 self._make_model()
                 outcome = self._supervise(server)
         except KeyboardInterrupt:
@@ -112,7 +108,10 @@ class Session:
             display = make_display(self._console, name=self._settings.run.name, plain=self._plain)
             supervisor = Supervisor(
                 processes,
-                RestartPolicy(self._settings.console.max_restarts),
+                RestartPolicy(
+                    self._settings.console.max_restarts,
+                    exit_when_told=self._settings.actors.exit_when_told,
+                ),
                 is_finished=lambda: self._folder.state is RunState.FINISHED,
                 log=display.log,
                 last_error=stages.take_error,
@@ -183,7 +182,11 @@ class Session:
                 # A learner that was killed first takes back the steps after its checkpoint.
                 resumed_at = min(resumed_at, now.step)
                 alarm = idle.alarm(None if self._actors is None else self._actors.idle, now.step)
-                display.show(View(now, stages.look(), alive, now.step > resumed_at, alarm))
+                is_training = now.step > resumed_at
+                if is_training:
+                    for line in stages.report():
+                        display.log(line)
+                display.show(View(now, stages.look(), alive, is_training, alarm))
                 show_at = time.monotonic() + self._settings.console.refresh_s
             if outcome is not None:
                 return outcome
@@ -203,15 +206,3 @@ class Session:
 
     def _say(self, text: str) -> None:
         print_line(self._console, text)
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise StopRequest
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -17,7 +22,7 @@ from configs.errors import NyalaError
 from configs.loader import load
 from configs.printable import printable
 from configs.settings import Settings
-from console.arguments import Run
+from console.arguments import AsJson, Run
 from console.display.display import View, duration, figures, print_line
 from console.display.json_lines import number, read_rows
 from console.display.progress import RunProgress
@@ -29,14 +34,50 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
-def status(run: Run) -> None:
+def status(run: Run, as_json: AsJson = False) -> None:
     """Show how far a run is.
 
-    Also where its tasks are, and which actors sample.
+    Also where its tasks are, and which actors sample. With --json all of it as one object, whose
+    `store` is null where Redis does not answer.
 
     Example: `nyala status runs/demo`
     """
+    if as_json:
+        sys.stdout.write(json.dumps(status_of(run), indent=2) + "\n")
+        return
     print_status(run, Console())
+
+
+def status_of(path: Path) -> dict[str, Any]:
+    """Describe a run for programs.
+
+    Raises:
+        NyalaError: There is no such run.
+    """
+    folder = run_folder_of(path)
+    settings = load(folder.config)
+    progress = RunProgress(folder, steps=settings.run.steps).look()
+    store = None
+    with suppress(NyalaError, OSError):
+        url = folder.redis_url.read_text(encoding="utf-8").strip()
+        counts, seen, serving, shut, used = _ask_store(url, settings.run.name)
+        store = {
+            "tasks": asdict(counts),
+            "memory": used._asdict(),
+            "actors": [actor._asdict() for actor in seen],
+            "brokers": serving,
+            "paused": shut.paused,
+            "suspended_keys": {tag: key._asdict() for tag, key in shut.keys.items()},
+        }
+    return {
+        "run": settings.run.name,
+        "state": folder.state,
+        "is_up": folder.is_held,
+        "checkpoint": folder.newest_checkpoint(),
+        "progress": asdict(progress),
+        "summary": folder.read_summary() if folder.state is RunState.FINISHED else None,
+        "store": store,
+    }
 
 
 def print_status(path: Path, console: Console) -> None:

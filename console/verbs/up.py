@@ -20,6 +20,7 @@ from buffer.admin import forget_run
 from buffer.client.address import without_password
 from configs.errors import SettingsError
 from configs.loader import load
+from configs.machine.gpus import visible_gpus
 from configs.settings import Settings
 from configs.weight_path import describe_weight_path
 from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
@@ -27,6 +28,7 @@ from console.display.result import print_result
 from console.run.card_memory import GIB, card_memory, smallest_card
 from console.run.init_model import reuse
 from console.run.own_files import resolve, resolve_as_begun, with_value
+from console.run.placement import shared_card_warning
 from console.run.plan import commands, given_redis
 from console.run.preflight import (
     model_config,
@@ -186,7 +188,7 @@ def say_weight_path(console: Console, settings: Settings) -> None:
 
 def _warn(console: Console, settings: Settings, redis_url: str | None) -> None:
     """Print what is doubtful and does not prevent the run."""
-    warnings = [weights_warning(settings)]
+    warnings = [weights_warning(settings), shared_card_warning(settings, visible_gpus())]
     if redis_url is not None:
         warnings.append(redis_warning(settings.run, redis_url))
     for warning in filter(None, warnings):

@@ -103,6 +103,7 @@ def listed(run: Path, n: int) -> Facts:
                 "all confirmed": sent.get("is_complete"),
                 "delivered in, s": round(sent["wall_s"], 4) if sent else None,
                 "sparse bytes": sent.get("sparse_bytes"),
+                "adapter bytes": sent.get("adapter_bytes"),
                 "density": sent.get("density"),
             }
         )

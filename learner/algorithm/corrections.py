@@ -214,6 +214,10 @@ CORRECTIONS: Mapping[str, Correction] = {
 }
 
 
+OF_TOKENS = frozenset({"none", "tis", "mis", "icepop"})
+"""Those whose value at a token depends on that token alone."""
+
+
 def _keep_all(log_ratios_N: Tensor) -> Corrected:
     return Corrected(log_ratios_N, torch.ones_like(log_ratios_N, dtype=torch.bool))
 

@@ -44,9 +44,11 @@ from torch import Tensor
 
 from configs.settings import AlgorithmSettings
 
+from . import corrections, surrogates
 from .corrections import CORRECTIONS
 from .microbatch import Prepared, Segments
 from .proximal import PROXIMALS
+from .reference_kl import kl_penalty
 from .surrogates import SURROGATES, Terms
 
 
@@ -56,7 +58,7 @@ class PolicyLoss:
 
     loss: Tensor
     """This microbatch's share, with gradient; those of all microbatches and ranks add up to the
-    loss of an optimizer step."""
+    loss of an optimizer step. With the KL to the reference under `kl_in: loss`."""
     kept_N: Tensor
     """Tokens that the correction did not mask. Shape [N], bool."""
     low_N: Tensor
@@ -101,9 +103,20 @@ def policy_loss(
     values_N = torch.where(corrected.keep_N, values_N, 0.0)
     if settings.entropy_bonus > 0:
         values_N = values_N + settings.entropy_bonus * entropies_N
+    if prepared.log_ref_N is not None and settings.kl_in == "loss":
+        log_rhos_N = log_pi_N - microbatch.behaviour_logprobs_N
+        kl_N = kl_penalty(log_pi_N, prepared.log_ref_N, log_rhos_N, settings)
+        values_N = values_N - settings.kl_coefficient * kl_N
     return PolicyLoss(
         loss=-(microbatch.weights_N * values_N).sum(),
         kept_N=corrected.keep_N,
         low_N=objective.low_N & corrected.keep_N,
         high_N=objective.high_N & corrected.keep_N,
+    )
+
+
+def is_sum_over_tokens(settings: AlgorithmSettings) -> bool:
+    """Whether each token's part of the loss depends on that token's log-prob and entropy alone."""
+    return (
+        settings.surrogate in surrogates.OF_TOKENS and settings.correction in corrections.OF_TOKENS
     )

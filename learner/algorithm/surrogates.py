@@ -273,6 +273,10 @@ SURROGATES: Mapping[str, Surrogate] = {
 }
 
 
+OF_TOKENS = frozenset({"clip", "reinforce", "cispo", "m2po", "dppo_tv", "dppo_kl"})
+"""Those whose value at a token depends on that token alone."""
+
+
 def _clip(log_ratios_N: Tensor, advantages_N: Tensor, settings: AlgorithmSettings) -> Objective:
     ratios_N, is_bad_N = log_ratios_N.exp(), advantages_N < 0
     clipped_N = ratios_N.clamp(1 - settings.clip_low, 1 + settings.clip_high)

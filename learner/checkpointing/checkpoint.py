@@ -24,7 +24,8 @@ as kept; `trust.py` makes it the run's own.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from learner.training.optimizer import ScheduledOptimizer
 
 from .background_save import BackgroundSave
 from .bucket_copies import BucketCopies
+from .fit import check_adapter, check_critic
 from .folders import (
     UNFINISHED,
     complete_checkpoints,
@@ -65,7 +67,7 @@ from .manifest import (
     run_key,
 )
 from .tensors.earlier_format import EarlierShards, is_earlier_format
-from .tensors.named import HostCopies, Part, make_moments, model_tensors, parts_of
+from .tensors.named import HostCopies, make_moments, model_tensors, parts_of
 from .tensors.random_state import random_state, restore_random_state
 from .tensors.shards import PREFIX, SUFFIX, Shards, encode_shards
 from .verification import Files, hash_on_all_ranks, verify, write_files, write_hashed
@@ -127,6 +129,7 @@ class Checkpoints:
             Exception: What ended the save before, if anything did.
         """
         self.under_way.wait()
+        state = replace(state, adapter=policy.adapter)
         files = self._files(policy, optimizer, copied=False)
         return self._write(state.encode(), state, files, self._ranks)
 
@@ -150,7 +153,7 @@ class Checkpoints:
         """
         assert not self.under_way.is_under_way
         files = self._files(policy, optimizer, copied=True)
-        encoded = state.encode()
+        encoded = replace(state, adapter=policy.adapter).encode()
 
         def write() -> None:
             self._write(encoded, state, files, self._ranks.in_background)
@@ -206,13 +209,15 @@ class Checkpoints:
         Collective.
 
         Raises:
-            CheckpointError: It does not hold this model, or the critic that the settings ask for.
+            CheckpointError: It does not hold this model, or the adapters or the critic that the
+                settings ask for.
         """
         shards = EarlierShards(path, self._ranks) if is_earlier_format(path) else Shards(path)
         wanted: dict[str, Tensor] = {}
+        check_adapter(path, policy.adapter)
         for part in parts_of(policy, optimizer, self._critic):
             tensors = model_tensors(part)
-            self._check_critic(path, part, tensors, shards.shapes)
+            check_critic(path, part, tensors, shards.shapes, self._critic)
             wanted |= tensors | make_moments(part, shards.shapes, shards.dtypes)
         shards.read(wanted)
         random = path / f"random-{self._ranks.rank}.bin"
@@ -295,20 +300,6 @@ class Checkpoints:
             self._hash_files(self._folder, BLAKE3, [])
             worker.join(SIGN_OF_LIFE_S)
         worker.check()
-
-    def _check_critic(
-        self, path: Path, part: Part, tensors: Mapping[str, Tensor], found: Mapping[str, object]
-    ) -> None:
-        """Refuse a checkpoint of a run that had no critic, or one of the other kind."""
-        if (
-            self._critic is not None
-            and part.name == "critic"
-            and not tensors.keys() <= found.keys()
-        ):
-            raise CheckpointError(
-                f"{path} must hold a critic of critic.kind = {self._critic.settings.kind}, got "
-                "none; restore the setting, or begin again with --fresh"
-            )
 
     def _remove_old(self, saved: Path) -> None:
         """Remove all of this run's but the newest and the best; the one just saved is newest."""

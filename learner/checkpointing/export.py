@@ -19,6 +19,8 @@ from configs import durable
 from configs.errors import CheckpointError
 from configs.settings import RunSettings
 
+from .fit import adapter_of
+from .tensors.merged import MergedTensors
 from .tensors.shards import Shards
 
 PREFIX = "model.causal_lm."
@@ -28,15 +30,17 @@ FILE_BYTES = 2 * 2**30
 def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
     """Write model and tokenizer in the dtype that the run publishes; what was there is replaced.
 
+    Adapters are merged into the weights of the run's model.
+
     Args:
         checkpoint: Verified.
         run: Of the checkpoint; its model has configuration and tokenizer.
         folder: For the files.
 
     Raises:
-        CheckpointError: It is in the format of an earlier release.
+        CheckpointError: It is in the format of an earlier release, or of another model.
     """
-    shards = Shards(checkpoint)
+    shards: Shards | MergedTensors = Shards(checkpoint)
     dtype: torch.dtype = getattr(torch, run.dtype)
     names = [name for name in shards.shapes if name.startswith(PREFIX)]
     if not names:
@@ -44,6 +48,11 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
             f"{checkpoint} must be in the present format to be exported, got one of an earlier "
             "release; go on with the run once, which writes the next checkpoint in it"
         )
+    if (adapter := adapter_of(checkpoint)) is not None:
+        shards = MergedTensors(
+            Shards(checkpoint), adapter, prefix=PREFIX, model_path=run.model_path, dtype=dtype
+        )
+        names = [*shards.shapes]
     unfinished = folder.with_name(f".unfinished-{folder.name}")
     durable.DISK.remove(unfinished)
     durable.make_private_folder(unfinished)
@@ -59,7 +68,9 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
     durable.move(unfinished, folder)
 
 
-def _filled(shards: Shards, names: Iterable[str], dtype: torch.dtype) -> list[list[str]]:
+def _filled(
+    shards: Shards | MergedTensors, names: Iterable[str], dtype: torch.dtype
+) -> list[list[str]]:
     """Share tensors among files, in their order."""
     files: list[list[str]] = [[]]
     num_bytes = 0
@@ -74,7 +85,7 @@ def _filled(shards: Shards, names: Iterable[str], dtype: torch.dtype) -> list[li
 
 
 def _write_weights(
-    shards: Shards, files: list[list[str]], dtype: torch.dtype, folder: Path
+    shards: Shards | MergedTensors, files: list[list[str]], dtype: torch.dtype, folder: Path
 ) -> None:
     """Write one file after the other, and their index where there are several."""
     places: dict[str, str] = {}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 
 from configs.errors import CheckpointError
+from learner.model.lora.adapters import Adapter
 from learner.reporting.metrics import Totals
 from learner.training.guards import GuardState
 
@@ -31,6 +32,8 @@ class LearnerState:
     """Groups of all batches, as ranges [start, end): recovery asserts them."""
     totals: Totals
     guards: GuardState = field(default_factory=GuardState)
+    adapter: Adapter | None = None
+    """Identity of the adapters whose tensors it has; None = those of the whole model."""
 
     def encode(self) -> str:
         """Encode as JSON."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import structlog
 
+from learner.model.lora.adapters import reset_adapters
 from learner.model.policy import Policy
 from learner.model.saved_model import read_weights
 from learner.training.critic import Critic
@@ -49,7 +50,10 @@ def roll_back(
         path, state = newest
         checkpoints.load(path, policy, optimizer)
         return state.step
-    read_weights(policy.causal_lm, model_path)
+    if policy.adapter is None:
+        read_weights(policy.causal_lm, model_path)
+    else:
+        reset_adapters(policy.causal_lm)
     optimizer.forget()
     if critic is not None:
         critic.reset(model_path)

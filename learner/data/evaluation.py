@@ -10,7 +10,7 @@ the end of the run, up to `learner.eval_timeout_s`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -97,6 +97,7 @@ class Evaluations:
         ledger: Ledger,
         timeout_s: float,
         report: Callable[[Evaluation], None],
+        keep: Callable[[int, Sequence[Answer]], None] = lambda _step, _answers: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -105,6 +106,7 @@ class Evaluations:
         self._lineage = ledger.lineage
         self._ledger = ledger
         self._report = report
+        self._keep = keep
         self._clock = clock
         self._open: list[_Open] = []
         self._is_sampled = False
@@ -155,6 +157,7 @@ class Evaluations:
 
     def _close(self, round_: _Open, records: Mapping[int, bytes], now: float) -> None:
         answers = self._answers(round_.step, records)
+        self._keep(round_.step, answers)
         figures = figures_of(answers)
         if "accuracy" not in figures:
             log.warning("an evaluation had no greedy answer", step=round_.step)

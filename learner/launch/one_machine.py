@@ -1,11 +1,12 @@
 """Several ranks on one machine, which listen on loopback alone.
 
-They meet through a file in a private folder, and gloo and NCCL use the loopback interface. A TCP
-store, which torchrun would start, listens on every interface.
+They meet through a file in a private folder, and gloo and NCCL use the loopback interface, unless a
+person has set another. A TCP store, which torchrun would start, listens on every interface.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from learner.model.rendezvous import RENDEZVOUS_FILE
+from learner.model.rendezvous import RENDEZVOUS_FILE, interfaces
 
 from .rank_processes import TICK_S, RankProcesses, Share, rank_command
 
@@ -30,8 +31,7 @@ def launch(arguments: list[str], *, ranks: int, stopping: threading.Event) -> in
     folder = Path(tempfile.mkdtemp(prefix="nyala-ranks-"))
     environment = {
         RENDEZVOUS_FILE: str(folder / "ranks"),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
+        **interfaces("lo", os.environ),
     }
     processes = RankProcesses(rank_command(arguments), Share(0, ranks, ranks), environment)
     try:

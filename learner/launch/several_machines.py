@@ -15,13 +15,14 @@ on every interface; here each socket is on the network of `--rendezvous`.
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 import threading
 from collections.abc import Sequence
 
 from configs.errors import SettingsError
-from learner.model.rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_SOCKET
+from learner.model.rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_SOCKET, interfaces
 
 from .node_zero import NodeZero
 from .nodes import Meeting, Nodes, StartRanks
@@ -54,11 +55,9 @@ def starter(arguments: Sequence[str]) -> StartRanks:
     """Return what starts `python -m learner <arguments>` for each rank of this machine."""
 
     def start(meeting: Meeting) -> RankProcesses:
-        interface = interface_of(meeting.own_address)
         environment = {
             RENDEZVOUS_ADDRESS: f"{meeting.host}:{meeting.port}",
-            "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": interface,
+            **interfaces(interface_of(meeting.own_address), os.environ),
         }
         inherited = None
         if meeting.listener is not None:

@@ -35,7 +35,8 @@ def hold_gradients(module: nn.Module, *, holds: bool) -> None:
 def has_room(modules: Iterable[nn.Module], ranks: Ranks) -> bool:
     """Whether every rank has room for whole gradients and parameters; every rank must call it."""
     parameters = [parameter for each in modules for parameter in each.parameters()]
-    numbers = sum(parameter.numel() for parameter in parameters)
+    number = sum(parameter.numel() for parameter in parameters)
+    trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     is_offloaded = parameters[0].device.type != ranks.device.type
     here = (
         torch.cuda.get_device_properties(ranks.device).total_memory
@@ -44,4 +45,10 @@ def has_room(modules: Iterable[nn.Module], ranks: Ranks) -> bool:
     )
     # Ranks that decided differently would wait for one another for ever.
     least = -float(ranks.maximum(torch.tensor([-here], dtype=torch.float64)))
-    return reduces_once(numbers, ranks=ranks.size, memory=least, is_offloaded=is_offloaded)
+    return reduces_once(
+        number // ranks.tensor.size,
+        trained=trained // ranks.tensor.size,
+        ranks=ranks.size // ranks.tensor.size,
+        memory=least,
+        is_offloaded=is_offloaded,
+    )

@@ -40,19 +40,22 @@ def default_checkpointing(
     return "full" if is_offloaded or (on_gpu and parameters > LARGE) else "none"
 
 
-def reduces_once(parameters: int, *, ranks: int, memory: float, is_offloaded: bool = False) -> bool:
+def reduces_once(
+    parameters: int, *, trained: int, ranks: int, memory: float, is_offloaded: bool = False
+) -> bool:
     """Whether gradients are reduced over the ranks once for an optimizer step.
 
     Until then each rank holds whole gradients and gathered parameters, of 4 bytes at most: they
     must be a small part of its memory.
 
     Args:
-        parameters: Of all that is trained.
+        parameters: Of the models that are trained.
+        trained: Those of them that have gradients.
         ranks: Of the learner; one alone has nothing to reduce.
         memory: Bytes of the smallest card, or of a rank's share of the machine.
         is_offloaded: Both pass between card and host memory otherwise, of one rank too.
     """
-    return (ranks > 1 or is_offloaded) and 2 * 4 * parameters <= SMALL_PART * memory
+    return (ranks > 1 or is_offloaded) and 4 * (parameters + trained) <= SMALL_PART * memory
 
 
 def host_share(ranks: int) -> int:

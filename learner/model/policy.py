@@ -10,7 +10,7 @@ Shapes: T tokens of all sequences of a microbatch, N of these that are scored, D
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import NamedTuple, cast
 
@@ -31,9 +31,16 @@ from learner.algorithm.sequences import Sequences
 from .activation_checkpointing import Kept, checkpoint_layers
 from .attention import pack_attention, run_trunk, take
 from .compilation import compile_layers
-from .output_layer import output_layer, score_tokens, softmax_of
+from .logits.vocabulary import ALL_OF_IT
+from .lora.adapters import Adapter
+from .output_layer import draw_tokens, output_layer, score_tokens, softmax_of
+from .parallel.tensor_group import UNDIVIDED, TensorGroup
+from .parallel.tensor_parallel import divide_tensors, local_parameters
 from .saved_model import layers_of
 from .sequence_parallel import ALONE, Cut
+
+LossOfPlaces = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Places of some of the N tokens, their log-probs and entropies -> their part of a loss."""
 
 
 class Scores(NamedTuple):
@@ -45,6 +52,11 @@ class Scores(NamedTuple):
     """Entropy of the distribution that each token was drawn from, nats. Shape [N], float32."""
     states_MD: Tensor
     """Last hidden states from which this rank's M of the tokens are predicted. Shape [M, D]."""
+    loss: Tensor | None = None
+    """This rank's part of the loss, where one of tokens was given; the rest is then without
+    gradient, but for the states."""
+    drawn_N: Tensor | None = None
+    """Tokens drawn in place of the scored ones, where numbers were given. Shape [N], int64."""
 
 
 class Policy(nn.Module):
@@ -53,16 +65,33 @@ class Policy(nn.Module):
     The output layer runs inside `forward`, where FSDP2 has gathered its weights.
     """
 
-    def __init__(self, causal_lm: PreTrainedModel, *, temperature: float) -> None:
+    def __init__(
+        self,
+        causal_lm: PreTrainedModel,
+        *,
+        temperature: float,
+        head_dtype: torch.dtype | None = None,
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            causal_lm: Scores tokens; packed from now on.
+            temperature: At which training episodes are sampled.
+            head_dtype: Of the output layer's products; None = that of its weight.
+        """
         super().__init__()
         pack_attention(causal_lm)
         self.sequence_group = ALONE
         """Ranks that share the tokens of a microbatch."""
+        self.adapter: Adapter | None = None
+        """Identity of what is trained beside a frozen model; None = all of it is trained."""
         self.device = torch.device("cpu")
         """Where it computes; offloaded parameters lie elsewhere."""
         self.causal_lm = causal_lm
-        self.softmax = softmax_of(causal_lm, temperature=temperature)
+        self.softmax = softmax_of(causal_lm, temperature=temperature, dtype=head_dtype)
         self.vocabulary = int(causal_lm.config.vocab_size)
+        self.vocabulary_part = ALL_OF_IT
+        """Tokens whose logits this rank computes."""
 
     def forward(
         self,
@@ -71,6 +100,8 @@ class Policy(nn.Module):
         *,
         entropy_gradient: bool = False,
         temperature: float | None = None,
+        loss_of: LossOfPlaces | None = None,
+        numbers_N: Tensor | None = None,
     ) -> Scores:
         """Score the tokens at `indices_N`, each of which has one before it.
 
@@ -79,20 +110,36 @@ class Policy(nn.Module):
             indices_N: Tokens to score, of all T. Shape [N], int64.
             entropy_gradient: Let gradients flow through the entropies too.
             temperature: Of the softmax; None = the one that training episodes are sampled at.
+            loss_of: A loss that is a sum over tokens, to be differentiated on the way.
+            numbers_N: Draw a token in place of each scored one, by a number between 0 and 1.
 
         Returns:
             Log-probs, entropies and states of the scored tokens.
         """
         cut = Cut(self.sequence_group, sequences, indices_N)
+        layer = output_layer(self.causal_lm)
+        softmax = self.softmax
+        if temperature is not None:
+            softmax = replace(softmax, temperature=temperature)
         states_MD = states_before(self.causal_lm.base_model, sequences, cut)
-        logprobs_M, entropies_M = score_tokens(
-            output_layer(self.causal_lm),
-            states_MD,
-            cut.own_scores(sequences.token_ids_T.index_select(0, indices_N)),
-            self.softmax if temperature is None else replace(self.softmax, temperature=temperature),
-            entropy_gradient=entropy_gradient,
-        )
-        return Scores(cut.gather(logprobs_M), cut.gather(entropies_M), states_MD)
+        places_M = cut.own_scores(torch.arange(len(indices_N), device=indices_N.device))
+        drawn_N = None
+        with local_parameters(layer):
+            found = score_tokens(
+                layer,
+                states_MD,
+                cut.own_scores(sequences.token_ids_T.index_select(0, indices_N)),
+                softmax,
+                part=self.vocabulary_part,
+                entropy_gradient=entropy_gradient,
+                loss_of=loss_of and (lambda rows, *scores: loss_of(places_M[rows], *scores)),
+            )
+            if numbers_N is not None:
+                own_M = cut.own_scores(numbers_N)
+                drawn_M = draw_tokens(layer, states_MD, own_M, softmax, part=self.vocabulary_part)
+                drawn_N = cut.gather(drawn_M)
+        scores = cut.gather(found.logprobs_N), cut.gather(found.entropies_N)
+        return Scores(*scores, states_MD, found.loss, drawn_N)
 
 
 def states_before(trunk: nn.Module, sequences: Sequences, cut: Cut) -> Tensor:
@@ -108,6 +155,7 @@ def shard(
     activations: Kept = "none",
     offload: Container[str] = (),
     compiled: bool = False,
+    tensor: TensorGroup = UNDIVIDED,
 ) -> Policy:
     """Shard a policy over the ranks of `mesh` with FSDP2: each layer a unit, the rest one more.
 
@@ -119,10 +167,13 @@ def shard(
         activations: What each layer keeps for its backward pass.
         offload: What lies in host memory (`learner.offload`).
         compiled: Compile layers.
+        tensor: Ranks that divide matrices; those of `mesh` have the same part.
     """
     layers = layers_of(policy.causal_lm.base_model)
     if compiled:
         compile_layers(layers, mesh.device_type)
+    divide_tensors(policy, tensor)
+    policy.vocabulary_part = tensor.vocabulary_part(policy.vocabulary)
     checkpoint_layers(layers, activations, offload="activations" in offload)
     shard_units(policy, layers, mesh, dtype=dtype, offload="parameters" in offload)
     policy.device = torch.device(mesh.device_type)
@@ -168,11 +219,49 @@ def release(module: nn.Module) -> None:
         module.reshard()
 
 
-@torch.no_grad()
 def probe_logprobs(policy: Policy, token_ids: tuple[int, ...]) -> list[float]:
     """Score tokens 1.. of one sequence at temperature 1, nats; every rank must call it."""
-    indices_N = torch.arange(1, len(token_ids), device=policy.device)
-    scores = policy(Sequences.of([token_ids]).to(policy.device), indices_N, temperature=1.0)
-    logprobs: list[float] = scores.logprobs_N.tolist()
+    return probe_scores(policy, token_ids, tuple(0.5 for _ in token_ids[1:]))[0]
+
+
+@torch.no_grad()
+def probe_scores(
+    policy: Policy, token_ids: tuple[int, ...], numbers: tuple[float, ...]
+) -> tuple[list[float], list[int]]:
+    """Score tokens 1.. of one sequence and draw each again, at temperature 1; on every rank.
+
+    Args:
+        policy: Sharded or whole.
+        token_ids: N + 1 of them.
+        numbers: N numbers between 0 and 1.
+
+    Returns:
+        Log-probs, nats, and drawn tokens.
+    """
+    scores = policy(
+        Sequences.of([token_ids]).to(policy.device),
+        torch.arange(1, len(token_ids), device=policy.device),
+        temperature=1.0,
+        numbers_N=torch.tensor(numbers, device=policy.device),
+    )
+    assert scores.drawn_N is not None
+    answer = scores.logprobs_N.tolist(), scores.drawn_N.tolist()
     release(policy)
-    return logprobs
+    return answer
+
+
+def rounded_logprobs(policy: Policy, token_ids: tuple[int, ...]) -> list[float]:
+    """Score as `probe_logprobs`, with the input of the first layer rounded at random."""
+    random = torch.Generator().manual_seed(0)
+
+    def round_once(_module: nn.Module, _inputs: object, states: Tensor) -> Tensor:
+        noise = torch.rand(states.shape, generator=random).to(states.device)
+        unit = torch.finfo(states.dtype).eps / 2
+        return (states.float() * (1 + unit * (2 * noise - 1))).to(states.dtype)
+
+    embedding = policy.causal_lm.get_input_embeddings()
+    handle = embedding.register_forward_hook(round_once)
+    try:
+        return probe_logprobs(policy, token_ids)
+    finally:
+        handle.remove()

@@ -21,9 +21,11 @@ from torch._C._distributed_c10d import TCPStore  # re-exported, but not for type
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.errors import SettingsError
+from configs.machine.gpus import gpu_left_out
 from configs.settings import ParallelSettings
 from configs.validation.parallel import Layout, layout_of
 
+from .parallel.tensor_group import UNDIVIDED, TensorGroup
 from .rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_FILE, RENDEZVOUS_SOCKET
 from .sequence_parallel import ALONE, SequenceGroup
 
@@ -48,6 +50,8 @@ class Ranks:
     """gloo, for one other thread of each rank: collectives of two threads must not mix."""
     sequence: SequenceGroup = ALONE
     """Ranks that share each microbatch with this one."""
+    tensor: TensorGroup = UNDIVIDED
+    """Ranks that have the other parts of each matrix."""
 
     @property
     def in_background(self) -> Ranks:
@@ -62,12 +66,12 @@ class Ranks:
     @property
     def data_rank(self) -> int:
         """This rank's place among those with different microbatches."""
-        return self.rank // self.sequence.size
+        return self.rank // (self.sequence.size * self.tensor.size)
 
     @property
     def data_size(self) -> int:
         """Number of ranks with different microbatches."""
-        return self.size // self.sequence.size
+        return self.size // (self.sequence.size * self.tensor.size)
 
     def broadcast(self, message: bytes | None) -> bytes:
         """Send rank 0's bytes to all; the other ranks pass None."""
@@ -100,7 +104,8 @@ class Ranks:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over ranks; of those that share a microbatch, the first one's counts."""
-        own = values if self.sequence.rank == 0 else torch.zeros_like(values)
+        is_first = self.sequence.rank == self.tensor.rank == 0
+        own = values if is_first else torch.zeros_like(values)
         return self._reduce(own, dist.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
@@ -138,13 +143,9 @@ def join(
         timeout_s: Longest wait in a collective.
 
     Raises:
-        SettingsError: `device` is `cuda` and there is no GPU, or the ranks cannot be grouped so.
+        SettingsError: Torch sees no GPU for `device`, or the ranks cannot be grouped so.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise SettingsError(
-            "learner.device must be cpu or auto on this machine, got cuda; torch sees no GPU"
-        )
-    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    kind = _kind(device)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if kind == "cuda":
         torch.cuda.set_device(local_rank)
@@ -159,38 +160,69 @@ def join(
     background = dist.new_group(backend="gloo", timeout=BACKGROUND_TIMEOUT)
     assert isinstance(control, dist.ProcessGroup)  # this rank is a member
     assert isinstance(background, dist.ProcessGroup)
-    mesh, sequence = arrange(layout, kind, rank=rank, timeout=timeout)
+    mesh, sequence, tensor = arrange(layout, kind, rank=rank, timeout=timeout)
     return Ranks(
         rank=rank,
         size=size,
         device=torch.device(kind, local_rank) if kind == "cuda" else torch.device("cpu"),
         mesh=mesh,
         sequence=sequence,
+        tensor=tensor,
         control=control,
         background=background,
     )
 
 
+def _kind(device: str) -> str:
+    """Return what to train on; a GPU that is there is never left out unasked."""
+    if device == "cpu" or torch.cuda.is_available():
+        return "cpu" if device == "cpu" else "cuda"
+    left_out = gpu_left_out(device, torch.version.cuda)
+    if left_out is not None:
+        raise SettingsError(left_out)
+    if device == "cuda":
+        raise SettingsError(
+            "learner.device must be cpu or auto on this machine, got cuda; torch sees no GPU"
+        )
+    return "cpu"
+
+
 def arrange(
     layout: Layout, kind: str, *, rank: int, timeout: timedelta
-) -> tuple[DeviceMesh, SequenceGroup]:
+) -> tuple[DeviceMesh, SequenceGroup, TensorGroup]:
     """Group the ranks; all of them must call it.
 
-    Neighbours shard one copy of the weights and share microbatches, so these exchanges stay within
-    a machine where they can.
+    Neighbours divide matrices, share microbatches and shard one copy of the weights, in this
+    order, so that these exchanges stay within a machine where they can.
     """
-    size = layout.replicate * layout.shard
-    mesh = init_device_mesh(kind, (size,))
-    if layout.replicate > 1:
-        table = torch.arange(size).view(layout.replicate, layout.shard)
-        groups = [_own_group(table.T.tolist(), timeout), _own_group(table.tolist(), timeout)]
-        names = ("replicate", "shard")
-        mesh = DeviceMesh.from_group(groups, kind, mesh=table, mesh_dim_names=names)
+    alike = layout.replicate * layout.shard
+    table = torch.arange(alike * layout.tensor).view(layout.replicate, layout.shard, layout.tensor)
+    mesh, tensor = _meshes(layout, kind, table, rank=rank, timeout=timeout)
     if layout.sequence == 1:
-        return mesh, ALONE
-    neighbours = torch.arange(size).view(-1, layout.sequence).tolist()
-    group = _own_group(neighbours, timeout)
-    return mesh, SequenceGroup(rank % layout.sequence, layout.sequence, group)
+        return mesh, ALONE, tensor
+    neighbours = table.view(-1, layout.sequence, layout.tensor).transpose(1, 2).flatten(0, 1)
+    group = _own_group(neighbours.tolist(), timeout)
+    place = rank // layout.tensor % layout.sequence
+    return mesh, SequenceGroup(place, layout.sequence, group), tensor
+
+
+def _meshes(
+    layout: Layout, kind: str, table: Tensor, *, rank: int, timeout: timedelta
+) -> tuple[DeviceMesh, TensorGroup]:
+    """Make the mesh over which weights are sharded, and the group that divides matrices."""
+    sizes = {"replicate": layout.replicate, "shard": layout.shard, "tensor": layout.tensor}
+    if layout.replicate == layout.tensor == 1:
+        return init_device_mesh(kind, (layout.shard,)), UNDIVIDED
+    names = tuple(name for name, size in sizes.items() if name == "shard" or size > 1)
+    table = table.view([sizes[name] for name in names])
+    groups = [
+        _own_group(table.movedim(dimension, -1).reshape(-1, sizes[name]).tolist(), timeout)
+        for dimension, name in enumerate(names)
+    ]
+    mesh = DeviceMesh.from_group(groups, kind, mesh=table, mesh_dim_names=names)
+    if layout.tensor == 1:
+        return mesh, UNDIVIDED
+    return mesh[names[:-1]], TensorGroup(rank % layout.tensor, layout.tensor, mesh["tensor"])
 
 
 def _own_group(members: Sequence[list[int]], timeout: timedelta) -> dist.ProcessGroup:

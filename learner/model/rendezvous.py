@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 RENDEZVOUS_FILE = "NYALA_RENDEZVOUS_FILE"
 """Path of the file through which the ranks of one machine meet."""
 RENDEZVOUS_ADDRESS = "NYALA_RENDEZVOUS_ADDRESS"
 """`host:port` of the store through which the ranks of several machines meet."""
 RENDEZVOUS_SOCKET = "NYALA_RENDEZVOUS_SOCKET"
 """Of rank 0 alone: the descriptor of that store's socket, which listens already."""
+LAUNCHER_SET = "NYALA_LAUNCHER_SET"
+"""Names of the variables that the launcher chose for its ranks, with commas between them."""
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Network interfaces of gloo and NCCL."""
+
+
+def interfaces(ours: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for ranks that meet on this interface; what a person has set stays."""
+    chosen = [name for name in INTERFACES if name not in environment]
+    return dict.fromkeys(chosen, ours) | {LAUNCHER_SET: ",".join(chosen)}
+
+
+def without_launchers(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a process inherits that talks to others than the ranks."""
+    chosen = environment.get(LAUNCHER_SET, "").split(",")
+    return {name: text for name, text in environment.items() if name not in (*chosen, LAUNCHER_SET)}

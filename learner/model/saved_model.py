@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +29,7 @@ from transformers.utils.hub import cached_file
 
 from configs.architecture import check_architecture
 from configs.errors import SettingsError
+from learner.weights.wire.layout import is_adapter
 
 from .attention import check_packing
 from .output_layer import check_output_layer, output_layer
@@ -177,19 +177,53 @@ def read_weights(model: PreTrainedModel, path: str | Path, *, first_rows: bool =
     """
     files = _open(path)
     keys = _keys(model, files.shapes)
-    names: dict[int, list[str]] = defaultdict(list)
-    tensors: dict[int, Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        names[id(tensor)].append(name)  # tied ones have several
-        tensors[id(tensor)] = tensor
-    for number, tensor in tensors.items():
-        saved = [keys[name] for name in names[number] if name in keys]
+    for names, tensor in _tensors_of(model):
+        if is_adapter(names[0]):
+            continue  # not of the saved model: `lora/adapters.py` begins it
+        saved = [keys[name] for name in names if name in keys]
         if not saved and isinstance(tensor, nn.Parameter):
             raise SettingsError(
-                f"run.model must hold {names[number][0]} as it is trained, got none in {path}; "
+                f"run.model must hold {names[0]} as it is trained, got none in {path}; "
                 f"choose another model"
             )
         _read(files, saved, tensor, path, first_rows=first_rows)
+
+
+class SavedWeights:
+    """The weights of a saved model, read whole, one at a time."""
+
+    def __init__(self, model: PreTrainedModel, path: str | Path) -> None:
+        """Open the files.
+
+        Args:
+            model: That was saved; its own weights need no memory.
+            path: Of the saved model.
+
+        Raises:
+            SettingsError: There is no such model.
+        """
+        self._path, self._files = path, _open(path)
+        keys = _keys(model, self._files.shapes)
+        self._keys: dict[str, list[str]] = {}
+        for names, _ in _tensors_of(model):
+            if saved := [keys[name] for name in names if name in keys]:
+                self._keys[names[0]] = saved
+        self.shapes = {name: self._files.shapes[saved[0]] for name, saved in self._keys.items()}
+        """Name -> shape, in the model's order; tied ones have their first name."""
+
+    def read(self, name: str) -> Tensor:
+        """Read a weight in float32."""
+        whole = torch.empty(self.shapes[name])
+        _read(self._files, self._keys[name], whole, self._path, first_rows=False)
+        return whole
+
+
+def _tensors_of(model: nn.Module) -> Iterable[tuple[list[str], Tensor]]:
+    """List the tensors of a model, each with its names: tied ones have several."""
+    found: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return found.values()
 
 
 def _read(

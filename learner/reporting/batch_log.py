@@ -64,6 +64,7 @@ class BatchLog:
         *,
         claimed_at: float,
         sampling_alarms: int,
+        dropped_samples: int,
     ) -> None:
         """Count a batch and append its lines to the journal."""
         figures = batch_figures(
@@ -92,6 +93,7 @@ class BatchLog:
                 **_training_figures(trained),
                 "alerts": [alert.name for alert in alerts],
                 "sampling_alarms": sampling_alarms,
+                "dropped_samples": dropped_samples,
                 **times.figures(trained_tokens=figures.trained_tokens),
                 "idle_fraction": self.totals.idle_fraction,
                 "wall_s": round(self.totals.wall_s, 3),

@@ -25,6 +25,7 @@ from learner.algorithm.sequences import Sequences
 from learner.model.activation_checkpointing import checkpoint_layers, choose
 from learner.model.attention import pack_attention
 from learner.model.compilation import compile_layers
+from learner.model.parallel.tensor_parallel import divide_tensors
 from learner.model.policy import Policy, release, shard_units, states_before
 from learner.model.ranks import Ranks
 from learner.model.saved_model import allocate, empty_causal_lm, layers_of, read_weights
@@ -161,6 +162,7 @@ def make_critic(
         trunk = cast("PreTrainedModel", causal_lm.base_model)
     model = ValueModel(width, trunk, trunk_gradient=settings.trunk_gradient)
     model.sequence_group = ranks.sequence
+    divide_tensors(model, ranks.tensor)
     layers = [] if model.trunk is None else layers_of(model.trunk)
     if learner.compile:
         compile_layers(layers, ranks.mesh.device_type)

@@ -20,13 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from configs.settings import AlgorithmSettings
-from learner.algorithm.losses import policy_loss
+from learner.algorithm.losses import is_sum_over_tokens, policy_loss
 from learner.algorithm.microbatch import Microbatch, Prepared
-from learner.algorithm.reference_kl import kl_penalty
 from learner.model.gradient_reduction import has_room, hold_gradients
 from learner.model.policy import Policy
 from learner.model.ranks import Ranks
@@ -158,20 +158,21 @@ def accumulate(
     """Add one microbatch's gradient to the parameters' and return its share of the policy loss."""
     microbatch = prepared.microbatch
     with phase("forward"):
+        loss_of = None
+        if is_sum_over_tokens(settings):
+            loss_of = partial(_loss_of_places, prepared, settings)
         scores = policy(
             microbatch.sequences,
             microbatch.indices_N,
             entropy_gradient=settings.entropy_bonus > 0,
+            loss_of=loss_of,
         )
         found = policy_loss(scores.logprobs_N, scores.entropies_N, prepared, settings)
-        log_rhos_N = scores.logprobs_N - microbatch.behaviour_logprobs_N
-        loss, deltas_N = found.loss, None
+        log_rhos_N = scores.logprobs_N.detach() - microbatch.behaviour_logprobs_N
+        deltas_N = None
         if prepared.log_ref_N is not None:
             deltas_N = scores.logprobs_N.detach() - prepared.log_ref_N
-            if settings.kl_in == "loss":
-                kl_N = kl_penalty(scores.logprobs_N, prepared.log_ref_N, log_rhos_N, settings)
-                loss = loss + settings.kl_coefficient * (microbatch.weights_N * kl_N).sum()
-        total = loss
+        total = found.loss if scores.loss is None else scores.loss
         if critic is not None:
             assert prepared.values_N is not None and prepared.targets_N is not None
             total = total + critic.loss(
@@ -180,4 +181,14 @@ def accumulate(
     with phase("backward"):
         total.backward()
     meter.add(log_rhos_N, scores.entropies_N, microbatch, found, deltas_N)
-    return loss.detach()
+    return found.loss.detach()
+
+
+def _loss_of_places(
+    prepared: Prepared,
+    settings: AlgorithmSettings,
+    places: torch.Tensor,
+    logprobs: torch.Tensor,
+    entropies: torch.Tensor,
+) -> torch.Tensor:
+    return policy_loss(logprobs, entropies, prepared.take(places), settings).loss

@@ -50,6 +50,8 @@ class BroadcastSettings:
     join_s: float
     send_s: float
     use_cuda: bool
+    ports: tuple[int, int] | None = None
+    """First and last port for those stores; None = any free one."""
 
 
 class Broadcast:
@@ -59,7 +61,6 @@ class Broadcast:
         settings: Deadlines and address.
         epochs: Membership, and the state of the current epoch.
         post: Sends a message to an actor; never blocks, may lose.
-        device_of: `cpu` or `cuda`, from the JOIN of an actor.
     """
 
     def __init__(
@@ -68,16 +69,13 @@ class Broadcast:
         epochs: WeightEpochs,
         *,
         post: Post,
-        device_of: Callable[[str], str],
     ) -> None:
         self._settings = settings
         self._epochs = epochs
         self._post = post
-        self._device_of = device_of
         self._changed = asyncio.Event()
         self._group: GroupThread[SendingGroup] | None = None
         self._digest = ""
-        self._use_nccl = settings.use_cuda
         self._warming: Worker | None = None
         self._is_warm = False
 
@@ -124,15 +122,20 @@ class Broadcast:
 
     async def _form(self, membership: Membership, bucket_bytes: int) -> bool:
         """Invite the members and wait until all are ready."""
-        backend, port = self._backend(membership), 0
+        port = 0
         if membership.fresh:
-            port = self._open(membership, backend)
+            try:
+                port = self._open(membership)
+            except OSError as error:
+                log.warning("no weight group, so actors pull", reason=str(error))
+                self._epochs.broke(membership.number)
+                return False
         for rank, actor in enumerate(membership.members, start=1):
             invitation = Epoch(
                 number=membership.number,
                 version=membership.version,
                 fresh=membership.fresh,
-                backend=backend,
+                backend=membership.backend,
                 host=self._settings.host,
                 port=port,
                 rank=rank,
@@ -162,9 +165,6 @@ class Broadcast:
         await self._while(Phase.SENDING)
         if self._epochs.phase is Phase.DONE:
             return True
-        if self._backend(membership) == "nccl":
-            log.warning("NCCL failed for weights; using gloo from now on", epoch=number)
-            self._use_nccl = False
         self._leave()
         self._abort(membership, membership.members, "not all members confirmed")
         return False
@@ -191,13 +191,13 @@ class Broadcast:
                 if silent:
                     log.warning("members are silent", phase=phase.value, actors=silent)
 
-    def _open(self, membership: Membership, backend: str) -> int:
+    def _open(self, membership: Membership) -> int:
         from .group import GroupPlan, SendingGroup, listen  # noqa: PLC0415 - torch: loaded by `_warm`
 
         self._leave()
         size = len(membership.members) + 1
-        plan = GroupPlan(backend, self._settings.host, size, self._settings.join_s)
-        listener = listen(self._settings.host)
+        plan = GroupPlan(membership.backend, self._settings.host, size, self._settings.join_s)
+        listener = listen(self._settings.host, self._settings.ports)
         self._group = GroupThread(
             lambda: SendingGroup(plan, listener),
             name=f"weights-{membership.number}",
@@ -214,15 +214,11 @@ class Broadcast:
             self._group.leave()
             self._group = None
 
-    def _backend(self, membership: Membership) -> str:
-        on_gpu = self._use_nccl and all(self._device_of(a) == "cuda" for a in membership.members)
-        return "nccl" if on_gpu else "gloo"
-
     def _warm(self) -> None:
         """Import torch beside the first pulls: it takes seconds."""
         from . import group as weight_group  # noqa: PLC0415 - torch
 
-        self._use_nccl = self._use_nccl and weight_group.can_nccl()
+        self._epochs.may_nccl = self._settings.use_cuda and weight_group.can_nccl()
         self._is_warm = True
 
 

@@ -8,6 +8,10 @@ Pure: no socket, no torch, the clock is injected. The publisher feeds it events 
                      │        once more       ▼
                      └─────────────────▶   BROKEN ──begin──▶ FORMING (always a new group)
 
+A group is of one backend. NCCL is used where all members have a GPU, and only with those that its
+broadcasts do not keep breaking with (`nccl_strikes.py`): the others pull meanwhile, and where
+nobody is left all are in a gloo group.
+
 FORMING costs one round trip and blocks no member: one that died or stopped since its last JOIN is
 found here, in milliseconds, and not inside the collective, where it would hold up all the others.
 
@@ -25,12 +29,16 @@ from enum import StrEnum
 from broker.protocol.weight_messages import SILENT_AFTER_S
 from buffer.record.episode import PolicyVersion
 
+from .nccl_strikes import NcclStrikes
+
 READY_SHARE = 0.2
 """Share of `broadcast_join_s` for READY: actors answer in milliseconds, a rendezvous does not."""
 MAX_TRIES = 2
 """Formations for one version; then the actors that lack it pull."""
 MAX_STRIKES = 3
-"""Broken sends in a row after which an actor only pulls, to spare the others' epochs."""
+"""Broken sends over gloo in a row after which an actor only pulls, to spare the others' epochs."""
+NO_VERSION = PolicyVersion(-1, -1)
+"""Of an actor that has none yet."""
 
 
 class Phase(StrEnum):
@@ -52,12 +60,15 @@ class Membership:
     fresh: bool
     """True if a new group is to be built."""
     members: tuple[str, ...]
+    backend: str = "gloo"
+    """`gloo` or `nccl`."""
 
 
 @dataclass(slots=True)
 class _Actor:
     last_join: float
     can_group: bool
+    device: str
     strikes: int = 0
 
 
@@ -71,25 +82,38 @@ class WeightEpochs:
     """
 
     def __init__(self, *, join_s: float, send_s: float, clock: Callable[[], float]) -> None:
+        self.may_nccl = False
+        """Rank 0 could be in an NCCL group."""
+        self._nccl = NcclStrikes(clock)
         self._ready_s = join_s * READY_SHARE
         self._send_s = join_s + send_s
         self._clock = clock
         self._actors: dict[str, _Actor] = {}
         self._number = 0
-        self._intact: tuple[str, ...] = ()
+        self._intact: tuple[str, tuple[str, ...]] | None = None
+        """Backend and members of the group that can be used again."""
         self._waiting: set[str] = set()
         self._tries = 0
         self.phase = Phase.IDLE
         self.deadline = 0.0
         self.membership: Membership | None = None
 
-    def on_join(self, actor: str, *, can_group: bool) -> None:
+    def on_join(
+        self,
+        actor: str,
+        *,
+        can_group: bool,
+        device: str = "cpu",
+        version: PolicyVersion = NO_VERSION,
+    ) -> None:
         """Note a JOIN."""
+        self._nccl.on_join(actor, version)
         known = self._actors.get(actor)
         if known is None:
-            self._actors[actor] = _Actor(self._clock(), can_group)
+            self._actors[actor] = _Actor(self._clock(), can_group, device)
         else:
             known.last_join, known.can_group = self._clock(), can_group
+            known.device = device
 
     def live(self) -> tuple[str, ...]:
         """Return the actors with a recent JOIN, in a fixed order."""
@@ -108,6 +132,7 @@ class WeightEpochs:
         """Drop silent actors, between epochs: a list of the dead would grow for ever."""
         live = set(self.live())
         self._actors = {name: actor for name, actor in self._actors.items() if name in live}
+        self._nccl.forget_all_but(live)
 
     def begin(self, version: PolicyVersion) -> Membership | None:
         """IDLE, DONE, BROKEN -> FORMING. None (and no change) if no actor can be in a group."""
@@ -127,9 +152,12 @@ class WeightEpochs:
         if not self._is_open(number, Phase.SENDING) or actor not in self._waiting:
             return
         self._waiting.discard(actor)
+        assert self.membership is not None
+        if self.membership.backend == "nccl":
+            self._nccl.on_confirmed(actor)
         self._actors[actor].strikes = 0
-        if not self._waiting and self.membership is not None:
-            self._intact = self.membership.members
+        if not self._waiting:
+            self._intact = (self.membership.backend, self.membership.members)
             self.phase = Phase.DONE
 
     def broke(self, number: int) -> tuple[str, ...]:
@@ -138,8 +166,7 @@ class WeightEpochs:
             return ()
         behind = tuple(sorted(self._waiting))
         if self.phase is Phase.SENDING:
-            for name in behind:
-                self._actors[name].strikes += 1
+            self._strike(behind)
         self._break()
         return behind
 
@@ -154,7 +181,8 @@ class WeightEpochs:
         sending, silent = self.phase is Phase.SENDING, tuple(sorted(self._waiting))
         for name in silent:
             self._actors[name].last_join = float("-inf")
-            self._actors[name].strikes += sending
+        if sending:
+            self._strike(silent)
         self._break()
         return silent
 
@@ -168,16 +196,32 @@ class WeightEpochs:
         return tuple(name for name in self.live() if self._may_group(self._actors[name]))
 
     def _form(self, version: PolicyVersion) -> Membership | None:
-        members = self.candidates()
+        backend, members = self._group_of(self.candidates())
         if not members:
             return None
-        fresh = members != self._intact
+        fresh = (backend, members) != self._intact
         self._number += fresh
-        self._intact = ()
+        self._intact = None
         self._tries += 1
-        self.membership = Membership(self._number, version, fresh, members)
+        self.membership = Membership(self._number, version, fresh, members, backend)
         self._enter(Phase.FORMING, self._ready_s)
         return self.membership
+
+    def _group_of(self, candidates: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+        """Return the backend of the next group, and its members."""
+        if self.may_nccl and all(self._actors[name].device == "cuda" for name in candidates):
+            clean = self._nccl.clean(candidates)
+            if clean:
+                return "nccl", clean
+        return "gloo", candidates
+
+    def _strike(self, waited_for: tuple[str, ...]) -> None:
+        assert self.membership is not None
+        if self.membership.backend == "nccl":
+            self._nccl.on_broken(waited_for)
+            return
+        for name in waited_for:
+            self._actors[name].strikes += 1
 
     @staticmethod
     def _may_group(actor: _Actor) -> bool:
@@ -192,7 +236,7 @@ class WeightEpochs:
     def _break(self) -> None:
         self.phase = Phase.BROKEN
         self._waiting = set()
-        self._intact = ()
+        self._intact = None
 
     def _is_open(self, number: int, phase: Phase) -> bool:
         return (

@@ -11,6 +11,8 @@ is out of step, so a group with any doubt about it is closed and never sent to a
 
 from __future__ import annotations
 
+import errno
+import math
 import mmap
 import os
 import socket
@@ -28,6 +30,8 @@ from torch.distributed import BroadcastOptions, ProcessGroupGloo
 from broker.protocol.weight_messages import BUCKETS_IN_FLIGHT
 
 BACKLOG = 128
+DEVICES = {"gloo": "cpu", "nccl": "cuda"}
+"""Where a backend sends from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +50,35 @@ def can_nccl() -> bool:
     return torch.cuda.is_available() and distributed.is_nccl_available()
 
 
-def listen(host: str) -> socket.socket:
-    """Open the socket of a group's store: TCPStore by itself would listen on every interface."""
+def listen(host: str, ports: tuple[int, int] | None = None) -> socket.socket:
+    """Open the socket of a group's store: TCPStore by itself would listen on every interface.
+
+    Args:
+        host: Address to listen on.
+        ports: First and last port to choose from; None = any.
+
+    Raises:
+        OSError: None of them is free, or the address is not this machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
-    listener.listen(BACKLOG)
-    return listener
+    first, last = ports or (0, 0)
+    for port in range(first, last + 1):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        # A group that has ended leaves its port waiting for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return listener
+    raise OSError(
+        f"learner.broadcast_ports must have a free port, got {first} to {last}, all in use; "
+        f"name more of them"
+    )
 
 
 class SendingGroup:
@@ -69,7 +95,8 @@ class SendingGroup:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        self._is_cuda = plan.backend == "nccl"
+        self._device = DEVICES[plan.backend]
+        self._can_abort = plan.backend == "nccl"
         self._group = _open(self._store, plan, timeout)
 
     def send(self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float) -> None:
@@ -87,16 +114,15 @@ class SendingGroup:
             options = BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
             options.timeout = _left(deadline)
-            on_device = bucket.cuda() if self._is_cuda else bucket
-            under_way.append(self._group.broadcast([on_device], options))
+            under_way.append(self._group.broadcast([bucket.to(self._device)], options))
         for work in under_way:
             work.wait(_left(deadline))
-        if self._is_cuda:
+        if self._device == "cuda":
             torch.cuda.synchronize()
 
     def close(self) -> None:
         """Close all connections, which wakes members that still wait."""
-        if self._is_cuda:
+        if self._can_abort:
             self._group.abort()
         del self._group, self._store
 
@@ -110,8 +136,14 @@ def _open(store: Store, plan: GroupPlan, timeout: timedelta) -> Any:
     if plan.backend == "nccl":
         # By default a timeout of NCCL would end this whole process.
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+        # The communicator is made by the first broadcast. A blocking one would wait for ever for a
+        # member that died on its way there; this one has a deadline, and can be aborted.
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(math.ceil(plan.join_s)))
         nccl: Any = distributed.ProcessGroupNCCL
-        return nccl(store, 0, plan.size, timeout)
+        of_nccl = nccl.Options()
+        of_nccl.config.blocking = 0
+        of_nccl._timeout = timeout
+        return nccl(store, 0, plan.size, of_nccl)
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=plan.host)]

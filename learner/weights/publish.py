@@ -6,7 +6,7 @@ model is free. Rank 0 digests and seals, and its publisher process does the rest
 for nothing that an actor, or the publisher, could delay.
 
 Example:
-    publisher = WeightPublisher(model, run, settings, keys=keys, probe_ids=ids, probe=probe, ...)
+    publisher = WeightPublisher(model, run, settings, keys=keys, probe=probe, ...)
     publisher.publish(model, PolicyVersion(lineage, k))  # others: a FollowerPublisher's
     publisher.close()
 """
@@ -16,17 +16,14 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import cast
 
 import structlog
-import torch
 from msgspec import convert, structs
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch import nn
 
-from broker.protocol.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
+from broker.protocol.manifest import AdapterSpec, Probe, WeightManifest, checksum_of, digest_of
 from broker.protocol.messages import Publication
 from broker.transport.keys import load_public
 from broker.weights.object_store import WeightStore
@@ -41,62 +38,10 @@ from .publisher_process import PublisherSettings
 from .server import Sent
 from .sidecar import Sidecar
 from .slots import NUM_SLOTS, Slots
+from .wire.gather import gather, gather_adapter, has_adapters
+from .wire.layout import layout
 
 log = structlog.get_logger()
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""Prefixes that torch.compile and activation checkpointing add to names; actors lack them."""
-
-ProbeFunction = Callable[[nn.Module, tuple[int, ...]], Sequence[float]]
-
-
-def published(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield published tensors in wire order. A tied output layer comes once, as the embedding."""
-    for name, parameter in model.named_parameters(remove_duplicate=True):
-        yield unwrapped_name(name), parameter
-
-
-def unwrapped_name(name: str) -> str:
-    """Return a parameter's name without the prefixes of wrappers."""
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
-
-
-def layout(model: nn.Module, dtype: str) -> tuple[TensorSpec, ...]:
-    """Lay the tensors out in the wire bytes; the same on every rank."""
-    specs: list[TensorSpec] = []
-    offset = 0
-    for name, parameter in published(model):
-        num_bytes = parameter.numel() * DTYPES[dtype].itemsize
-        specs.append(TensorSpec(name, dtype, tuple(parameter.shape), offset, num_bytes))
-        offset += num_bytes
-    return tuple(specs)
-
-
-@torch.no_grad()
-def gather(model: nn.Module, specs: Sequence[TensorSpec], memory: mmap.mmap | None) -> None:
-    """Write the parameters into `memory`. Collective; only rank 0 has memory.
-
-    One tensor at a time is whole, in the publish dtype, so the peak is that of the largest tensor.
-    """
-    for spec, (_, parameter) in zip(specs, published(model), strict=True):
-        whole: Tensor = parameter.detach()
-        if isinstance(whole, DTensor) and whole.device_mesh.size() == 1:
-            whole = whole.to_local()  # all of it; torch takes five times as long to find that out
-        if isinstance(whole, DTensor):
-            # An offloaded one is cast and gathered by the cards, too.
-            on_card = whole.to(device=whole.device_mesh.device_type, dtype=DTYPES[spec.dtype])
-            whole = cast("DTensor", on_card).full_tensor()
-        else:
-            whole = whole.to(DTYPES[spec.dtype])
-        if memory is not None:
-            count = whole.numel()
-            flat = torch.frombuffer(
-                memory, dtype=DTYPES[spec.dtype], count=count, offset=spec.offset
-            )
-            flat.copy_(whole.reshape(-1))
 
 
 class WeightPublisher:
@@ -107,10 +52,11 @@ class WeightPublisher:
         run: For name, folder and publish dtype.
         settings: Endpoint and deadlines.
         keys: Folder with `learner.key`.
-        probe_ids: Fixed tokens that actors check their engine with after each update, at least 2.
         put_pointer: Puts the pointer to the newest version where actors find it. May raise
             `LostLineage`.
-        probe: Computes the learner's log-probs of `probe_ids`. Collective, as `publish` is.
+        probe: Computes the learner's log-probs of tokens, at least 2, with which actors check their
+            engine after each update. Collective, as `publish` is.
+        environment: What the publisher's process inherits; None = this process's.
     """
 
     def __init__(
@@ -120,13 +66,15 @@ class WeightPublisher:
         settings: LearnerSettings,
         *,
         keys: Path,
-        probe_ids: Sequence[int],
         put_pointer: Callable[[Publication], None],
-        probe: ProbeFunction,
+        probe: Callable[[], Probe],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._specs = layout(model, run.dtype)
         self._num_bytes = self._specs[-1].offset + self._specs[-1].num_bytes
-        self._probe_ids = tuple(probe_ids)
+        self._has_adapters = has_adapters(model)
+        self._base: str | None = None
+        """Digest of what they are added to, once its bytes are on offer."""
         self._probe = probe
         self._threads = settings.threads
         self._put_pointer = put_pointer
@@ -137,15 +85,15 @@ class WeightPublisher:
         self._pointed: Publication | None = None
         self._lock = threading.Lock()  # publishing thread against the one that watches the sidecar
         fallback = (run.folder / "shared").resolve()
-        self._folder = SharedFolder(
-            "slots", num_bytes=NUM_SLOTS * self._num_bytes, fallback=fallback
-        )
+        room = (NUM_SLOTS + self._has_adapters) * self._num_bytes
+        self._folder = SharedFolder("slots", num_bytes=room, fallback=fallback)
         self._slots = Slots(self._folder.path)
         self._memories = [self._map(index) for index in range(NUM_SLOTS)]
         self._sidecar = Sidecar(
             _publisher_settings(run, settings, slots=self._folder.path, keys=keys),
             on_death=self._reclaim,
             on_line=self._on_line,
+            environment=environment,
         )
         self._sidecar.start()
         log.info("weights to other machines", path=describe_weight_path(run, settings))
@@ -173,7 +121,8 @@ class WeightPublisher:
             slot = self._slots.acquire()
         memory = self._memories[slot]
         gather(model, self._specs, memory)
-        logprobs = self._probe(model, self._probe_ids)
+        spec, adapter = self._adapter(model) if self._has_adapters else (None, b"")
+        probe = self._probe()
         held_s = time.monotonic() - began
         free()
         manifest = WeightManifest(
@@ -182,11 +131,12 @@ class WeightPublisher:
             checksum=checksum_of(memory),
             num_bytes=self._num_bytes,
             tensors=self._specs,
-            probe=Probe(self._probe_ids, tuple(logprobs)),
+            probe=probe,
+            adapter=spec,
         )
         # First, so that every version an actor can see is in the log.
         self._log.sealed(manifest, held_s=held_s)
-        self._announce(slot, manifest)
+        self._announce(slot, manifest, adapter)
         return manifest
 
     def close(self) -> None:
@@ -194,11 +144,20 @@ class WeightPublisher:
         self._sidecar.close()
         self._folder.close()
 
-    def _announce(self, slot: int, manifest: WeightManifest) -> None:
+    def _adapter(self, model: nn.Module) -> tuple[AdapterSpec, bytes]:
+        """Gather the adapter, after the bytes that all of them are added to."""
+        if self._base is None:
+            path = self._folder.create(self._slots.base_path.name, self._num_bytes)
+            with path.open("r+b") as file, mmap.mmap(file.fileno(), self._num_bytes) as memory:
+                gather(model, self._specs, memory, is_merged=False)
+                self._base = digest_of([memory], threads=self._threads)
+        return gather_adapter(model, self._base)
+
+    def _announce(self, slot: int, manifest: WeightManifest, adapter: bytes) -> None:
         """Seal the slot, wake the sidecar, and put the pointer to the version."""
         self._sidecar.check()
         with self._lock:
-            self._slots.seal(slot, manifest)
+            self._slots.seal(slot, manifest, adapter)
         self._sidecar.wake()
         self._pointed = Publication(
             version=manifest.version,
@@ -238,11 +197,10 @@ class FollowerPublisher:
         model: nn.Module,
         run: RunSettings,
         *,
-        probe_ids: Sequence[int],
-        probe: ProbeFunction,
+        probe: Callable[[], Probe],
     ) -> None:
         self._specs = layout(model, run.dtype)
-        self._probe_ids = tuple(probe_ids)
+        self._has_adapters, self._has_base = has_adapters(model), False
         self._probe = probe
 
     def publish(
@@ -254,7 +212,12 @@ class FollowerPublisher:
     ) -> None:
         """Gather with rank 0. Collective."""
         gather(model, self._specs, None)
-        self._probe(model, self._probe_ids)
+        if self._has_adapters:
+            if not self._has_base:
+                gather(model, self._specs, None, is_merged=False)
+                self._has_base = True
+            gather_adapter(model, "")
+        self._probe()
         free()
 
     def close(self) -> None:
@@ -273,6 +236,7 @@ def _publisher_settings(
         join_s=settings.broadcast_join_s,
         send_s=settings.broadcast_send_s,
         use_cuda=settings.device != "cpu",
+        ports=settings.broadcast_ports,
         sparse=settings.sparse_weights,
         store=settings.weight_store,
     )

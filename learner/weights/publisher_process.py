@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
+import uvloop
 import zmq
 import zmq.asyncio
 from msgspec import Struct
@@ -52,6 +53,8 @@ class PublisherSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     join_s: float
     send_s: float
     use_cuda: bool
+    ports: tuple[int, int] | None = None
+    """First and last port of the stores of groups; None = any free one."""
     sparse: bool
     store: str | None = None
     """URL of the object store."""
@@ -86,7 +89,8 @@ def main() -> None:
     door = open_router(context, settings.endpoint, folder=settings.keys, keys=keys)
     with door as (router, authenticator):
         try:
-            asyncio.run(_serve(settings, router, authenticator))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_serve(settings, router, authenticator))
         finally:
             if os.getppid() != parent:  # the learner was killed and cannot clean up
                 shutil.rmtree(settings.slots, ignore_errors=True)
@@ -97,7 +101,9 @@ async def _serve(
 ) -> None:
     endpoint = reachable(bound_endpoint(router))
     host, _ = host_and_port(endpoint)
-    groups = BroadcastSettings(host, settings.join_s, settings.send_s, settings.use_cuda)
+    groups = BroadcastSettings(
+        host, settings.join_s, settings.send_s, settings.use_cuda, settings.ports
+    )
     server = WeightServer(
         router,
         Slots(settings.slots),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import zmq.asyncio
 
-from broker.protocol.manifest import SparseLink, chunk_digests
+from broker.protocol.manifest import BASE, SparseLink, chunk_digests
 from broker.protocol.weight_messages import (
     CHUNK_BYTES,
     Ack,
@@ -59,6 +59,8 @@ class Sent:
     """Share of changed elements; 1 = not compared."""
     sparse_bytes: int = 0
     """Of its sparse update; 0 = there is none."""
+    adapter_bytes: int = 0
+    """Of its adapter; 0 = all of it is trained."""
     paused_s: float = 0.0
     """Time for which generation has paused for swaps, over all actors of this publisher's life."""
     served_s: float = 0.0
@@ -137,12 +139,7 @@ class WeightServer:
         self._epochs = WeightEpochs(join_s=join_s, send_s=send_s, clock=self._clock)
         self._broadcast: Broadcast | None = None
         if broadcast is not None:
-            self._broadcast = Broadcast(
-                broadcast,
-                self._epochs,
-                post=self._post,
-                device_of=lambda actor: self._joins[actor].device,
-            )
+            self._broadcast = Broadcast(broadcast, self._epochs, post=self._post)
 
     def wake(self) -> None:
         """Notify it that there may be a newly sealed version."""
@@ -174,7 +171,9 @@ class WeightServer:
         self._joins[actor] = join
         self._pauses.on_join(actor, join)
         self._tree.on_join(actor, join.share)
-        self._epochs.on_join(actor, can_group=join.can_group)
+        self._epochs.on_join(
+            actor, can_group=join.can_group, device=join.device, version=join.version
+        )
         current = self._versions.current
         if current is None or join.version >= current.manifest.version:
             return
@@ -183,7 +182,7 @@ class WeightServer:
             self._post_news(actor, current, epoch)
 
     def _on_pull(self, actor: str, pull: Pull) -> None:
-        if pull.base is None:
+        if pull.base in {None, BASE}:
             payload = self._versions.read(actor, pull)
         else:
             payload = self._chain.read(pull) if self._chain is not None else None
@@ -248,6 +247,7 @@ class WeightServer:
                 wall_s=wall_s,
                 density=change.density if change is not None else 1.0,
                 sparse_bytes=change.num_bytes if change is not None else 0,
+                adapter_bytes=len(slot.adapter),
                 paused_s=self._pauses.paused_s,
                 served_s=self._pauses.served_s,
             )

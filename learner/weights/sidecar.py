@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -39,9 +39,6 @@ STOP_TIMEOUT_S = 2.0
 BACK_OFF_S = (0.0, 0.2, 1.0, 5.0)
 """Pause before the first, second, ... restart within the window; the last one repeats."""
 
-RANKS_ONLY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""The ranks are on one machine and use loopback; the publisher's actors may be elsewhere."""
-
 
 class Sidecar:
     """The publisher process of this learner.
@@ -50,6 +47,7 @@ class Sidecar:
         settings: Its command line. A restarted process asks for the same port as its predecessor.
         on_death: Called between the death of one process and the start of the next.
         on_line: Called with each report but `alive`, in the watching thread.
+        environment: What it inherits; None = this process's.
     """
 
     def __init__(
@@ -58,8 +56,10 @@ class Sidecar:
         *,
         on_death: Callable[[], None],
         on_line: Callable[[dict[str, object]], None],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._settings = settings
+        self._environment = os.environ if environment is None else environment
         self._on_death = on_death
         self._on_line = on_line
         self._process: subprocess.Popen[bytes] | None = None
@@ -161,7 +161,7 @@ class Sidecar:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).parents[2],  # where `learner` is importable, also when not installed
-            env=_environment(),
+            env={**self._environment, "OMP_NUM_THREADS": "1"},  # it computes nothing
         )
         self._is_listening = False  # if that port is taken now, the next try asks for any
         assert process.stdin is not None
@@ -214,11 +214,6 @@ class Sidecar:
 
 def _failure(reason: str) -> WeightsError:
     return WeightsError(f"the weight publisher must run, but {reason}; see the log")
-
-
-def _environment() -> dict[str, str]:
-    inherited = {name: text for name, text in os.environ.items() if name not in RANKS_ONLY}
-    return inherited | {"OMP_NUM_THREADS": "1"}  # it computes nothing
 
 
 def _stop(process: subprocess.Popen[bytes], *, patience_s: float = STOP_TIMEOUT_S) -> None:

@@ -1,8 +1,8 @@
 """Slots in which the learner hands sealed weights to its publisher; neither ever waits.
 
-A slot is a file of wire bytes with its manifest beside it. Its state is its name, and a rename is
-what changes it: of two processes that want the same change exactly one succeeds, also while the
-other is stopped by a debugger, swapped out or dead. No lock can be left behind.
+A slot is a file of wire bytes with its manifest and its adapter beside it. Its state is its name,
+and a rename is what changes it: of two processes that want the same change exactly one succeeds,
+also while the other is stopped by a debugger, swapped out or dead. No lock can be left behind.
 
     free ──acquire──▶ writing ──seal──▶ ready ──take──▶ taken ──free──▶ free
                          ▲                │ acquire: a version not taken yet is overtaken
@@ -35,6 +35,8 @@ class Slot:
     memory: mmap.mmap
     path: Path
     """The file, for readers on this machine."""
+    adapter: bytes = b""
+    """Of the version; empty = it has none."""
 
 
 class Slots:
@@ -44,6 +46,7 @@ class Slots:
         self._folder = folder
         self._mapped: dict[int, mmap.mmap] = {}
         """For good: to touch a new mapping for the first time costs a tenth of a broadcast."""
+        self._base: mmap.mmap | None = None
 
     def acquire(self) -> int:
         """Return a slot to write to, already in state `writing`."""
@@ -54,11 +57,17 @@ class Slots:
                         return index
         raise AssertionError("the publisher holds every slot")
 
-    def seal(self, index: int, manifest: WeightManifest) -> None:
+    def seal(self, index: int, manifest: WeightManifest, adapter: bytes = b"") -> None:
         """Offer a written slot in place of an older one that was not taken.
 
         From here on its bytes do not change until it is acquired again.
+
+        Args:
+            index: Of the slot.
+            manifest: Of its version.
+            adapter: Its adapter's bytes, if it has one.
         """
+        self._adapter(index).write_bytes(adapter)
         frame = encode(manifest, run="", incarnation="", seq=index)
         self._manifest(index).write_bytes(frame)
         for other in range(NUM_SLOTS):
@@ -94,8 +103,23 @@ class Slots:
         """Return the name of a slot's file in `state`."""
         return self._folder / f"slot-{index}.{state}"
 
+    @property
+    def base_path(self) -> Path:
+        """File of the bytes that adapters are added to; written before the first is sealed."""
+        return self._folder / "base"
+
+    def base(self) -> mmap.mmap | None:
+        """Map that file; None if there is none."""
+        if self._base is None and self.base_path.exists():
+            with self.base_path.open("rb") as file:
+                self._base = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._base
+
     def _manifest(self, index: int) -> Path:
         return self._folder / f"slot-{index}.manifest"
+
+    def _adapter(self, index: int) -> Path:
+        return self._folder / f"slot-{index}.adapter"
 
     def _move(self, index: int, before: str, after: str) -> bool:
         try:
@@ -115,4 +139,5 @@ class Slots:
         if index not in self._mapped:
             with path.open("r+b") as file:
                 self._mapped[index] = mmap.mmap(file.fileno(), 0)
-        return Slot(index, self._read(index), self._mapped[index], path)
+        adapter = self._adapter(index).read_bytes()
+        return Slot(index, self._read(index), self._mapped[index], path, adapter)

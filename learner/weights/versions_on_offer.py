@@ -7,9 +7,11 @@ Invariant: holds at most two slots, so the learner always finds one to write to.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.protocol.manifest import BASE
 from broker.protocol.weight_messages import Pull
 from buffer.record.episode import PolicyVersion
 
@@ -58,16 +60,27 @@ class VersionsOnOffer:
         return self.current
 
     def read(self, actor: str, pull: Pull) -> bytes | None:
-        """Return the slice that was asked for; None if that version or place does not exist."""
-        slot = self._find(pull.version)
-        place = pull.within(slot.manifest.num_bytes) if slot is not None else None
-        if slot is None or place is None:
+        """Return the slice that was asked for; None if that version or place does not exist.
+
+        Of all bytes of a version or of the base, or of a version's adapter.
+        """
+        whole = self._whole(pull)
+        place = pull.within(len(whole)) if whole is not None else None
+        if whole is None or place is None:
             return None
-        if place.stop == slot.manifest.num_bytes:
+        if place.stop == len(whole):
             self._readers.pop(actor, None)
         else:
             self._readers[actor] = _Reader(pull.version, self._clock())
-        return slot.memory[place]
+        return whole[place]
+
+    def _whole(self, pull: Pull) -> mmap.mmap | bytes | None:
+        if pull.version == BASE:
+            return self._slots.base()
+        slot = self._find(pull.version)
+        if slot is None:
+            return None
+        return slot.memory if pull.base is None else slot.adapter
 
     def _find(self, version: PolicyVersion) -> Slot | None:
         for slot in (self.current, self._pinned):

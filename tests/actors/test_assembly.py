@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from actors import assembly
-from actors.assembly import greeting, prepare
+from actors.assembly import greeting, prepare, run_actor
 from broker.protocol.messages import Enrol, Receipt
 from configs.errors import RefusedError, SettingsError
-from configs.settings import ActorSettings, RunSettings, Settings
+from configs.settings import ActorSettings, BrokerSettings, RunSettings, Settings
 
 
 @pytest.mark.parametrize(("places", "capacity"), [(8, 8), (256, 272), (4096, 4096)])
@@ -54,6 +54,18 @@ def test_more_leases_than_places_where_episodes_wait_for_their_environment():
     actors = ActorSettings(max_concurrent_episodes=64, max_episodes_in_flight=256)
 
     assert greeting(Settings(run=RunSettings(model="init"), actors=actors), "a").capacity == 256
+
+
+def test_an_actor_without_the_port_of_its_broker_is_refused(tmp_path):
+    run = RunSettings(model="init", name="far", directory=tmp_path, environment="calculator")
+    for broker in (
+        BrokerSettings(endpoint="tcp://10.0.0.1:0"),
+        BrokerSettings(endpoint="tcp://10.0.0.2:5757", other_endpoints=("tcp://10.0.0.1:0",)),
+    ):
+        settings = Settings(run=run, broker=broker)
+
+        with pytest.raises(SettingsError, match=r"got tcp://10\.0\.0\.1:0; give the folder"):
+            asyncio.run(run_actor(settings, "actor-1", asyncio.Event()))
 
 
 def test_an_actor_without_the_folder_of_an_init_model_names_it(tmp_path):

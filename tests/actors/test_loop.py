@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from actors.engine.engine import Delta
 from actors.environments.base import Conversation
 from actors.environments.calculator import Calculator
 from actors.environments.calls import EnvironmentSource
@@ -23,7 +24,7 @@ from buffer import operations
 from buffer.operations.values import BeatLine, Stats
 from buffer.record.codec import decode_episode, encode_completion
 from buffer.record.episode import Episode, PolicyVersion
-from configs.errors import DeadlineError, EngineError, RefusedError
+from configs.errors import DeadlineError, EngineDied, EngineError, RefusedError
 from tests.actors.support.fake_actor import Actor, KilledLoop, solve
 from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine
 from tests.broker.support.records import completion
@@ -452,6 +453,30 @@ def test_the_death_of_the_engine_ends_the_actor_and_frees_its_leases(redis_url, 
         assert (stats.leased, stats.ready) == (0, 4 * GROUP)
 
     in_ring(redis_url, keys, story)
+
+
+def test_a_dead_engine_costs_no_token_that_it_handed_over_and_no_attempt(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve, tokens_per_step=3)
+        made = engine.deltas
+        given: list[Delta] = []
+
+        async def once():
+            if len(given) >= 2 * GROUP:
+                raise EngineDied("the process of vLLM's core must run, got its end")
+            given.extend(deltas := await made())
+            return deltas
+
+        engine.deltas = once  # type: ignore[method-assign]
+        actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=5.0)
+        with pytest.raises(EngineDied, match="got its end"):
+            await actor.end()
+        left = (await ring.store.run(operations.inspect(list(range(2 * GROUP))))).values()
+
+        assert {(task.state, task.attempts) for task in left} == {("R", 0)}
+        assert sum(task.length for task in left) == sum(len(delta.token_ids) for delta in given)
+
+    in_ring(redis_url, keys, story, groups=2)
 
 
 @pytest.mark.slow

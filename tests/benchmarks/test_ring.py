@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.ring.__main__ import ratios
 from benchmarks.ring.actor_arm import tokens_within
+from benchmarks.ring.start import median_run, stages_of
 from benchmarks.ring.watched_run import Trace, time_to_accuracy
 from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
 from buffer.record.episode import Completion, Episode
@@ -180,3 +181,17 @@ def test_the_command_starts_from_any_folder_and_says_what_it_measures(tmp_path):
     )
 
     assert "TRL's synchronous GRPO" in shown.stdout
+
+
+def test_stages_of_a_start_count_from_its_beginning(tmp_path):
+    line = {"stage": "importing torch", "timestamp": "1970-01-01T00:16:43.600000Z"}
+    (tmp_path / "learner.log").write_text(json.dumps(line) + '\n{"event": "trained"}\n')
+    (tmp_path / "redis.log").write_text("ready\n")
+
+    assert stages_of(tmp_path, began=1000.0) == {"learner": {"importing torch": 3.6}}
+
+
+def test_the_run_in_the_middle_stands_for_all_starts():
+    runs = [{"first_batch_s": seconds, "run": seconds} for seconds in (9.0, 7.0, 30.0)]
+
+    assert median_run(runs) == {"first_batch_s": 9.0, "run": 9.0, "all_s": [9.0, 7.0, 30.0]}

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq.asyncio
+from structlog.testing import capture_logs
 
+from broker.client import connection
 from broker.protocol.codec import decode, encode
 from broker.protocol.messages import (
     Beat,
@@ -51,6 +53,42 @@ def test_without_a_broker_a_call_ends_at_its_deadline_with_likely_causes(
         await nobody.close()
 
     asyncio.run(story())
+
+
+def test_a_broker_that_never_answers_is_named_with_what_to_check(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "UNANSWERED_S", 0.05)
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+
+    async def story() -> None:
+        client = Ring(AsyncStore(redis_url, RUN), endpoint, keys).client()
+        with pytest.raises(DeadlineError):
+            await client.hello(hello("actor-1"), deadline_s=0.5)
+        await client.close()
+
+    with capture_logs() as lines:
+        asyncio.run(story())
+
+    (warning,) = [line for line in lines if line["event"] == "no answer from the broker yet"]
+    assert f"{endpoint} (no connection yet); likely causes" in warning["broker"]
+
+
+def test_a_broker_that_answers_is_not_waited_for(
+    redis_url: str, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "UNANSWERED_S", 0.5)
+
+    async def story() -> None:
+        async with ring(redis_url, keys) as here:
+            await begin(here.store, groups=1)
+            await here.actor()
+            await asyncio.sleep(0.6)
+
+    with capture_logs() as lines:
+        asyncio.run(story())
+
+    assert not [line for line in lines if line["event"] == "no answer from the broker yet"]
 
 
 def test_a_message_that_is_too_large_is_refused_before_it_is_sent(

@@ -24,16 +24,18 @@ ROLES = ("broker", "learner", "console")
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A server under the shipped rules; a role's password is its name."""
-    rules = RULES.read_text(encoding="utf-8")
+    """A server under the shipped rules, for two runs; a role's password is its name."""
+    shipped = RULES.read_text(encoding="utf-8")
     for role in ROLES:
         digest = hashlib.sha256(role.encode()).hexdigest()
-        rules = rules.replace(f"{role.upper()}_PASSWORD_SHA256", digest)
+        shipped = shipped.replace(f"{role.upper()}_PASSWORD_SHA256", digest)
+    nobody, users = shipped.split("\n", 1)
+    rules = nobody + "\n" + users.replace("RUN", "run") + users.replace("RUN", "run2")
     file = tmp_path_factory.mktemp("rules") / "users.acl"
     file.write_text(rules)
     settings = f'save ""\naclfile "{file}"\n'
     with server(tmp_path_factory.mktemp("server") / "redis", settings) as (_, port):
-        client = redis.Redis(port=port, username="broker", password="broker")
+        client = redis.Redis(port=port, username="run-broker", password="broker")
         wait_until(lambda: bool(client.ping()))
         client.close()
         yield port
@@ -50,7 +52,7 @@ def stores(port: int) -> Iterator[dict[str, Store]]:
 
 
 def _url(role: str, port: int) -> str:
-    return f"redis://{role}:{role}@127.0.0.1:{port}/0"
+    return f"redis://run-{role}:{role}@127.0.0.1:{port}/0"
 
 
 def _begin(learner: Store) -> int:
@@ -170,7 +172,7 @@ def test_no_role_rules_the_server_or_touches_foreign_keys(
     port: int, role: str, command: tuple[str, ...]
 ) -> None:
     with (
-        redis.Redis(port=port, username=role, password=role) as client,
+        redis.Redis(port=port, username=f"run-{role}", password=role) as client,
         pytest.raises(redis.ResponseError, match=r"permission|can't (run|access)"),
     ):
         client.execute_command(*command)
@@ -178,10 +180,26 @@ def test_no_role_rules_the_server_or_touches_foreign_keys(
 
 def test_a_broker_cannot_read_finished_episodes(port: int) -> None:
     with (
-        redis.Redis(port=port, username="broker", password="broker") as client,
+        redis.Redis(port=port, username="run-broker", password="broker") as client,
         pytest.raises(redis.ResponseError, match="permission"),
     ):
         client.get("nyala:{run}:e:1")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize(("own", "other"), [("run", "run2"), ("run2", "run")])
+def test_a_user_of_one_run_reads_and_writes_nothing_of_another(
+    port: int, role: str, own: str, other: str
+) -> None:
+    url = f"redis://{own}-{role}:{role}@127.0.0.1:{port}/0"
+    with Store(url, other) as store, pytest.raises(StoreError, match="access rules refuse"):
+        store.run(operations.stats())
+    with redis.Redis.from_url(url) as client:
+        client.hget(f"nyala:{{{own}}}:meta", "batch")
+        for command in (("HGET", "meta", "batch"), ("HSET", "meta", "batch", "1")):
+            name, key, *rest = command
+            with pytest.raises(redis.ResponseError, match="permission"):
+                client.execute_command(name, f"nyala:{{{other}}}:{key}", *rest)
 
 
 def test_a_refusal_by_the_rules_says_so(port: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from buffer import operations
-from buffer.operations.operation import SLICE, Operation, repeated
+from buffer.operations.operation import SLICE, Call, Operation, Steps, repeated
 from buffer.operations.values import NewTask
 from configs.errors import LostLineage, RecordError, SettingsError, StoreError
 from tests.buffer.support.run_in_store import (
@@ -17,7 +17,12 @@ from tests.buffer.support.run_in_store import (
 
 
 def _begin(
-    run: RunInStore, *, config: str = "c0", environment: str = "e0", margin: float = 1
+    run: RunInStore,
+    *,
+    config: str = "c0",
+    environment: str = "e0",
+    margin: float = 1,
+    vocabulary: int | None = None,
 ) -> None:
     run.store.run(
         operations.begin_run(
@@ -28,6 +33,7 @@ def _begin(
             margin=margin,
             group_size=GROUP_SIZE,
             min_group_size=2,
+            vocabulary=vocabulary,
         )
     )
 
@@ -56,6 +62,13 @@ def test_a_run_begins_once_and_keeps_its_settings(run: RunInStore) -> None:
     run.redis.hdel(f"{run.prefix}:meta", "layout")  # as releases before this one left it
     with pytest.raises(SettingsError, match=r"layout must be .* '', got '2'; .* begin a new run"):
         _begin(run)
+
+
+def test_a_run_that_knew_no_vocabulary_learns_it_once(run: RunInStore) -> None:
+    _begin(run)
+    _begin(run, vocabulary=17)
+    with pytest.raises(SettingsError, match=r"vocabulary must be .* '17', got '18'"):
+        _begin(run, vocabulary=18)
 
 
 def test_a_lineage_is_taken_by_one_learner_only(run: RunInStore) -> None:
@@ -297,6 +310,31 @@ def test_the_last_member_of_a_group_is_committed_alone(run: RunInStore) -> None:
     assert run.store.run(operations.commit(run.lineage, 1)) == 1
 
     assert (run.stats().committed, run.stats().dead, run.stats().claimed) == (1, 3, 0)
+
+
+def test_a_call_moves_no_more_than_it_was_asked_to_over_all_batches(run: RunInStore) -> None:
+    _fill(run, 4)
+    for k in (1, 2):
+        run.train(k, 2)
+
+    def one_call() -> Steps[object]:
+        return (yield Call("commit", (run.lineage, 2, GROUP_SIZE)))
+
+    moved = [run.store.run(Operation("commit", one_call)) for _ in range(4)]
+
+    assert moved == [[GROUP_SIZE, 1]] * 3 + [[GROUP_SIZE, 0]]
+
+
+def test_a_call_ends_no_more_than_it_was_asked_to_of_all_kinds(run: RunInStore) -> None:
+    _fill(run, 2)
+    run.create(1, first=2)
+
+    def one_call() -> Steps[object]:
+        return (yield Call("cancel", (run.lineage, GROUP_SIZE)))
+
+    ended = [run.store.run(Operation("cancel", one_call)) for _ in range(4)]
+
+    assert ended == [[GROUP_SIZE, 1]] * 3 + [[0, 0]]
 
 
 def test_claims_are_closed_while_the_run_is_paused(run: RunInStore) -> None:

@@ -134,6 +134,18 @@ def test_a_unit_that_broke_begins_anew_with_all_its_members(run: RunInStore) -> 
     assert run.stats().buffered_units == 1
 
 
+def test_a_letter_whose_question_is_lost_asks_that_of_its_unit(run: RunInStore) -> None:
+    run.create(1)
+    tasks = run.lease()
+    run.submit(tasks[:1])
+    _kill(run, tasks[1:])
+    run.redis.hdel(f"{run.prefix}:t:2", "spec")
+
+    assert _requeue(run, 2) == ["ANEW"]
+
+    assert [task.spec for task in run.lease()] == [b"spec 1", b"spec 1", b"spec 1", b"spec 3"]
+
+
 def test_a_poisonous_unit_begins_anew(run: RunInStore) -> None:
     _poison(run)
 

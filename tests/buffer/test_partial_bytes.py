@@ -199,12 +199,14 @@ def test_what_cannot_be_delivered_goes_and_a_task_too_large_without_it_is_charge
 def test_waiting_tasks_give_their_chunks_back_largest_first(run: RunInStore) -> None:
     run.create(1)
     tasks = run.lease()
-    for task, size in zip(tasks, (30, 90, 60, 50), strict=True):
+    for task, size in zip(tasks, (60, 60, 90, 50), strict=True):
         beat(run, task, 0, 3, size)
     run.expire(tasks[:3])
 
     assert run.store.run(operations.shrink(100)) == (2, 150)
-    assert [stored(run, task) for task in tasks] == [(30, 30), (0, 0), (0, 0), (50, 50)]
-    assert beat(run, tasks[1], 3, 1, 10) == ("GAP", 0), "its last holder sends it again"
-    assert run.store.run(operations.shrink(1000)) == (1, 30)
+    assert [stored(run, task) for task in tasks] == [(0, 0), (60, 60), (0, 0), (50, 50)], (
+        "of two alike, the first"
+    )
+    assert beat(run, tasks[2], 3, 1, 10) == ("GAP", 0), "its last holder sends it again"
+    assert run.store.run(operations.shrink(1000)) == (1, 60)
     assert run.store.run(operations.shrink(1000)) == (0, 0)

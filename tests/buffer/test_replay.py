@@ -200,8 +200,8 @@ def test_what_is_too_much_for_one_call_goes_in_several(
         keep(run, k)
     monkeypatch.setattr("buffer.operations.replay.UNITS_PER_CALL", 1)
 
-    assert trim(run, units=1) == 2 * UNITS_PER_BATCH - 1
-    assert run.store.run(operations.clear_replay(run.lineage)) == 1
+    assert trim(run, units=2) == 2 * UNITS_PER_BATCH - 2
+    assert run.store.run(operations.clear_replay(run.lineage)) == 2
 
 
 def test_clearing_forgets_all(run: RunInStore) -> None:

@@ -16,6 +16,7 @@ from configs import errors
         (errors.StoreError, 1),
         (errors.DeadlineError, 1),
         (errors.EngineError, 1),
+        (errors.EngineDied, 4),
         (errors.WeightsError, 1),
         (errors.NyalaError, 1),
     ],

@@ -132,6 +132,10 @@ def test_tables_that_contradict_each_other_are_refused(write):
             "$.actors.heartbeat_s must be < broker.lease_timeout_s / 2 = 2.0, got 2.0",
         ),
         (
+            ["actors.exit_when_told=9"],
+            "$.actors.exit_when_told must be 0 or >= 10, got 9; codes between them are those of",
+        ),
+        (
             ["actors.heartbeat_s=6"],
             "$.actors.heartbeat_s must be < broker.heartbeat_timeout_s = 6.0, got 6.0",
         ),

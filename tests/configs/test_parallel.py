@@ -19,6 +19,8 @@ from configs.validation.parallel import Layout, check_heads, layout_of
         ({"replicate": 2}, 8, (2, 4, 1)),
         ({"shard": 8, "sequence": 4}, 8, (1, 8, 4)),
         ({"replicate": 4, "shard": 2, "sequence": 8}, 8, (4, 2, 8)),
+        ({"tensor": 4}, 8, (1, 2, 1, 4)),
+        ({"tensor": 2, "replicate": 2, "sequence": 4}, 16, (2, 4, 4, 2)),
     ],
 )
 def test_ranks_are_divided(sizes: dict[str, int], ranks: int, layout: tuple[int, ...]) -> None:
@@ -47,12 +49,19 @@ def test_heads_are_divided(heads: int, of_keys: int | None, sequence: int) -> No
         ({"sequence": 4}, 4, (14, 2), r"must divide the 14 attention heads of the model, got 4"),
         ({"sequence": 16}, 16, (8, 8), r"must divide the 8 attention heads of the model, got 16"),
         ({"sequence": 6}, 6, (12, 4), r"the 4 heads of keys and values .* or be a multiple"),
+        ({"tensor": 3}, 4, None, r"parallel\.tensor must divide .* 4 rank\(s\), got 3; 1 = "),
+        ({"tensor": 2, "shard": 4}, 4, None, r"tensor = 2 leaves 2 of 4 .* got 1 x 4; .* for 2"),
+        ({"tensor": 4}, 4, (14, 2), r"tensor must divide the 14 attention heads of the model, got"),
+        ({"tensor": 4}, 4, (8, 2), r"tensor must divide the 2 heads of keys and values .*, got 4"),
+        ({"tensor": 3}, 3, (6, 3), r"tensor must divide the 64 columns of the inner layer .* 3;"),
+        ({"tensor": 2, "sequence": 4}, 8, (12, 4), r"the 6 attention heads that .* = 2 leaves to"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(
     sizes: dict[str, int], ranks: int, heads: tuple[int, int] | None, sentence: str
 ) -> None:
-    config = dict(zip(("num_attention_heads", "num_key_value_heads"), heads or (), strict=False))
+    names = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+    config = dict(zip(names, (*heads, 64) if heads else (), strict=False))
 
     with pytest.raises(SettingsError, match=sentence):
         _check(ParallelSettings(**sizes), ranks, config)

@@ -3,7 +3,12 @@
 import pytest
 
 from configs.settings import RunSettings, Settings
-from console.run.placement import actor_gpus, environment_of, learner_gpus, visible_gpus
+from console.run.placement import (
+    actor_gpus,
+    environment_of,
+    learner_gpus,
+    shared_card_warning,
+)
 
 
 def settings(*, ranks=1, size=1, device="auto"):
@@ -42,11 +47,24 @@ def test_a_learner_on_the_cpu_leaves_the_gpus_to_the_actors():
     assert [actor_gpus(chosen, "01", n) for n in range(3)] == [["0"], ["1"], ["0"]]
 
 
-def test_only_visible_gpus_are_given_away(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
-    assert visible_gpus() == ["2", "5"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert visible_gpus() == []
+@pytest.mark.parametrize(
+    ("gpus", "actors", "shared"),
+    [
+        ("0", {}, "share GPU 0, and the actor counts"),
+        ("0", {"kv_cache_gib": 4}, None),
+        ("0", {"engine": "torch"}, None),
+        ("0", {"count": 0}, None),
+        ("01", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_an_actor_that_would_measure_memory_beside_the_learner_is_warned_of(gpus, actors, shared):
+    base = settings()
+    chosen = base.model_copy(update={"actors": base.actors.model_copy(update=actors)})
+
+    warning = shared_card_warning(chosen, gpus)
+
+    assert (warning is None) if shared is None else (warning is not None and shared in warning)
 
 
 def test_threads_are_limited_and_an_actor_never_sees_redis():

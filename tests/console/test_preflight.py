@@ -8,10 +8,12 @@ import redis
 
 from actors.environments import registry
 from actors.environments.base import Score, Segment, Step
+from buffer.admin import forget_run
 from configs.errors import NyalaError, SettingsError
 from configs.settings import ParallelSettings, RunSettings, Settings
 from console.run import preflight
 from console.run.redis_server import free_port
+from tests.buffer.support.servers import watched_pair
 from tests.learner.support.tiny_policy import save_tiny_model
 
 GOOD_REWARD = "def score(completion, answer):\n    return float(completion == answer)\n"
@@ -55,8 +57,17 @@ def test_a_wrong_password_of_redis_is_refused_and_changes_nothing(redis_url):
 def test_a_redis_that_is_not_there_is_refused():
     with pytest.raises(SettingsError, match="cannot be reached"):
         preflight.check_redis(settings().run, f"redis://127.0.0.1:{free_port('127.0.0.1')}/0")
-    with pytest.raises(SettingsError, match="must begin with redis://"):
+    with pytest.raises(SettingsError, match=r"must begin with one of redis://.*got 'http"):
         preflight.check_redis(settings().run, "http://127.0.0.1")
+
+
+def test_a_redis_that_sentinels_watch_is_taken(tmp_path):
+    with watched_pair(tmp_path) as (_, _, url):
+        preflight.check_redis(settings().run, url)
+        assert "known holes" not in (preflight.redis_warning(settings().run, url) or "")
+        assert forget_run(url, "run") == 0
+        with pytest.raises(SettingsError, match="must be a Redis server that lets us in"):
+            preflight.check_redis(settings().run, url.replace("/nyala/", "/another/"))
 
 
 def test_incomplete_keys_are_refused(tmp_path):
@@ -224,15 +235,6 @@ def test_each_environment_of_several_is_checked_and_the_bad_one_is_named(tmp_pat
         check(good, bad)
     with pytest.raises(NyalaError, match=r"^good: run\.reward must be a function of"):
         check(good | {"reward": f"{path}:none"})
-
-
-def test_more_ranks_than_gpus_are_refused(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-
-    preflight.check_devices(settings("learner", device="cuda", ranks=2).learner)
-    preflight.check_devices(settings("learner", device="cpu", ranks=8).learner)
-    with pytest.raises(SettingsError, match="must be <= the GPUs of this machine = 2, got 4"):
-        preflight.check_devices(settings("learner", device="cuda", ranks=4).learner)
 
 
 def test_ranks_and_heads_that_cannot_be_divided_are_refused(tmp_path):

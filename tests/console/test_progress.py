@@ -152,6 +152,29 @@ def test_stages_and_errors_are_read_from_this_life_only(tmp_path):
     assert stages.take_error("actor-0") is None
 
 
+def test_the_first_batch_reports_the_seconds_of_each_stage_once(tmp_path):
+    log, now = tmp_path / "learner.log", [1000.0]
+    stages = Stages({"learner": log, "broker": tmp_path / "broker.log"}, clock=lambda: now[0])
+    lines = [
+        {"stage": "importing torch", "timestamp": "1970-01-01T00:16:40.500000Z"},
+        {"stage": "waiting for episodes", "timestamp": "1970-01-01T00:16:43.600000Z"},
+    ]
+    write(log, *lines)
+
+    stages.look()
+    now[0] = 1009.0
+
+    assert stages.report() == [
+        "first batch after 9.0 s",
+        "learner: starting 0.5 s, importing torch 3.1 s, waiting for episodes 5.4 s",
+        "broker: starting 9.0 s",
+    ]
+    assert stages.report() == []
+    with log.open("a") as file:
+        file.write('{"stage": "importing torch"}\n')
+    assert stages.look()["learner"] == "importing torch"
+
+
 def view(step, **fields):
     return View(Progress(step, 10, **fields), {"learner": "importing torch"}, 2, step > 0)
 

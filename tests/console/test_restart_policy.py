@@ -36,6 +36,7 @@ def policy(clock):
         ("actor", 0, False, Action.LEAVE),
         ("actor", -9, False, Action.RESTART),
         ("actor", 2, False, Action.FAIL),
+        ("actor", 4, False, Action.RESTART),
         ("broker", 0, False, Action.RESTART),
         ("broker", 2, False, Action.FAIL),
         ("redis", 0, False, Action.RESTART),
@@ -44,6 +45,16 @@ def policy(clock):
 )
 def test_what_follows_from_an_exit_code(policy, role, code, is_finished, action):
     assert policy.decide(f"{role}-0", role, code, is_finished=is_finished).action is action
+
+
+def test_an_actor_that_was_told_to_go_has_drained_by_the_code_of_the_settings():
+    policy = RestartPolicy(3, exit_when_told=75)
+
+    def action(role, code):
+        return policy.decide("a", role, code, is_finished=False).action
+
+    assert action("actor", 75) is action("actor", 0) is Action.LEAVE
+    assert action("broker", 75) is Action.RESTART
 
 
 def test_pauses_between_restarts_double(policy):

@@ -72,6 +72,24 @@ def ring():
     return Ring("redis", "broker", "learner", "actor-0", "actor-1")
 
 
+def test_it_is_over_when_every_process_has_been_left_to_its_end():
+    group = Ring("actor-0", "actor-1")
+    for name, is_over in (("actor-0", False), ("actor-1", True)):
+        group.die(name, 0)
+        assert group.supervisor.tick() is None
+        assert group.supervisor.is_over is is_over
+
+
+def test_an_outcome_has_the_code_of_the_process_that_caused_it():
+    group = Ring("actor-0", "actor-1")
+    group.die("actor-1", 2)
+
+    outcome = group.supervisor.tick()
+
+    assert outcome is not None
+    assert (outcome.name, outcome.code, outcome.error) == ("actor-1", 2, "actor-1 complains")
+
+
 def test_all_processes_start_at_once(ring):
     assert ring.events == [
         "start redis",

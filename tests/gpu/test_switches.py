@@ -63,9 +63,13 @@ def test_an_optimizer_lowers_the_loss_on_a_card(card: Ranks, kind: str) -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("name", ["none", *SWITCHES, "adamw8bit"])
+@pytest.mark.parametrize("name", ["none", *SWITCHES, "adamw8bit", "adapters"])
 def test_the_peak_is_the_one_computed(card: Ranks, table: list[str], name: str) -> None:
-    others = {"none": {"activation_checkpointing": "none"}, "adamw8bit": {"optimizer": "adamw8bit"}}
+    others: dict[str, dict[str, Any]] = {
+        "none": {"activation_checkpointing": "none"},
+        "adamw8bit": {"optimizer": "adamw8bit"},
+        "adapters": {"lora_rank": 16},
+    }
     load = Load(episodes=16, prompt=256, completion=768, microbatch_tokens=8192)
     settings = settings_of(load, (SWITCHES | others)[name], "bfloat16")
     memory = torch.cuda.get_device_properties(0).total_memory

@@ -27,6 +27,7 @@ from learner.data import batch
 from learner.data.curriculum import Feeder
 from learner.model.ranks import Ranks
 from learner.profiling.phases import PHASES
+from learner.reporting.sample_files import read_samples
 from learner.training import step
 from tests.learner.support.ring_in_process import ActorThread, LifeEnded, RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
@@ -427,3 +428,33 @@ def test_a_lost_checkpoint_resumes_from_the_one_before(
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5, 6]
     assert _is_conserved(_stats(redis_url))
     shutil.rmtree(checkpoints)
+
+
+@pytest.mark.slow
+def test_samples_hold_a_single_history_over_a_kill(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    samples = {"every": 1, "groups": 2}
+    settings = _settings(tmp_path, eval_every=3, eval_episodes=2, samples=samples)
+    ring = RingInProcess(settings, redis_url, ranks)
+    ring.shelf.end_life_at = 5
+
+    with pytest.raises(LifeEnded):
+        ring.live()
+    assert ring.live()
+
+    lines = list(read_samples(settings.run.folder))
+    trained = [(line.step, line.task) for line in lines if line.kind == "train"]
+    assert sorted({step for step, _ in trained}) == [1, 2, 3, 4, 5, 6]
+    assert len(trained) == len(set(trained)) == 6 * 2 * 4
+    evaluated = [line["step"] for line in _lines(settings.run.folder, "eval.jsonl")]
+    assert evaluated[-1] == 6
+    assert [line.step for line in lines if line.kind == "eval"] == [
+        s for s in evaluated for _ in "ab"
+    ]
+    groups = {
+        line["step"]: line["group_ids"] for line in _lines(settings.run.folder, "batches.jsonl")
+    }
+    assert all(line.group in groups[line.step] for line in lines if line.kind == "train")
+    assert {line.lineage for line in lines} == {1, 2}
+    assert all(line.tokens == 1 and line.text and line.parts.keys() == {"exact"} for line in lines)

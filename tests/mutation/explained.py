@@ -139,4 +139,80 @@ EXPLAINED = (
         "",
         "no later claim is open when a batch is claimed: it asks once more, for nothing",
     ),
+    Explained(
+        "learner/data/claims.py",
+        "if now - wait.reported > REPORT_EVERY_S:",
+        "if now - wait.reported >= REPORT_EVERY_S:",
+        "a log line at one moment of a clock that is never read twice alike",
+    ),
+    Explained(
+        "learner/checkpointing/manifest.py",
+        "KEY_BYTES = 32",
+        "KEY_BYTES = 33",
+        "a key of any length signs and verifies",
+    ),
+    Explained(
+        "broker/server/leasing.py",
+        "self._ttl_ms = int(settings.lease_timeout_s * 1000)",
+        "self._ttl_ms = int(settings.lease_timeout_s * 1001)",
+        "a thousandth of the time that a lease lasts without a heartbeat",
+    ),
+    Explained(
+        "buffer/lua/batches/abandon.lua",
+        "if call('EXISTS', claim_key(k)) == 1 then return { moved, 1 } end",
+        "if call('EXISTS', claim_key(k)) == 1 then return { moved, 2 } end",
+        "only whether it is 0 is asked",
+    ),
+    Explained(
+        "broker/server/leasing.py",
+        "SHARE_PAUSES = 20  # times what the last one took, if it brought something: "
+        "others wait as well",
+        "SHARE_PAUSES = 21  # times what the last one took, if it brought something: "
+        "others wait as well",
+        "a pace by judgement, and the test of it takes the constant",
+    ),
+    Explained(
+        "learner/data/claims.py",
+        "if now - wait.began > DEADLINE_S:",
+        "if now - wait.began >= DEADLINE_S:",
+        "one moment of a day, of a clock that is never read twice alike",
+    ),
+    Explained(
+        "buffer/lua/lib/rounds.lua",
+        "call('EXPIRE', round_key(round, ':x'), 3600)",
+        "call('EXPIRE', round_key(round, ':x'), 3601)",
+        "a second of an hour, after which a round is forgotten",
+    ),
+    Explained(
+        "buffer/lua/batches/advance.lua",
+        "return tonumber(ARGV[2])",
+        "",
+        "its reply is not read",
+    ),
+    Explained(
+        "buffer/lua/leases/beat.lua",
+        "local function exceeds(since, limit) return limit > 0 "
+        "and now - math.max(since, grace_until) > limit end",
+        "local function exceeds(since, limit) return limit > 0 "
+        "and now - math.max(since, grace_until) >= limit end",
+        "one millisecond of a limit in milliseconds",
+    ),
+    Explained(
+        "buffer/lua/batches/abandon.lua",
+        "for _, gid in ipairs(call('ZRANGE', claim_key(k), 0, units_of(ARGV[4], size) - 1)) do",
+        "for _, gid in ipairs(call('ZRANGE', claim_key(k), 0, units_of(ARGV[5], size) - 1)) do",
+        "one unit in a call, and as many calls as there are units",
+    ),
+    Explained(
+        "buffer/lua/leases/suspend.lua",
+        "if now > ends_at + 3600000 then",
+        "if now >= ends_at + 3600000 then",
+        "one millisecond of an hour, after which a suspension is forgotten",
+    ),
+    Explained(
+        "buffer/lua/leases/lease.lua",
+        "if is_repeated or (last[1] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, true)) then",
+        "if is_repeated or (last[2] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, true)) then",
+        "number and fence of a request are written together",
+    ),
 )

@@ -98,13 +98,50 @@ def test_nothing_is_published_and_nothing_runs_as_root():
     assert not [name for name in OURS if SERVICES[name]["cap_drop"] != ["ALL"]]
 
 
-def test_the_cuda_services_differ_in_image_and_device_alone():
-    for role in ("learner", "actor"):
+def test_the_cuda_services_differ_in_image_and_devices_alone():
+    for role, others in (("learner", set()), ("actor", {"command"})):
         cpu, cuda = SERVICES[role], SERVICES[f"{role}-cuda"]
 
         differing = {key for key in cpu.keys() | cuda.keys() if cpu.get(key) != cuda.get(key)}
-        assert differing == {"image", "build", "profiles", "deploy"}
+        assert differing == {"image", "build", "profiles", "deploy", "environment"} | others
         assert cuda["build"]["args"]["PROFILE"] == "cuda"
+        assert set(cuda["environment"]) - set(cpu["environment"]) == {"CUDA_VISIBLE_DEVICES"}
+        (device,) = cuda["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    actor, cuda = SERVICES["actor"]["command"], SERVICES["actor-cuda"]["command"]
+    assert cuda[:3] == ["nyala", "actor", "--gpus=all"]
+    assert cuda[3:] == actor[3:]
+
+
+def test_every_card_is_placed_by_its_number():
+    chosen = load_compose(NYALA_LEARNER_GPUS="0,1,2,3", NYALA_ACTOR_GPUS="4,5,6,7")["services"]
+
+    cards = {
+        name: service["environment"]["CUDA_VISIBLE_DEVICES"]
+        for name, service in chosen.items()
+        if "CUDA_VISIBLE_DEVICES" in service.get("environment", {})
+    }
+    assert cards == {"learner-cuda": "0,1,2,3", "actor-cuda": "4,5,6,7"}
+
+
+def test_who_holds_weights_has_places_for_them_that_it_can_write():
+    for name in sorted(ROLES - {"broker"}):
+        service = SERVICES[name]
+        mounts = {
+            target: mode
+            for _, target, mode in (
+                (*mount.split(":"), "rw")[:3] for mount in service["volumes"] if mount[0] != "."
+            )
+        }
+        for variable in ("NYALA_SCRATCH", "HF_HOME"):
+            place = service["environment"][variable]
+            assert mounts[place] == "rw"
+            assert f" {place}" in (ROOT / "Dockerfile").read_text()  # else root owns the volume
+        assert service["environment"]["HF_TOKEN_PATH"] == secrets_of(service)["hf_token"]
+        assert (service["shm_size"], service["ipc"]) == ("2gb", "private")
+    for name, value in (("shm_size", "70gb"), ("ipc", "host")):
+        chosen = load_compose(NYALA_SHM_SIZE="70gb", NYALA_IPC="host")["services"]
+        assert {chosen[role][name] for role in ROLES} == {value}
 
 
 def test_redis_keeps_everything_and_evicts_nothing():

@@ -100,6 +100,7 @@ class Host:
         """Turn the names of compose's world into those of this host."""
         here = text.replace("/run/secrets", str(self.folder / "mounted" / name))
         here = here.replace("/srv/nyala/keys", str(self.folder / "mounted" / name / "keys"))
+        here = here.replace("/srv/nyala/", f"{self.folder}/")
         here = here.replace("/etc/nyala/redis.conf", str(self._redis_conf()))
         for host in ("0.0.0.0", "broker"):
             for port, ours in self.ports.items():

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 FAKE_UV = """#!/bin/sh
 echo "$*" >>"$CALLS"
+echo "$UV_COMPILE_BYTECODE" >>"$CALLS.compiles"
 if [ -n "${REFUSE:-}" ]; then
   case "$*" in *"$REFUSE"*) echo "refused" >&2; exit 1 ;; esac
 fi
@@ -180,6 +181,13 @@ def test_another_profile_sets_up_again_from_its_own_lock(checkout):
     assert "--find-links" not in sync  # a local CPU build would win over the CUDA build
 
 
+def test_packages_are_compiled_when_they_are_installed(checkout):
+    checkout.run("setup")
+
+    compiles = Path(checkout.environment["CALLS"] + ".compiles").read_text()
+    assert compiles.split() == ["1", "0"]  # the lock's; of the checkout there is nothing to compile
+
+
 def test_what_pip_was_told_holds_for_uv(checkout):
     checkout.run(
         "setup",
@@ -238,6 +246,43 @@ def test_two_at_once_set_up_once(checkout):
 
     assert [process.communicate(timeout=60)[0] for process in both] == ["nyala keys\n"] * 2
     assert len(checkout.calls()) == 2
+
+
+def fake_smi(checkout, driver):
+    """Put an nvidia-smi on the PATH that lists one card."""
+    tools = Path(checkout.environment["PATH"].partition(":")[0])
+    write_program(
+        tools / "nvidia-smi", f'#!/bin/sh\ncase "$*" in *driver*) echo {driver} ;; esac\n'
+    )
+
+
+def test_a_card_whose_driver_is_too_old_for_the_lock_is_told_before_anything_is_fetched(checkout):
+    fake_smi(checkout, "535.104.05")
+    del checkout.environment["PROFILE"]
+
+    refused = checkout.run("status")
+    sentence = (
+        "the NVIDIA driver must be 580 or newer for requirements/cuda.lock, got 535; update it"
+    )
+
+    assert refused.returncode == 1
+    assert f"run: {sentence}, or choose PROFILE=cpu" in refused.stderr
+    assert checkout.calls() == []
+    assert checkout.run("status", PROFILE="cpu").stderr.count("driver") == 0
+    asked_for = checkout.run("status", PROFILE="cuda")
+    assert asked_for.returncode == 0
+    assert f"run: {sentence}, or torch will see no GPU" in asked_for.stderr
+
+
+@pytest.mark.parametrize("driver", ["580.65.06", "581", "[N/A]"])
+def test_a_new_driver_or_one_that_does_not_tell_is_no_matter(checkout, driver):
+    fake_smi(checkout, driver)
+    del checkout.environment["PROFILE"]
+
+    done = checkout.run("status")
+
+    assert (done.returncode, "driver" in done.stderr) == (0, False), done.stderr
+    assert checkout.calls()[0].endswith("requirements/cuda.lock")
 
 
 def test_an_unknown_profile_is_refused(checkout):
@@ -300,6 +345,13 @@ def test_check_leaves_out_what_is_slow_and_takes_a_pattern(checkout):
     calls = with_tools(checkout).run("check", "weights or keys").stdout.splitlines()
 
     assert calls == ["pytest -q -n 2 --dist loadfile -m not slow and not live -k weights or keys"]
+
+
+def test_tests_of_a_card_are_run_by_one_command(checkout):
+    done = with_tools(checkout).run("test-gpu", "-k", "attention")
+
+    assert (done.returncode, done.stdout) == (0, "pytest -q -m gpu tests/gpu -k attention\n")
+    assert with_tools(checkout, "pytest").run("test-gpu").returncode == 1
 
 
 def test_the_tests_of_ci_are_all_there(checkout):

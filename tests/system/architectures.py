@@ -19,7 +19,8 @@ import torch
 from actors.engine.engine import Engine
 from actors.engine.tokenizer import ModelTokenizer
 from actors.engine.torch_engine import TorchOptions, torch_engine
-from actors.engine.vllm_engine import VllmOptions, vllm_engine
+from actors.engine.vllm_engine import vllm_engine
+from actors.engine.vllm_options import VllmOptions
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.play import finish
 from actors.episodes.rollout import Rollout

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.support import paced_reward
 from tests.system.support.hostile_actor import attack
 from tests.system.support.live_run import TORCH, LiveRun, assert_nothing_lost_or_repeated, end
 
@@ -25,6 +26,8 @@ LONG = (
     "broker.lease_timeout_s=3",
 )
 
+# A batch takes as long on every machine, so that none ends the run before others have joined.
+PACED = f"run.reward={paced_reward.__file__}:paced"
 
 HALF_DONE = 2  # episodes of the victim with tokens in the store
 
@@ -58,7 +61,9 @@ def kill_actors_until_one_is_continued(run: LiveRun, up: subprocess.Popen[str]) 
 def test_killed_actors_work_is_continued_by_another(tmp_path: Path) -> None:
     # Whose actor died knows it at once: nobody waits for leases to expire.
     leases = "broker.lease_timeout_s=600"
-    run = LiveRun(tmp_path, "tiny.yaml", *LONG, leases, "actors.count=2")
+    # On a quick machine an episode takes as long as a snapshot, so few are found half done.
+    many = ("run.steps=100", "actors.snapshot_s=0.05", "actors.count=2")
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, leases, *many)
 
     with run.up() as process:
         run.wait_until(lambda: len(run.actors()) == 2, "both actors' episodes are trained")
@@ -92,7 +97,7 @@ def test_killed_learner_replays_its_sealed_claims(tmp_path: Path) -> None:
 
 
 def test_late_actor_contributes_and_a_hostile_one_changes_nothing(tmp_path: Path) -> None:
-    run = LiveRun(tmp_path, "tiny.yaml", *LONG, "run.steps=120")
+    run = LiveRun(tmp_path, "tiny.yaml", *LONG, PACED, "run.steps=40")
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 2, "the run is on its way")

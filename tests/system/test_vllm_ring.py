@@ -75,7 +75,8 @@ def test_trained_model_loads_in_transformers_and_vllm(run: LiveRun) -> None:
 
 
 async def probe_in_vllm(model: Path, token_ids: tuple[int, ...]) -> tuple[float, ...]:
-    from actors.engine.vllm_engine import VllmOptions, vllm_engine
+    from actors.engine.vllm_engine import vllm_engine
+    from actors.engine.vllm_options import VllmOptions
 
     engine = vllm_engine(VllmOptions(str(model), max_model_len=64, max_concurrent=4))
     await engine.start()

@@ -51,7 +51,6 @@ class Story:
             BroadcastSettings("127.0.0.1", JOIN_S, send_s, use_cuda=False),
             self.epochs,
             post=self.post,
-            device_of=lambda actor: "cpu",
         )
         for actor in ("a", "b"):
             self.epochs.on_join(actor, can_group=True)
@@ -177,5 +176,20 @@ def test_answers_about_another_version_count_for_nothing():
         await asyncio.sleep(JOIN_S * READY_SHARE / 2)
         assert plane.epochs.phase is Phase.FORMING
         assert await running is False
+
+    asyncio.run(story())
+
+
+def test_without_a_free_port_all_pull_and_nobody_is_invited(monkeypatch):
+    def listen(host, ports):
+        raise OSError("learner.broadcast_ports must have a free port")
+
+    monkeypatch.setattr(weight_group, "listen", listen)
+
+    async def story():
+        plane = Story()
+        assert await plane.begin() is False
+        assert {type(message) for _, message in plane.said} == {Abort}
+        assert {actor for actor, _ in plane.said} == {"a", "b"}
 
     asyncio.run(story())

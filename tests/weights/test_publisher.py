@@ -87,20 +87,23 @@ def test_the_publisher_ends_with_its_stdin(tmp_path):
     assert process.returncode == 0
 
 
-def test_the_publisher_does_not_inherit_the_ranks_interface(tmp_path, monkeypatch):
-    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(name, "lo")
-    monkeypatch.setenv("KEPT", "lo")
+def test_the_publisher_inherits_what_it_is_given_and_serves_on_uvloop(tmp_path):
     make_keys(tmp_path / "keys")
-    watched = Sidecar(settings(tmp_path), on_death=lambda: None, on_line=lambda line: None)
+    watched = Sidecar(
+        settings(tmp_path),
+        on_death=lambda: None,
+        on_line=lambda line: None,
+        environment={"KEPT": "lo", "OMP_NUM_THREADS": "8"},
+    )
     watched.start()
     try:
         environment = Path(f"/proc/{watched.pid}/environ").read_bytes().split(b"\0")
+        libraries = Path(f"/proc/{watched.pid}/maps").read_text()
     finally:
         watched.close()
 
-    assert b"KEPT=lo" in environment
-    assert not [entry for entry in environment if b"SOCKET_IFNAME" in entry]
+    assert {b"KEPT=lo", b"OMP_NUM_THREADS=1"} == set(environment) - {b""}
+    assert "uvloop" in libraries
 
 
 def test_a_publisher_that_cannot_start_is_an_error_and_not_a_wait(tmp_path, monkeypatch):

@@ -76,3 +76,22 @@ def test_no_room_is_an_error_with_advice(base, monkeypatch):
         pytest.raises(WeightsError, match=r"must be >= 8 bytes, got .*; enlarge shared memory"),
     ):
         folder.create("weights", 8)
+
+
+def test_what_does_not_fit_lies_in_the_machines_scratch_folder(base, monkeypatch, tmp_path):
+    too_much = 2**60
+    with SharedFolder("x", num_bytes=too_much, fallback=base / "run") as folder:
+        assert folder.path.parent == base / "run"
+
+    monkeypatch.setenv("NYALA_SCRATCH", str(tmp_path / "scratch"))
+    with SharedFolder("x", num_bytes=too_much, fallback=base / "run") as folder:
+        assert folder.path.parent == tmp_path / "scratch"
+    with SharedFolder("x", num_bytes=1, fallback=base / "run") as folder:
+        assert folder.path.parent == base
+
+
+def test_a_place_that_cannot_be_written_is_named_with_what_to_do(base, tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(WeightsError, match=r"GiB free, or NYALA_SCRATCH be a folder that can be w"):
+        SharedFolder("x", num_bytes=2**60, fallback=tmp_path / "file" / "staging")

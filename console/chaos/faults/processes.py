@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from collections.abc import Callable, Iterable
@@ -10,7 +11,10 @@ from console.chaos.actor_fleet import Actor
 from console.chaos.fault import Fault
 from console.chaos.fault_case import FaultCase
 from console.chaos.live_run import Stuck
+from console.chaos.proc_stat import descendants
+from console.run.restart_policy import ENGINE_DIED
 
+CORE = "EngineCore"  # in the title that vLLM gives the process
 COMMIT_TRIES = 30  # checkpoints to stop behind: the window before the commit is a few milliseconds
 
 
@@ -69,6 +73,31 @@ def drain_actor(case: FaultCase) -> None:
     case.run.fleet.refill()
     if victim.process.poll() != 0:
         case.remark = f"it ended with code {victim.process.poll()}"
+
+
+def kill_engine_core(case: FaultCase) -> None:
+    """The process of an actor's vLLM core dies under it, as of a full memory."""
+    fleet = case.run.fleet
+    victim = fleet.add("actors.engine=vllm", "actors.in_process=false")
+    try:
+        case.run.until(fleet.all_serve, "the actor with vLLM serves")
+        case.settle()
+        case.choose([victim])
+        cores = [pid for pid, words in descendants(victim.pid).items() if CORE in words[0]]
+        case.freeze(victim.pid)
+        case.follow([victim], is_orderly=True)
+        case.inject(_kill(cores))
+        _send(victim.pid, signal.SIGCONT)()
+        case.recover()
+        case.until(lambda: victim.process.poll() is not None, "the actor has ended")
+    finally:
+        fleet.remove(victim)
+    if victim.process.poll() != ENGINE_DIED:
+        raise Stuck(f"the actor must end with {ENGINE_DIED}, got {victim.process.poll()}")
+
+
+def _no_vllm() -> str | None:
+    return None if importlib.util.find_spec("vllm") else "vLLM is not installed"
 
 
 def kill_broker(case: FaultCase) -> None:
@@ -142,6 +171,7 @@ FAULTS = (
     Fault("actor-stop", "actor stopped for longer than its leases, then woken", stop_actor),
     Fault("actor-drain", "actor asked to leave (SIGTERM)", drain_actor),
     Fault("actors-kill-all", "all actors killed at once", kill_all_actors),
+    Fault("core-kill", "process of vLLM's core killed", kill_engine_core, _no_vllm),
     Fault("broker-kill", "broker killed", kill_broker),
     Fault("broker-stop", "broker stopped for two lease timeouts", stop_broker),
     Fault("learner-kill", "learner killed between checkpoints", kill_learner),

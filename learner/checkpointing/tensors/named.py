@@ -20,7 +20,7 @@ from learner.model.tensor_files import Box, box_of, local_of
 from learner.training.adamw_8bit import zeros_for
 from learner.training.critic import Critic
 from learner.training.optimizer import ScheduledOptimizer
-from learner.weights.publish import unwrapped_name
+from learner.weights.wire.layout import unwrapped_name
 
 from .shards import Piece, is_written_here
 
@@ -43,10 +43,13 @@ def parts_of(policy: Policy, optimizer: ScheduledOptimizer, critic: Critic | Non
 
 
 def model_tensors(part: Part) -> dict[str, Tensor]:
-    """Name parameters and buffers."""
+    """Name parameters and buffers; where some are frozen, the trained parameters alone."""
     named: dict[str, Tensor] = {}
     seen: set[int] = set()
+    is_frozen = not all(parameter.requires_grad for parameter in part.model.parameters())
     for name, tensor in part.model.state_dict(keep_vars=True).items():
+        if is_frozen and not tensor.requires_grad:
+            continue
         if id(tensor) not in seen:  # tied ones come again under another name
             seen.add(id(tensor))
             named[f"{part.name}.{unwrapped_name(name)}"] = tensor

@@ -55,7 +55,8 @@ def is_written_here(tensor: Tensor, *, is_first: bool) -> bool:
         return is_first
     coordinate = tensor.device_mesh.get_coordinate() or ()
     return all(
-        place.is_shard() or at == 0 for place, at in zip(tensor.placements, coordinate, strict=True)
+        not place.is_replicate() or at == 0
+        for place, at in zip(tensor.placements, coordinate, strict=True)
     )
 
 

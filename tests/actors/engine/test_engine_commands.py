@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import Future
-from typing import Any
 
-from actors.engine.threaded import ThreadedEngine
-
-STEPPER: Any = None
+from actors.engine.waits.answers import Answers
 
 
 def test_a_command_that_is_cancelled_as_its_answer_comes_is_cancelled() -> None:
     async def story(rounds: int) -> bool:
         """Cancel some rounds of the loop after the answer; returns whether it was in time."""
-        engine = ThreadedEngine(STEPPER, max_model_len=8)
         answer: Future[int] = Future()
-        command = asyncio.create_task(engine._within(answer, 5.0, "answer"))
+        command = asyncio.create_task(Answers().within(answer, 5.0, "answer"))
         await asyncio.sleep(0)
         answer.set_result(1)
         for _ in range(rounds):

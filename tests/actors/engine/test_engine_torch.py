@@ -15,6 +15,7 @@ from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
+from learner.model.output_layer import output_layer, score_tokens, softmax_of
 from learner.model.policy import Policy, probe_logprobs
 from learner.model.saved_model import load_causal_lm
 from tests.actors.support.engine_battery import BATTERY, probe_agrees, swaps_under_load
@@ -143,6 +144,33 @@ def test_bfloat16_engine_answers_a_probe(runner, tmp_path):
     expected = model(torch.tensor([[5, 6, 7, 8]])).logits[0, :-1].log_softmax(-1)
     assert bench.model is model
     assert (answer - expected.gather(-1, torch.tensor([[6], [7], [8]]))[:, 0]).abs().max() < 1.0
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma2", "cohere"])
+def test_float32_logits_are_those_of_the_learner(tmp_path: Path, model_type: str) -> None:
+    save_random_model(tmp_path, model_type)
+    token_ids = torch.arange(5, 25)
+    causal_lm = load_causal_lm(tmp_path).bfloat16()
+
+    def difference(head_dtype: str | None) -> float:
+        """Of the log-probs that both compute from the states of the engine's layers."""
+        options = TorchOptions(str(tmp_path), 64, dtype="bfloat16", head_dtype=head_dtype)
+        stepper = TorchStepper(options)
+        stepper.start()
+        with torch.no_grad():
+            theirs = stepper._score(0, tuple(token_ids.tolist())).logprobs
+            states_TD = stepper._model.base_model(input_ids=token_ids[None]).last_hidden_state[0]
+            ours = score_tokens(
+                output_layer(causal_lm),
+                states_TD[:-1],
+                token_ids[1:],
+                softmax_of(causal_lm, temperature=1.0, dtype=torch.float32),
+                entropy_gradient=False,
+            )
+        return float((ours.logprobs_N - torch.tensor(theirs)).abs().max())
+
+    assert difference("float32") < 1e-5
+    assert difference(None) > 1e-3
 
 
 def _raise(*_: object) -> None:

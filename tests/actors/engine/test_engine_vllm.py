@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from actors.engine.vllm_private import PACKED
+from actors.engine.wire_tensors import named_tensors
 from tests.actors.support.engine_battery import BATTERY, TOLERANCE, probe_agrees, swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.tiny_model import reference_logprobs
@@ -33,20 +37,22 @@ def runner() -> Iterator[asyncio.Runner]:
 @pytest.fixture(scope="module")
 def bench(runner, tmp_path_factory) -> Iterator[Bench]:
     """An engine of a model with tied embeddings, shared: a start takes its time."""
-    bench = runner.run(open_bench(tmp_path_factory.mktemp("tied"), tied=True))
+    folder = tmp_path_factory.mktemp("tied")
+    bench = runner.run(open_bench(folder, tied=True, max_num_batched_tokens=BATCHED_TOKENS))
     yield bench
     runner.run(bench.engine.close())
 
 
-async def open_bench(folder: Path, *, tied: bool) -> Bench:
-    from actors.engine.vllm_engine import VllmOptions, vllm_engine
+async def open_bench(folder: Path, *, tied: bool, **engine_args: int) -> Bench:
+    from actors.engine.vllm_engine import vllm_engine
+    from actors.engine.vllm_options import VllmOptions
 
     model = tiny_folder(folder / "model", tied=tied)
     options = VllmOptions(
         str(folder / "model"),
         max_model_len=256,
         max_concurrent=64,
-        engine_args={"max_num_batched_tokens": BATCHED_TOKENS},
+        engine_args=engine_args,
     )
     engine = vllm_engine(options)
     await engine.start()
@@ -64,6 +70,31 @@ def test_further_arguments_reach_vllm(bench):
     assert config.scheduler_config.max_num_batched_tokens == BATCHED_TOKENS
 
 
+def test_logits_in_float32_are_asked_of_vllm():
+    from actors.engine.vllm_options import VllmOptions, engine_arguments
+
+    options = VllmOptions("model", max_model_len=64, dtype="bfloat16", head_dtype="float32")
+
+    assert engine_arguments(options, "nyala")["hf_overrides"] == {"head_dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("device", "gib", "expected"),
+    [("cpu", None, 1), ("cpu", 3, 3), ("cuda", None, 0), ("cuda", 3, 3)],
+)
+def test_the_kv_cache_is_as_large_as_asked_and_else_measured_on_a_gpu(
+    monkeypatch, device, gib, expected
+):
+    from actors.engine import vllm_options as module
+
+    monkeypatch.setattr(module, "engine_device", lambda: device)
+    options = module.VllmOptions("model", max_model_len=64, kv_cache_gib=gib)
+    arguments = module.engine_arguments(options, "nyala")
+
+    assert arguments.get("kv_cache_memory_bytes", 0) == expected * 2**30
+    assert ("gpu_memory_utilization" in arguments) is (device == "cuda")
+
+
 def test_probe_sees_a_stale_output_layer(bench, runner, monkeypatch):
     """Without the second packing, tied embeddings sample from a mixture of two versions."""
     gap = runner.run(gap_without_second_packing(bench, monkeypatch))
@@ -72,14 +103,48 @@ def test_probe_sees_a_stale_output_layer(bench, runner, monkeypatch):
     runner.run(probe_agrees(bench))
 
 
+@torch.no_grad()
+def test_a_fill_by_the_plan_equals_one_by_the_loader(bench, runner):
+    shadow = bench.engine._stepper._shadow
+    staged = bench.stage_next()
+    tensors = dict(named_tensors(staged.path, staged.manifest.tensors, staged.manifest.num_bytes))
+    shadow.load(tensors)
+    by_loader = answers_of(shadow._shadow)
+    shadow.load({name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
+    assert not answers_of(shadow._shadow).keys() ^ by_loader.keys()
+
+    assert shadow._plan is not None
+    shadow.copy(shadow._plan, tensors)
+
+    by_plan = answers_of(shadow._shadow)
+    assert {name for name in by_loader if torch.equal(by_loader[name], by_plan[name])} == {
+        *by_loader
+    }
+    runner.run(bench.engine.apply(staged))
+    runner.run(probe_agrees(bench))
+
+
 def test_untied_embeddings_swap_as_exactly(runner, tmp_path, monkeypatch):
     async def story() -> None:
         bench = await open_bench(tmp_path, tied=False)
+        scheduler = bench.engine._stepper._engine.vllm_config.scheduler_config  # type: ignore[attr-defined]
+        assert scheduler.max_num_batched_tokens == 4096, "vLLM's default for a batch on a CPU"
         await swaps_under_load(bench)
         assert await gap_without_second_packing(bench, monkeypatch) < TOLERANCE
         await bench.engine.close()
 
     runner.run(story())
+
+
+def answers_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters as they are, and what packed ones multiply to."""
+    found = {name: p.detach().clone() for name, p in model.named_parameters() if p.numel()}
+    for name, layer in model.named_modules():
+        if PACKED in vars(layer):
+            width = getattr(layer, "input_size_per_partition", None) or layer.embedding_dim
+            unit = torch.eye(width, dtype=torch.float32)
+            found[f"{name} packed"] = getattr(layer, PACKED)(unit, layer.weight, None)
+    return found
 
 
 async def gap_without_second_packing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> float:
@@ -88,6 +153,8 @@ async def gap_without_second_packing(bench: Bench, monkeypatch: pytest.MonkeyPat
 
     staged = bench.stage_next()
     with monkeypatch.context() as omitted:
+        stepper: Any = bench.engine._stepper
+        omitted.setattr(stepper._shadow, "_plan", None)  # it packs all by itself
         omitted.setattr(vllm_weights, "refresh_output_layers", lambda _: None)
         await bench.engine.apply(staged)
     token_ids = bench.prompt(40)

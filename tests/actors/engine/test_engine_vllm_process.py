@@ -1,14 +1,23 @@
-"""vLLM's core and worker in processes of their own, as on a GPU: just as exact."""
+"""vLLM's core and worker in processes of their own, as on a GPU: just as exact.
+
+And when the core is killed: not a token that it handed over is lost, and nobody waits for it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import time
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from configs.errors import EngineDied
 from tests.actors.support.engine_battery import (
+    TOLERANCE,
     aborts,
     overflow_starts_fresh,
     refuses_a_torn_file,
@@ -25,9 +34,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
 
+NOTICED_S = 5.0
+
 
 def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
-    from actors.engine.vllm_engine import VllmOptions, vllm_engine
+    from actors.engine.vllm_engine import vllm_engine
+    from actors.engine.vllm_options import VllmOptions
 
     _make_plugin_visible(tmp_path, monkeypatch)
     model = tiny_folder(tmp_path / "model", tied=True)
@@ -45,10 +57,33 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
             await overflow_starts_fresh(bench)
             await aborts(bench)
             await refuses_a_torn_file(bench)
+            await loses_its_core(bench)
         finally:
             await engine.close()
 
     asyncio.run(story())
+
+
+async def loses_its_core(bench: Bench) -> None:
+    """Kill the core in the middle of its requests."""
+    stepper = cast(Any, bench.engine._stepper)
+    engine, (core,) = stepper._engine, stepper._watch._processes
+    transcripts = bench.submit(*[bench.request(max_tokens=200) for _ in range(12)])
+    await bench.read(lambda: all(len(t.token_ids) > 16 for t in transcripts))
+    states = dict(engine.output_processor.request_states)  # they are in none of vLLM's later
+
+    os.kill(core.pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    with pytest.raises(EngineDied, match="core must run, got its end with code -9"):
+        await bench.read(lambda: False)
+
+    assert time.monotonic() - killed_at < NOTICED_S
+    assert engine.engine_core.outputs_queue.empty()
+    assert len(states) == len(transcripts)
+    made = {int(s.external_req_id): s.detokenizer.output_token_ids for s in states.values()}
+    for transcript, tokens in zip(transcripts, [made[key] for key in sorted(made)], strict=True):
+        assert transcript.token_ids == list(tokens)
+        assert bench.log_ratio(transcript).abs().max() < TOLERANCE
 
 
 def _make_plugin_visible(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.engine.vllm_engine import VllmOptions, _prepare_environment
+from actors.engine.vllm_options import VllmOptions, prepare_environment
 
 OPTIONS = VllmOptions("model", max_model_len=64, in_process=False)
 
@@ -21,13 +21,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_the_processes_of_one_engine_talk_over_loopback(environment: dict[str, str]) -> None:
-    _prepare_environment(replace(OPTIONS, tensor_parallel_size=2))
+    prepare_environment(replace(OPTIONS, tensor_parallel_size=2))
 
     assert environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_processes_are_spawned_since_a_fork_cannot_use_cuda(environment: dict[str, str]) -> None:
-    _prepare_environment(OPTIONS)
+    prepare_environment(OPTIONS)
 
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
@@ -35,7 +35,7 @@ def test_processes_are_spawned_since_a_fork_cannot_use_cuda(environment: dict[st
 def test_what_a_person_has_set_stays(environment: dict[str, str]) -> None:
     environment |= {"GLOO_SOCKET_IFNAME": "eth1", "OMP_NUM_THREADS": "4"}
 
-    _prepare_environment(OPTIONS)
+    prepare_environment(OPTIONS)
 
     assert environment["GLOO_SOCKET_IFNAME"] == "eth1"
     assert environment["OMP_NUM_THREADS"] == "4"

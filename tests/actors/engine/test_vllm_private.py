@@ -45,6 +45,28 @@ def test_outputs_of_a_core_in_another_process_wait_in_a_queue() -> None:
     assert callable(EngineCoreClient.shutdown)
 
 
+def test_a_client_knows_the_processes_of_its_core_and_the_calls_that_wait_for_it() -> None:
+    from vllm.v1.engine.core_client import BackgroundResources, MPClient, SyncMPClient
+    from vllm.v1.engine.utils import CoreEngineProcManager
+
+    assert {"engine_dead", "engine_manager"} <= set(BackgroundResources.__annotations__)
+    assert {"resources", "utility_results"} <= names_in(MPClient.__init__)
+    assert "output_queue_thread" in names_in(SyncMPClient.__init__)
+    assert "processes" in names_in(CoreEngineProcManager.__init__)
+    assert {"utility_results", "result"} <= names_in(SyncMPClient.call_utility)
+    assert "engine_dead" in names_in(MPClient.ensure_alive)
+
+
+def test_tokens_of_a_step_have_a_default_for_a_batch_alone() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    defaults, _ = EngineArgs.get_batch_defaults(1)
+
+    assert defaults[UsageContext.LLM_CLASS] > 2048
+    assert UsageContext.ENGINE_CONTEXT not in defaults
+
+
 def test_a_layer_on_a_cpu_has_its_packed_weight_in_its_multiplication() -> None:
     from vllm.model_executor.layers.utils import cpu_unquantized_gemm
 

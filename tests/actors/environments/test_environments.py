@@ -19,6 +19,7 @@ from actors.environments.deadline import call_within
 from actors.environments.held_out import is_held_out, probe
 from actors.environments.partial_credit import position_share
 from actors.environments.reasoning_gym import ReasoningGym
+from actors.environments.reasoning_gym_modules import import_dataset
 from actors.environments.registry import check_environment, make_environment
 from actors.export import export
 from configs.errors import DeadlineError, SettingsError
@@ -127,10 +128,8 @@ def test_a_compact_prompt_holds_all_that_its_answer_depends_on(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of foreign datasets: files left open, escapes
 def test_every_dataset_asks_its_whole_question_and_the_same_one_again():
-    make(**LETTERS)
-    from reasoning_gym.factory import DATASETS
-
-    names = set(DATASETS) - {"composite"}  # it mixes others, and takes no settings of plain values
+    names = set(import_dataset("composite").DATASETS)  # a mixture of others: imports all
+    names -= {"composite"}  # takes no settings of plain values
     assert len(names) > 100
     for name in names:
         settings = {"dataset": name, "size": 8}
@@ -189,6 +188,7 @@ def test_a_full_question_tells_how_to_answer():
 ELSEWHERE = """
 import json
 from actors.environments.deadline import call_within
+from actors.environments.reasoning_gym_modules import import_dataset
 from actors.environments.registry import check_environment, make_environment
 from configs.errors import DeadlineError
 from configs.settings import RunSettings
@@ -210,7 +210,7 @@ except DeadlineError as error:
 def elsewhere() -> tuple[list[str], str]:
     """Prompts, and the error of endless settings, in a process of its own.
 
-    One process for both, since reasoning-gym imports for seconds; and the thread that an endless
+    One process for both, since each costs its imports; and the thread that an endless
     generator leaves behind would slow all later tests.
     """
     command = [sys.executable, "-W", "ignore", "-c", ELSEWHERE]

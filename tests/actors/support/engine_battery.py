@@ -62,19 +62,19 @@ async def probe_agrees(bench: Bench) -> None:
 
 async def switch_at_one_token(bench: Bench) -> None:
     """In flight over a swap: a span for each version, the switch where the policy changed."""
-    before = bench.engine.version
+    before, staged = bench.engine.version, bench.stage_next()
     await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
-    transcripts = bench.submit(*[bench.request(max_tokens=120, temperature=0.7) for _ in range(6)])
+    transcripts = bench.submit(*[bench.request(max_tokens=200, temperature=0.7) for _ in range(6)])
     await bench.read(lambda: all(t.token_ids for t in transcripts))
 
-    await bench.engine.apply(bench.stage_next())
+    await bench.engine.apply(staged)
     await bench.finish(transcripts)
 
     first_of_new = []
     for transcript in transcripts:
         assert [span.version for span in transcript.versions] == [before, bench.engine.version]
         switch = transcript.versions[1].start
-        assert 1 <= switch < 120
+        assert 1 <= switch < 200
         ids = list(transcript.request.token_ids) + transcript.token_ids
         first = len(transcript.request.token_ids) - 1
         old = reference_logprobs(bench.models[before], ids, temperature=0.7)[first:]
@@ -217,6 +217,7 @@ async def aborts(bench: Bench) -> None:
 
 async def halts_with_every_token(bench: Bench) -> None:
     """A halt returns all that was made: the engine made nothing that nobody got."""
+    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
     transcripts = bench.submit(*[bench.request(max_tokens=200) for _ in range(4)])
     await bench.read(lambda: all(transcript.token_ids for transcript in transcripts))
     held = [len(transcript.token_ids) for transcript in transcripts]

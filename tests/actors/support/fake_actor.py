@@ -36,6 +36,7 @@ class FakeWeights:
     """Weights that are always there; `offer` is all that the loop can get wrong."""
 
     is_dirty = False
+    probe_difference = (0.0, 0.0)
 
     def __init__(self) -> None:
         self.offered: list[Publication] = []

@@ -89,9 +89,13 @@ def _of_empty() -> tuple[Leasing, Empty, Peer]:
     return leasing, store, peers.admit(hello("a"), "a", "a", b"a")
 
 
-def test_who_waits_for_work_is_answered_when_the_broker_closes() -> None:
+def test_who_waits_for_work_is_answered_when_the_broker_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.server.leasing.time", SimpleNamespace(monotonic=lambda: 1000.0))
+
     async def story() -> None:
-        leasing, _, peer = _of_empty()
+        leasing, store, peer = _of_empty()
         waiting = asyncio.create_task(leasing.wait(peer, peer.lease_seq, LeaseRequest(4, FIRST)))
         await asyncio.sleep(0)
         assert len(leasing.queue) == 1
@@ -102,6 +106,7 @@ def test_who_waits_for_work_is_answered_when_the_broker_closes() -> None:
             reply = await waiting
         assert reply is not None
         assert reply.leases == ()
+        assert store.asked == ["lease"], "too short a wait for others to share their work"
 
     asyncio.run(story())
 

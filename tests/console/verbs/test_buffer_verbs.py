@@ -20,6 +20,7 @@ from configs.secrets import write_secret
 from configs.settings import RunSettings, Settings
 from console.main import app
 from console.verbs.status import print_status
+from learner.initial_model.character_model import make_tokenizer
 from tests.buffer.support.episodes import example_episode
 
 SPEC = TaskSpec(group_id=0, index=7, seed=1, purpose="train", temperature=1.0)
@@ -105,6 +106,25 @@ def test_peek_shows_what_the_records_say(folder):
     assert "1 complete units wait" in ask("peek", folder)
 
 
+def test_peek_shows_texts_and_takes_nothing(folder):
+    tokenizer = make_tokenizer([])
+    tokenizer.save_pretrained(folder / "init")
+    prompt = tokenizer.decode(example_episode().prompt_ids.tolist())
+
+    for _ in range(2):
+        lines = [json.loads(each) for each in ask("peek", folder, "--texts", "--json").splitlines()]
+        assert [(line["group"], line["task"], line["reward"]) for line in lines] == [
+            (1, 2, 0.25),
+            (1, 3, 0.25),
+        ]
+        assert {line["prompt"] for line in lines} == {prompt}
+        assert [sum(turn["tokens"] for turn in line["turns"]) for line in lines] == [4, 4]
+    shown = ask("peek", folder, "--texts")
+    assert "2 episodes of the oldest units that wait for a batch" in shown
+    assert "group 1 waits, task 2, reward 0.25" in shown
+    assert ask_json("stats", folder)["buffered"] == 2
+
+
 def test_dead_letters_are_listed_with_their_reason_as_text(folder):
     shown = ask("dead", "list", folder)
 
@@ -169,3 +189,23 @@ def test_status_names_what_is_closed_and_resume_opens_it(folder, redis_url):
     assert f"nyala buffer resume {folder}" in shown
     assert "it failed" in ask("resume", folder)
     assert "nothing was closed" in ask("resume", folder)
+
+
+def test_status_is_one_object_for_programs(folder, redis_url):
+    with Store(redis_url, run="r") as store:
+        store.run(operations.suspend("abc", "it failed"))
+
+    def status():
+        return json.loads(CliRunner().invoke(app, ["status", str(folder), "--json"]).stdout)
+
+    found = status()
+    assert (found["run"], found["state"], found["is_up"]) == ("r", "unfinished", False)
+    assert (found["progress"]["step"], found["progress"]["steps"]) == (0, 100)
+    assert (found["store"]["tasks"]["created"], found["store"]["tasks"]["dead"]) == (6, 3)
+    assert found["store"]["memory"]["limit_bytes"] == 512 * 2**20
+    assert found["store"]["suspended_keys"]["abc"]["why"] == "it failed"
+
+    (folder / "redis.url").unlink()
+    (folder / "summary.json").write_text('{"steps": 9}')
+    found = status()
+    assert (found["state"], found["store"], found["summary"]) == ("finished", None, {"steps": 9})

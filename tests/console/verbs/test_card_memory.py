@@ -16,7 +16,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from configs.errors import SettingsError
 from configs.settings import LearnerSettings, RunSettings, Settings
-from console.run.card_memory import GIB, CardMemory, ModelShape, card_memory
+from console.run.card_memory import GIB, CardMemory, card_memory
+from console.run.model_shape import ModelShape
 from console.verbs import up
 from learner.model.activation_checkpointing import Kept
 from learner.model.ranks import Ranks
@@ -37,6 +38,46 @@ QWEN3_8B = {
     "tie_word_embeddings": False,
 }
 MULTI_GPU = Path(__file__).parents[3] / "configs" / "multi-gpu.yaml"
+
+
+QWEN3_06B = QWEN3_8B | {
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
+ONE_GPU = MULTI_GPU.with_name("qwen3-0.6b.yaml")
+SMALL_CARD_GIB = 22.5
+"""Of the smallest cards that are sold with 24 GB."""
+ENGINE_GIB = 3.0
+"""Of vLLM besides weights and KV cache: activations, CUDA graphs; and two CUDA contexts."""
+
+
+def test_the_preset_of_one_gpu_fits_learner_and_actor_on_its_smallest_card() -> None:
+    settings = Settings.model_validate(yaml.safe_load(ONE_GPU.read_text()))
+    card_bytes = int(SMALL_CARD_GIB * GIB)
+
+    memory = card_memory(settings, QWEN3_06B, on_gpu=True, card_bytes=card_bytes)
+    weights = 2 * ModelShape.of(QWEN3_06B).parameters
+
+    assert settings.actors.kv_cache_gib is not None
+    engine = (settings.actors.kv_cache_gib + ENGINE_GIB) * GIB + weights
+    assert memory.total + engine < 0.9 * card_bytes
+    # What the engine asks for at its start is free even at the learner's peak.
+    assert memory.total + settings.actors.gpu_memory_utilization * card_bytes < card_bytes
+    without = _with(settings, activation_checkpointing="none")
+    assert card_memory(without, QWEN3_06B, on_gpu=True).total > card_bytes
+
+
+def test_the_preset_of_eight_gpus_leaves_room_on_cards_of_80_gib() -> None:
+    memory = card_memory(_multi_gpu(), QWEN3_8B, on_gpu=True, card_bytes=80 * GIB)
+
+    assert memory.total < 0.75 * 80 * GIB
+
+
+def _with(settings: Settings, **learner: Any) -> Settings:
+    return settings.model_copy(update={"learner": settings.learner.model_copy(update=learner)})
 
 
 def _multi_gpu(parallel: dict[str, int] | None = None, **learner: Any) -> Settings:
@@ -92,6 +133,47 @@ def test_moments_in_8_bits_are_a_quarter() -> None:
     )
 
     assert small == pytest.approx(plain / 4 * (1 + 4 / 256), rel=1e-6)
+
+
+def test_divided_matrices_take_a_part_of_each_card() -> None:
+    whole = card_memory(_multi_gpu({"shard": 1}, ranks=1), QWEN3_8B, on_gpu=True)
+    parts = card_memory(_multi_gpu({"tensor": 4}, ranks=4), QWEN3_8B, on_gpu=True)
+
+    for name, size in whole.states.items():
+        assert parts.states[name] == pytest.approx(size / 4, rel=1e-3)
+    gathered = "gathered weights, and the output layer's gradient"
+    assert parts.step[gathered] == pytest.approx(whole.step[gathered] / 4, rel=1e-3)
+    assert parts.step["hidden states"] == whole.step["hidden states"]
+    assert parts.publication == whole.publication, "gathered tensor by tensor"
+
+
+def test_logits_in_float32_take_more_than_those_in_bfloat16() -> None:
+    narrow = _multi_gpu()
+    wide = narrow.model_copy(
+        update={"run": narrow.run.model_copy(update={"head_dtype": "float32"})}
+    )
+    chunks = [
+        card_memory(settings, QWEN3_8B, on_gpu=True).step["a chunk of logits"]
+        for settings in (narrow, wide)
+    ]
+
+    assert 1.5 * chunks[0] < chunks[1] < 3 * chunks[0]
+
+
+def test_adapters_alone_have_gradients_and_moments() -> None:
+    whole = card_memory(_multi_gpu(), QWEN3_8B, on_gpu=True)
+    adapted = card_memory(_multi_gpu(lora_rank=16), QWEN3_8B, on_gpu=True)
+    settings = _multi_gpu(lora_rank=16).model_dump() | {"critic": {"kind": "model"}}
+    settings["algorithm"] |= {"advantage": "gae", "proximal": "recomputed"}
+    with_critic = card_memory(Settings.model_validate(settings), QWEN3_8B, on_gpu=True)
+
+    share = adapted.states["adapters"]
+    assert share == 43_646_976
+    assert adapted.states["weights, float32"] == whole.states["weights, float32"]
+    assert adapted.states["gradients"] == share and adapted.states["moments"] == 2 * share
+    assert adapted.reduction < whole.reduction / 50
+    gradients = with_critic.states["gradients"]
+    assert gradients == pytest.approx(whole.states["gradients"] + share, abs=4)
 
 
 def test_moments_of_muon_are_sharded_as_weights_are() -> None:
@@ -154,9 +236,9 @@ def _assert_computed(settings: Settings, measured: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["none", "full"])
-def test_computed_memory_is_that_of_a_real_step(ranks: Ranks, kind: Kept) -> None:
-    settings = settings_of(ranks=1, microbatches=1, kind=kind)
+@pytest.mark.parametrize(("kind", "rank"), [("none", 0), ("full", 0), ("none", 8)])
+def test_computed_memory_is_that_of_a_real_step(ranks: Ranks, kind: Kept, rank: int) -> None:
+    settings = settings_of(ranks=1, microbatches=1, kind=kind, lora_rank=rank)
 
     _assert_computed(settings, peak_bytes(ranks, settings))
 

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 
 from broker.protocol import weight_messages
 from broker.protocol.codec import decode, decode_spec, encode, encode_spec, header_of
-from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
+from broker.protocol.manifest import AdapterSpec, Probe, TensorSpec, WeightManifest
 from broker.protocol.messages import (
     Beat,
     BeatRequest,
@@ -98,7 +98,9 @@ def _read_journal(folder: Path) -> object:
 def _messages() -> tuple[bytes, ...]:
     version = PolicyVersion(1, 2)
     tensors = (TensorSpec("a.weight", "float32", (2, 3), 0, 24),)
-    manifest = WeightManifest(version, "d" * 64, "c" * 32, 24, tensors, Probe((1, 2), (-0.5,)))
+    adapter = AdapterSpec("b" * 64, 1, 2.0, 20, (0,))
+    probe = Probe((1, 2), (-0.5,))
+    manifest = WeightManifest(version, "d" * 64, "c" * 32, 24, tensors, probe, adapter)
     messages = (
         Hello("a-1", "host", 7, {"settings": "s"}, 64),
         BeatRequest((Beat(3, 2**50, 0, 2, b"chunk"),), version, Figures(tokens=1.5)),

@@ -14,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Settings
 from learner.data.batch import BatchPlan, pack, plan_batch
 from learner.model.activation_checkpointing import choose
+from learner.model.lora.adapters import adapt, reset_adapters
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.training.optimizer import ScheduledOptimizer
@@ -66,7 +67,9 @@ class Training:
     ) -> None:
         learner, self.ranks = settings.learner, ranks
         torch.manual_seed(0)
-        policy = Policy(Qwen3ForCausalLM(Qwen3Config(**shape)), temperature=1.0).eval()
+        causal_lm = Qwen3ForCausalLM(Qwen3Config(**shape))
+        adapt(causal_lm, learner)
+        policy = Policy(causal_lm, temperature=1.0).eval()
         policy.sequence_group = ranks.sequence
         is_narrow = settings.run.dtype == "bfloat16"
         self.policy = shard(
@@ -77,6 +80,7 @@ class Training:
             offload=learner.offload,
             compiled=learner.compile,
         )
+        reset_adapters(policy.causal_lm)
         self.optimizer = ScheduledOptimizer(policy, constant_rate(1e-4), learner)
         random = torch.Generator().manual_seed(1)
         tokens = torch.randint(3, 1000, (load.episodes, load.completion), generator=random)

@@ -21,7 +21,7 @@ from learner.checkpointing.bucket_copies import COMMITTED, BucketCopies
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import KEY
 from learner.reporting.metrics import Totals
-from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
+from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes, stored
 
 STATE = LearnerState("r", "h", 1, lineage=1, cursor=0, trained=(), totals=Totals())
 ROOT = "bucket/tiny/checkpoints"
@@ -164,7 +164,7 @@ def test_a_bucket_that_does_not_answer_is_asked_again_and_then_ends_the_save(
 
     checkpoints = _checkpoints(tmp_path / "run")
     monkeypatch.setattr(bucket, "makedirs", fail)
-    checkpoints.begin(STATE, b"weights", None, then=lambda: committed.append(1))  # type: ignore[arg-type]
+    checkpoints.begin(STATE, stored(b"weights"), None, then=lambda: committed.append(1))  # type: ignore[arg-type]
 
     with pytest.raises(OSError, match="the copy of a checkpoint cannot be written: away"):
         checkpoints.under_way.wait()

@@ -666,3 +666,9 @@ def test_a_long_wait_is_reported_however_it_is_cut(
     _look_in_slices(bench.claims(), 1, slices=6)
 
     assert "waiting for episodes" in capsys.readouterr().out
+
+
+def test_a_short_wait_is_not_reported(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    _look_in_slices(bench.claims(), 1, slices=3)
+
+    assert "waiting for episodes" not in capsys.readouterr().out

@@ -13,7 +13,7 @@ from configs.errors import SettingsError
 from configs.settings import RunSettings, Settings
 from learner.algorithm.sequences import Sequences
 from learner.assembly import load_policy
-from learner.model.output_layer import Softmax
+from learner.model.logits.softmax import Softmax
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import load_causal_lm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from configs.architecture import LogitChange
 from learner.model import output_layer
+from learner.model.logits import two_passes
+from learner.model.logits.softmax import Softmax
+from learner.model.logits.vocabulary import ALL_OF_IT
 from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
-from learner.model.output_layer import Softmax, score_tokens
+from learner.model.output_layer import score_tokens
 
 TOKENS, WIDTH, VOCABULARY = 23, 8, 31
 
@@ -62,7 +65,8 @@ def _full(case: Case, softmax: Softmax) -> tuple[Tensor, Tensor]:
 
 
 def _chunked(case: Case, softmax: Softmax) -> tuple[Tensor, Tensor]:
-    return score_tokens(case.layer, case.states_ND, case.targets_N, softmax, entropy_gradient=True)
+    found = score_tokens(case.layer, case.states_ND, case.targets_N, softmax, entropy_gradient=True)
+    return found.logprobs_N, found.entropies_N
 
 
 Scorer = Callable[[Case, Softmax], tuple[Tensor, Tensor]]
@@ -98,8 +102,8 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
     inputs = (case.states_ND, case.layer.weight, case.layer.bias)
 
     def scores(states_ND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> tuple[Tensor, ...]:
-        return output_layer._Scores.apply(  # type: ignore[no-any-return]
-            states_ND, weight_VD, bias_V, case.targets_N, SOFTMAXES[name], True
+        return two_passes.Scores.apply(  # type: ignore[no-any-return]
+            states_ND, weight_VD, bias_V, case.targets_N, SOFTMAXES[name], ALL_OF_IT, True
         )
 
     assert torch.autograd.gradcheck(scores, inputs, fast_mode=True)
@@ -143,6 +147,24 @@ def test_bfloat16_logits_are_widened_before_the_softmax() -> None:
     assert case.layer.weight.grad.dtype == torch.bfloat16
 
 
+def test_products_may_be_in_float32_where_the_weight_is_in_bfloat16() -> None:
+    case, wide = _case(torch.bfloat16, bias=True), _case(torch.bfloat16, bias=True)
+    wide.layer.float()
+    wide.states_ND = case.states_ND.detach().float().requires_grad_()
+    softmax = SOFTMAXES["cap"]
+
+    found = _found(case, replace(softmax, dtype=torch.float32), _chunked)
+
+    expected = _found(wide, softmax, _full)
+    for ours, full in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(ours, full, rtol=1e-5, atol=1e-5)
+    for ours, full in zip(found[2:], expected[2:], strict=True):
+        assert ours.dtype == torch.bfloat16
+        assert (ours.float() - full).norm() < 0.01 * full.norm()
+    narrow = _found(case, softmax, _chunked)
+    assert (narrow[0] - expected[0]).norm() > 100 * (found[0] - expected[0]).norm()
+
+
 class _Flattened(Softmax):
     def slope(self, prepared: Tensor) -> float:
         """Leave the derivative of the cap out."""
@@ -150,7 +172,7 @@ class _Flattened(Softmax):
 
 
 def _wrong_scores(change: Callable[..., tuple[object, ...]]) -> type[torch.autograd.Function]:
-    class Wrong(output_layer._Scores):
+    class Wrong(two_passes.Scores):
         @staticmethod
         def backward(ctx: object, *slopes: Tensor) -> tuple[object, ...]:
             return change(ctx, *slopes)
@@ -172,9 +194,9 @@ def test_a_log_sum_of_another_chunk_is_caught(monkeypatch: pytest.MonkeyPatch) -
             *others, log_sums_N, entropies_N = found
             return (*others, log_sums_N.roll(5), entropies_N)
 
-    right = output_layer._Scores.backward
+    right = two_passes.Scores.backward
     wrong = _wrong_scores(lambda ctx, *slopes: right(Shifted(ctx), *slopes))
-    monkeypatch.setattr(output_layer, "_Scores", wrong)
+    monkeypatch.setattr(output_layer, "Scores", wrong)
 
     assert not _is_close(_case(), SOFTMAXES["plain"], 1e-5)
 
@@ -182,9 +204,9 @@ def test_a_log_sum_of_another_chunk_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_the_wrong_sign_of_the_entropys_gradient_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = output_layer._Scores.backward
+    right = two_passes.Scores.backward
     wrong = _wrong_scores(lambda ctx, logprobs_N, entropies_N: right(ctx, logprobs_N, -entropies_N))
-    monkeypatch.setattr(output_layer, "_Scores", wrong)
+    monkeypatch.setattr(output_layer, "Scores", wrong)
 
     assert not _is_close(_case(), SOFTMAXES["plain"], 1e-5)
 

@@ -74,7 +74,7 @@ def test_neither_shards_nor_chunks_change_scores_and_gradients(
 
     assert sharded_loss == pytest.approx(loss, abs=1e-5)
     for ours, expected in zip(sharded_gradients, gradients, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=5e-6)
 
 
 def test_entropies_carry_a_gradient_only_where_asked() -> None:

@@ -18,20 +18,24 @@ from learner.checkpointing.tensors.shards import PREFIX
 from learner.model.policy import probe_logprobs, shard
 from learner.model.ranks import Ranks, join
 from learner.training.optimizer import ScheduledOptimizer
+from tests.configs.support.fake_smi import install_smi
+from tests.learner.support.adapted_policy import adapted_policy, published_bytes
 from tests.learner.support.random_models import FAMILIES, OFFSETS_LOST, save_in_files
-from tests.learner.support.ranks.layouts import CASES, FOUR_AND_TWO, WIDE, WRONG, Case, tensors_of
+from tests.learner.support.ranks.layouts import CASES, FOUR_AND_TWO, WIDE, Case, tensors_of
 from tests.learner.support.ranks.layouts import STATE as SAVED
 from tests.learner.support.ranks.layouts import new_policy as wide_policy
 from tests.learner.support.ranks.one_of_two_ranks import (
     PROBE,
     new_policy,
     train,
+    train_adapters,
     train_critics,
     train_with_muon,
     whole_moments,
     whole_parameters,
 )
 from tests.learner.support.ranks.several_ranks import run_ranks
+from tests.learner.support.ranks.wrong_exchanges import WRONG
 from tests.learner.support.tiny_policy import constant_rate, tiny_causal_lm
 
 EXACT = 1e-10
@@ -89,6 +93,22 @@ def test_two_ranks_step_with_muon_as_one_does(found: Path, ranks: Ranks) -> None
     theirs = torch.load(found / "muon.pt")
     for before, ours, other in zip(initial, alone, theirs, strict=True):
         assert (ours - other).norm() < 0.2 * (ours - before).norm()
+
+
+def test_two_ranks_train_adapters_as_one_does(found: Path, ranks: Ranks) -> None:
+    alone, wire = train_adapters(ranks)
+    policy, _ = adapted_policy(ranks)
+    untrained = published_bytes(policy.causal_lm)
+
+    for theirs, their_wire in torch.load(found / "adapted.pt"):
+        for ours, other in zip(alone, theirs, strict=True):
+            assert torch.allclose(ours, other, atol=1e-5)
+        ours_, theirs_, before = (
+            torch.frombuffer(bytearray(each), dtype=torch.float32)
+            for each in (wire, their_wire, untrained)
+        )
+        assert torch.allclose(ours_, theirs_, atol=1e-5)
+        assert (ours_ - before).abs().max() > 1e-4
 
 
 def test_one_rank_loads_the_codes_of_two(found: Path, ranks: Ranks) -> None:
@@ -179,6 +199,20 @@ def test_cuda_without_a_gpu_is_a_settings_error() -> None:
         join("cuda", threads=1)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a torch that sees no GPU")
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_gpu_that_torch_does_not_see_is_never_left_out_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    install_smi(monkeypatch, tmp_path, driver="535.104.05")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    with pytest.raises(
+        SettingsError, match=r"device must be cpu .* needs driver 580 or newer, got 5"
+    ):
+        join(device, threads=1)
+
+
 def _errors(folder: Path, ranks: int) -> dict[str, Any]:
     errors: dict[str, Any] = json.loads((folder / f"found-{ranks}.json").read_text())
     return errors
@@ -196,7 +230,7 @@ def test_what_is_wrong_is_found(name: str, found: Path) -> None:
 
 
 @pytest.mark.parametrize("size", CASES)
-@pytest.mark.parametrize("layout", ["shards", "copies"])
+@pytest.mark.parametrize("layout", ["shards", "copies", "parts"])
 def test_a_checkpoint_moves_between_layouts_to_the_bit(
     layout: str, size: int, found: Path, ranks: Ranks
 ) -> None:

@@ -57,12 +57,14 @@ def _whole(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [(t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for t in tensors]
 
 
-def make_pair(settings: CriticSettings, folder: Path, ranks: Ranks, *, seed: int = 0) -> Pair:
+def make_pair(
+    settings: CriticSettings, folder: Path, ranks: Ranks, *, seed: int = 0, kv_heads: int = 1
+) -> Pair:
     """Make a tiny policy with its critic; a second model starts from what is in `folder`."""
     if ranks.is_first:
-        tiny_causal_lm(seed=seed).save_pretrained(folder / "model")
+        tiny_causal_lm(seed=seed, kv_heads=kv_heads).save_pretrained(folder / "model")
     ranks.barrier()
-    policy = tiny_policy(ranks.mesh, seed=seed)
+    policy = tiny_policy(ranks.mesh, seed=seed, kv_heads=kv_heads, tensor=ranks.tensor)
     policy.sequence_group = ranks.sequence
     critic = make_critic(
         policy,

@@ -78,7 +78,12 @@ class PaddedPolicy(nn.Module):
         self.temperature = temperature
 
     def forward(
-        self, sequences: Sequences, indices_N: Tensor, *, entropy_gradient: bool = False
+        self,
+        sequences: Sequences,
+        indices_N: Tensor,
+        *,
+        entropy_gradient: bool = False,
+        **_: object,
     ) -> Scores:
         """Score the tokens at `indices_N`; see `Policy`. There are no states."""
         rows = sequences.token_ids_T.split(list(sequences.lengths))

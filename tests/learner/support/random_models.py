@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from learner.model.parallel.tensor_group import UNDIVIDED, TensorGroup
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import allocate, empty_causal_lm, read_weights
@@ -68,35 +69,40 @@ def save_random_model(folder: Path, model_type: str, **changes: Any) -> None:
 
 
 def save_in_files(
-    folder: Path, family: str, *, tied: bool = True, small_files: bool = False
+    folder: Path, family: str, *, tied: bool = True, small_files: bool = False, **sizes: int
 ) -> None:
     """Write a random model; in small files, in bfloat16 and cut where transformers cuts it."""
-    model = make_random_model(family, tie_word_embeddings=tied, vocab_size=49)  # odd: uneven parts
+    model = make_random_model(
+        family, tie_word_embeddings=tied, vocab_size=49, **sizes
+    )  # odd: uneven parts
     if small_files:
         model.bfloat16().save_pretrained(folder, max_shard_size="60KB")
     else:
         model.save_pretrained(folder)
 
 
-def differences(folder: Path, mesh: DeviceMesh | None) -> list[str]:
+def differences(
+    folder: Path, mesh: DeviceMesh | None, tensor: TensorGroup = UNDIVIDED
+) -> list[str]:
     """Names of tensors that are not, to the bit, those of transformers; collective.
 
     Args:
         folder: Of the model.
         mesh: To shard over; None = not at all.
+        tensor: Ranks that divide matrices.
     """
     causal_lm = empty_causal_lm(folder)
     policy = Policy(causal_lm, temperature=1.0).eval()
     if mesh is not None:
-        shard(policy, mesh, dtype=torch.float32)
+        shard(policy, mesh, dtype=torch.float32, tensor=tensor)
     allocate(policy, torch.device("cpu"))
     read_weights(causal_lm, folder)
     ours = _named(causal_lm)
     theirs = _named(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     found = sorted(ours.keys() ^ theirs.keys())
     for name in sorted(ours.keys() & theirs.keys()):  # in the same order on all ranks
-        tensor = ours[name].detach()
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        own = ours[name].detach()
+        whole = own.full_tensor() if isinstance(own, DTensor) else own
         if whole.dtype != theirs[name].dtype or not torch.equal(whole, theirs[name]):
             found.append(name)
     return found + sorted({*_ties(ours)} ^ {*_ties(theirs)})

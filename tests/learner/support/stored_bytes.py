@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,11 @@ ALONE = Ranks(0, 1, torch.device("cpu"), mesh=NO_GROUP, control=NO_GROUP, backgr
 WEIGHTS = "tensors-0.safetensors"
 
 
+def stored(weights: bytes) -> Any:
+    """Return these bytes in the place of a policy."""
+    return SimpleNamespace(adapter=None, weights=weights)
+
+
 class StoredBytes(Checkpoints):
     """Checkpoints whose weights are any bytes."""
 
@@ -24,7 +30,7 @@ class StoredBytes(Checkpoints):
         super().__init__(run_folder / "checkpoints", keep=keep, ranks=ALONE, **more)
 
     def save_bytes(self, state: LearnerState, weights: bytes = b"weights") -> Path:
-        return self.save(state, weights, None)  # type: ignore[arg-type]
+        return self.save(state, stored(weights), None)  # type: ignore[arg-type]
 
     def _files(self, policy: Any, optimizer: object, *, copied: bool) -> Files:
-        return {WEIGHTS: [policy]}
+        return {WEIGHTS: [policy.weights]}

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from learner.initial_model.character_model import make_tokenizer
+from learner.model.parallel.tensor_group import UNDIVIDED, TensorGroup
 from learner.model.policy import Policy, shard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
 
@@ -16,7 +17,12 @@ VOCABULARY = 20
 
 
 def tiny_causal_lm(
-    *, seed: int = 0, vocabulary: int = VOCABULARY, tied: bool = True, layers: int = 2
+    *,
+    seed: int = 0,
+    vocabulary: int = VOCABULARY,
+    tied: bool = True,
+    layers: int = 2,
+    kv_heads: int = 1,
 ) -> Qwen3ForCausalLM:
     """Make a Qwen3 of some ten thousand parameters."""
     torch.manual_seed(seed)
@@ -26,7 +32,7 @@ def tiny_causal_lm(
         intermediate_size=64,
         num_hidden_layers=layers,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=kv_heads,
         head_dim=16,
         max_position_embeddings=64,
         tie_word_embeddings=tied,
@@ -39,11 +45,16 @@ def tiny_causal_lm(
 
 
 def tiny_policy(
-    mesh: DeviceMesh | None = None, *, seed: int = 0, temperature: float = 1.0
+    mesh: DeviceMesh | None = None,
+    *,
+    seed: int = 0,
+    temperature: float = 1.0,
+    kv_heads: int = 1,
+    tensor: TensorGroup = UNDIVIDED,
 ) -> Policy:
-    """Make a policy; sharded if there is a mesh."""
-    policy = Policy(tiny_causal_lm(seed=seed), temperature=temperature)
-    return policy if mesh is None else shard(policy, mesh, dtype=torch.float32)
+    """Make a policy; sharded if there is a mesh, its matrices divided if there are ranks for it."""
+    policy = Policy(tiny_causal_lm(seed=seed, kv_heads=kv_heads), temperature=temperature)
+    return policy if mesh is None else shard(policy, mesh, dtype=torch.float32, tensor=tensor)
 
 
 def constant_rate(rate: float) -> Schedule:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from msgspec import convert
 
+from broker.protocol.manifest import Probe
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
 from console.chaos.proc_stat import descendants, plays
@@ -89,13 +90,19 @@ class Plane:
     """The learner's side, and the actors it has been given."""
 
     def __init__(
-        self, folder: Path, *, ballast: int = 0, trusted_network: bool = False, **settings
+        self,
+        folder: Path,
+        *,
+        ballast: int = 0,
+        model: ToyModel | None = None,
+        trusted_network: bool = False,
+        **settings,
     ) -> None:
         self.folder = folder
         self.keys = keys_with_actor(folder / "keys")
         self.publications: list = []
         self.actors: list[ActorProcess] = []
-        self.model = ToyModel(ballast)
+        self.model = model or ToyModel(ballast)
         self.step = 0
         self.slowest_publish_s = 0.0
         self._run = RunSettings(
@@ -108,10 +115,12 @@ class Plane:
             self._run,
             LearnerSettings(**{**defaults, **settings}),
             keys=self.keys,
-            probe_ids=PROBE_IDS,
             put_pointer=self.publications.append,
-            probe=probe_logprobs,
+            probe=self._probe,
         )
+
+    def _probe(self) -> Probe:
+        return Probe(PROBE_IDS, tuple(probe_logprobs(self.model, PROBE_IDS)))
 
     @property
     def publisher_pid(self) -> int:

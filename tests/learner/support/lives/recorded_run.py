@@ -48,6 +48,7 @@ COUNTED_BY_A_LIFE = {"filtered_groups", "dropped_groups", "dropped_by_length"}
 KINDS: dict[str, dict[str, object]] = {
     "values": {"advantage": "gae", "kl_target": 0.01},
     "filtering": {"filter_zero_variance": True, "max_gen_batches": 100},
+    "adapters": {"advantage": "gae"},
 }
 SPARE_GROUPS = 10
 
@@ -62,7 +63,7 @@ def recorded_settings(folder: Path, name: str, *, ranks: int, steps: int, kind: 
             "model": str(folder / "model"),
             "steps": steps,
             "groups_per_batch": 4,
-            "max_policy_lag": steps + SPARE_GROUPS,
+            "max_policy_lag": steps * 4 // 3 + SPARE_GROUPS,  # all are begun at once
         },
         learner={
             "ranks": ranks,
@@ -72,6 +73,7 @@ def recorded_settings(folder: Path, name: str, *, ranks: int, steps: int, kind: 
             "lr_decay": "cosine",
             "weight_decay": 0.01,
             "microbatch_tokens": 32,
+            "lora_rank": 2 if kind == "adapters" else 0,
             "max_claim_attempts": 1000,  # a batch may be killed more often than is usual
         },
         algorithm={

@@ -14,11 +14,9 @@ from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from configs.settings import AlgorithmSettings, LearnerSettings, ParallelSettings
@@ -27,10 +25,8 @@ from learner.algorithm.microbatch import Microbatch, Prepared, empty_microbatch
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.data.batch import pack, plan_batch
-from learner.model import sequence_parallel
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, arrange, join
-from learner.model.sequence_parallel import Cut
 from learner.reporting.metrics import Totals
 from learner.training.divergence_meter import DivergenceMeter
 from learner.training.optimizer import ScheduledOptimizer
@@ -38,6 +34,7 @@ from learner.training.step import accumulate
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.padded import StayWide
 from tests.learner.support.random_models import make_random_model
+from tests.learner.support.ranks.wrong_exchanges import WRONG
 from tests.learner.support.tiny_policy import constant_rate
 
 SETTINGS = AlgorithmSettings(entropy_bonus=0.01)
@@ -55,86 +52,60 @@ class Case(NamedTuple):
     activations: Any = "none"
     is_wide: bool = True
     """In float64 throughout."""
+    surrogate: str = "clip"
+    """`gmpo` is a loss over sequences, whose gradient comes back through the scores."""
 
 
 FOUR_AND_TWO = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1}
 FOUR_AND_ONE = FOUR_AND_TWO | {"num_key_value_heads": 1}
 GRANITE = FOUR_AND_TWO | {"attention_multiplier": 0.1}
 BOTH = {"replicate": 2, "sequence": 2}
+PARTS = {"tensor": 2}
+UNEVEN = FOUR_AND_TWO | {"vocab_size": 49, "hidden_size": 66, "intermediate_size": 62}
+UNTIED = UNEVEN | {
+    "hidden_size": 68,
+    "tie_word_embeddings": False,
+    "attention_bias": True,
+}
 CASES: dict[int, dict[str, Case]] = {
     2: {
         "copies": Case("llama", {"replicate": 2}, FOUR_AND_TWO),
         "sequence": Case("qwen3", {"sequence": 2}, FOUR_AND_TWO),
+        "sequence, scores in two passes": Case(
+            "qwen3", {"sequence": 2}, FOUR_AND_TWO, surrogate="gmpo"
+        ),
         "sequence of copies": Case("llama", BOTH, FOUR_AND_TWO),
         "one head of keys and values": Case("gemma3_text", {"sequence": 2}, FOUR_AND_ONE),
         "caps": Case("gemma2", {"sequence": 2}, FOUR_AND_TWO),
         "a scale of its own": Case("granite", {"sequence": 2}, GRANITE),
         "computed again": Case("qwen3", {"sequence": 2}, FOUR_AND_TWO, "full", False),
         "computed again in part": Case("qwen3", BOTH, FOUR_AND_TWO, "selective", False),
+        "tensor": Case("qwen3", PARTS, UNEVEN),
+        "tensor, scores in two passes": Case("gemma2", PARTS, FOUR_AND_TWO, surrogate="gmpo"),
+        "tensor, untied, with biases": Case("llama", PARTS, UNTIED),
+        "tensor, windows and heads' norms": Case("gemma3_text", PARTS, FOUR_AND_TWO),
+        "tensor, a scale of its own": Case("granite", PARTS, GRANITE),
+        "tensor, computed again": Case("qwen3", PARTS, FOUR_AND_TWO, "full", False),
+        "tensor, computed again in part": Case("llama", PARTS, UNTIED, "selective", False),
     },
     4: {
         "hsdp": Case("qwen3", {"replicate": 2}, FOUR_AND_TWO),
         "shard x sequence": Case("qwen3", {"sequence": 2}, FOUR_AND_TWO),
         "hsdp x sequence": Case("qwen3", BOTH, FOUR_AND_TWO),
+        "tensor x shard": Case("qwen3", PARTS, UNEVEN),
+        "tensor x shard, untied": Case("llama", PARTS, UNTIED),
+        "tensor x copies": Case("gemma3_text", PARTS | {"replicate": 2}, FOUR_AND_TWO),
+        "tensor x sequence": Case("qwen3", PARTS | {"sequence": 2}, FOUR_AND_TWO),
         "keys and values on two ranks each": Case("qwen3", {"sequence": 4}, FOUR_AND_TWO),
     },
-}
-
-
-def _heads_permuted() -> AbstractContextManager[Any]:
-    right = Cut.by_tokens
-    return patch.object(Cut, "by_tokens", lambda self, x: right(self, x).flip(2))
-
-
-def _heads_of_keys_and_values_repeated_in_turn() -> AbstractContextManager[Any]:
-    def in_turn(x: Tensor, times: int, dim: int) -> Tensor:
-        assert dim == 0
-        return torch.cat([x] * times)
-
-    return patch.object(Tensor, "repeat_interleave", in_turn)
-
-
-def _gradient_averaged() -> AbstractContextManager[Any]:
-    right = FSDPModule.set_gradient_divide_factor
-    return patch.object(FSDPModule, "set_gradient_divide_factor", lambda self, _: right(self, 2.0))
-
-
-def _every_rank_follows_all_scores() -> AbstractContextManager[Any]:
-    """The gradient of a token comes back from each rank that computed the loss."""
-
-    class Wrong(sequence_parallel._Gather):
-        @staticmethod
-        def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-            (gradient_N,) = grad_outputs
-            return gradient_N.split(list(ctx.counts))[ctx.rank] * len(ctx.counts), None, None
-
-    return patch.object(sequence_parallel, "_Gather", Wrong)
-
-
-def _tokens_of_a_neighbour_scored() -> AbstractContextManager[Any]:
-    right = Cut.own_scores
-    return patch.object(Cut, "own_scores", lambda self, x: right(self, x).roll(1))
-
-
-WRONG: dict[str, tuple[int, str, Callable[[], AbstractContextManager[Any]]]] = {
-    "heads permuted": (2, "sequence", _heads_permuted),
-    "gradient averaged over copies": (2, "copies", _gradient_averaged),
-    "gradient averaged over a sequence": (2, "sequence", _gradient_averaged),
-    "gradient counted on each rank": (2, "sequence", _every_rank_follows_all_scores),
-    "other tokens scored": (2, "sequence", _tokens_of_a_neighbour_scored),
-    "heads of keys and values repeated in turn": (
-        4,
-        "keys and values on two ranks each",
-        _heads_of_keys_and_values_repeated_in_turn,
-    ),
 }
 
 
 def arranged(ranks: Ranks, parallel: dict[str, int]) -> Ranks:
     """The same ranks in another layout."""
     layout = layout_of(ParallelSettings(**parallel), ranks.size)
-    mesh, sequence = arrange(layout, "cpu", rank=ranks.rank, timeout=TIMEOUT)
-    return replace(ranks, mesh=mesh, sequence=sequence)
+    mesh, sequence, tensor = arrange(layout, "cpu", rank=ranks.rank, timeout=TIMEOUT)
+    return replace(ranks, mesh=mesh, sequence=sequence, tensor=tensor)
 
 
 def _microbatches(ranks: int, rank: int) -> list[Microbatch]:
@@ -165,10 +136,13 @@ def new_policy(case: Case) -> Policy:
     return policy.eval()
 
 
-def _passes(policy: Policy, microbatches: Sequence[Microbatch]) -> Tensor:
+def _passes(policy: Policy, microbatches: Sequence[Microbatch], surrogate: str) -> Tensor:
     """Add up the gradients of a batch; this rank's share of its loss."""
-    meter = DivergenceMeter(SETTINGS, torch.device("cpu"))
-    losses = [accumulate(policy, Prepared(m), meter, SETTINGS) for m in microbatches]
+    settings = AlgorithmSettings.model_validate(
+        {"surrogate": surrogate, "entropy_bonus": SETTINGS.entropy_bonus}
+    )
+    meter = DivergenceMeter(settings, torch.device("cpu"))
+    losses = [accumulate(policy, Prepared(m), meter, settings) for m in microbatches]
     return torch.stack(losses).double().sum()
 
 
@@ -179,10 +153,10 @@ def whole(tensor: Tensor | None) -> Tensor:
 
 
 @cache
-def _alone(family: str, *shape: tuple[str, Any]) -> tuple[Tensor, list[Tensor]]:
+def _alone(family: str, surrogate: str, *shape: tuple[str, Any]) -> tuple[Tensor, list[Tensor]]:
     policy = new_policy(Case(family, {}, dict(shape)))
     with StayWide():
-        loss = _passes(policy, _microbatches(1, 0))
+        loss = _passes(policy, _microbatches(1, 0), surrogate)
     return loss, [whole(parameter.grad) for parameter in policy.parameters()]
 
 
@@ -190,10 +164,12 @@ def _in_layout(case: Case, ranks: Ranks) -> tuple[Tensor, list[Tensor]]:
     there = arranged(ranks, case.parallel)
     policy = new_policy(case)
     policy.sequence_group = there.sequence
-    policy = shard(policy, there.mesh, dtype=WIDE, activations=case.activations)
+    policy = shard(
+        policy, there.mesh, dtype=WIDE, activations=case.activations, tensor=there.tensor
+    )
     # What is computed again, autograd computes outside of any such mode.
     with StayWide() if case.is_wide else nullcontext():
-        own = _passes(policy, _microbatches(there.data_size, there.data_rank))
+        own = _passes(policy, _microbatches(there.data_size, there.data_rank), case.surrogate)
     return there.sum(own), [whole(parameter.grad) for parameter in policy.parameters()]
 
 
@@ -209,7 +185,7 @@ def error_of(
     if not case.is_wide:
         expected = _in_layout(case._replace(activations="none"), ranks)
     elif ranks.is_first:
-        expected = _alone(case.family, *case.shape.items())
+        expected = _alone(case.family, case.surrogate, *case.shape.items())
     else:
         return 0.0
     pairs = zip((found[0], *found[1]), (expected[0], *expected[1]), strict=True)
@@ -218,8 +194,8 @@ def error_of(
 
 def _trained(parallel: dict[str, int], ranks: Ranks) -> tuple[Policy, ScheduledOptimizer]:
     """A policy with moments, in a layout."""
-    policy = new_policy(Case("qwen3", {}, FOUR_AND_TWO))
-    policy = shard(policy, arranged(ranks, parallel).mesh, dtype=WIDE)
+    policy, there = new_policy(Case("qwen3", {}, FOUR_AND_TWO)), arranged(ranks, parallel)
+    policy = shard(policy, there.mesh, dtype=WIDE, tensor=there.tensor)
     optimizer = ScheduledOptimizer(policy, constant_rate(1e-2), LearnerSettings())
     for parameter in optimizer.parameters:
         parameter.grad = parameter.detach().square()
@@ -238,13 +214,17 @@ def tensors_of(policy: Policy, optimizer: ScheduledOptimizer) -> list[Tensor]:
 
 
 def move(folder: Path, ranks: Ranks) -> list[str]:
-    """Save under each of two layouts, and load under the other; what differs."""
+    """Save under each of three layouts, and load under the next; what differs."""
     wrong = []
-    layouts = {"shards": _trained({}, ranks), "copies": _trained({"replicate": 2}, ranks)}
+    layouts = {
+        "shards": _trained({}, ranks),
+        "copies": _trained({"replicate": 2}, ranks),
+        "parts": _trained(PARTS, ranks),
+    }
     expected = tensors_of(*layouts["shards"])
     if ranks.is_first:
         torch.save(expected, folder / f"expected-{ranks.size}.pt")
-    for name, other in (("shards", "copies"), ("copies", "shards")):
+    for name, other in (("shards", "copies"), ("copies", "parts"), ("parts", "shards")):
         checkpoints = Checkpoints(folder / f"{name}-{ranks.size}", keep=1, ranks=ranks)
         path = checkpoints.save(STATE, *layouts[name])
         with torch.no_grad():

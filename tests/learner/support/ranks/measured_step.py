@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from benchmarks.learner.arm import measure
 from configs.settings import AlgorithmSettings, LearnerSettings, RunSettings, Settings
 from learner.data.batch import pack, plan_batch
+from learner.model.lora.adapters import adapt, reset_adapters
 from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks, join
 from learner.training.optimizer import ScheduledOptimizer
@@ -36,10 +37,17 @@ MIDDLE: dict[str, Any] = {
 }
 
 
-def settings_of(*, ranks: int, microbatches: int, kind: str = "none") -> Settings:
+def settings_of(
+    *, ranks: int, microbatches: int, kind: str = "none", lora_rank: int = 0
+) -> Settings:
     """Settings of a step with so many microbatches on each rank."""
     tokens = EPISODES * (PROMPT + COMPLETION) // (ranks * microbatches)
-    learner = {"ranks": ranks, "microbatch_tokens": tokens, "activation_checkpointing": kind}
+    learner: dict[str, Any] = {
+        "ranks": ranks,
+        "microbatch_tokens": tokens,
+        "activation_checkpointing": kind,
+    }
+    learner["lora_rank"] = lora_rank
     run = RunSettings(
         model="init",
         environment="calculator",
@@ -59,9 +67,12 @@ def peak_bytes(ranks: Ranks, settings: Settings) -> int:
     ]
 
     def train_twice() -> None:
-        policy = Policy(Qwen3ForCausalLM(Qwen3Config(**MIDDLE)), temperature=1.0).eval()
+        causal_lm = Qwen3ForCausalLM(Qwen3Config(**MIDDLE))
+        adapt(causal_lm, learner)
+        policy = Policy(causal_lm, temperature=1.0).eval()
         kind = learner.activation_checkpointing or "none"
         shard(policy, ranks.mesh, dtype=torch.float32, activations=kind)
+        reset_adapters(policy)
         optimizer = ScheduledOptimizer(policy, constant_rate(1e-6), learner)
         plan = plan_batch(
             1,

@@ -25,6 +25,7 @@ from learner.model.ranks import Ranks, join
 from learner.reporting.metrics import Totals
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import TrainedBatch, train_batch
+from tests.learner.support.adapted_policy import adapted_policy, published_bytes
 from tests.learner.support.made_critic import HEAD, MODEL, make_pair, train_pair
 from tests.learner.support.made_episodes import random_group_episodes
 from tests.learner.support.random_models import differences_on_meshes
@@ -105,6 +106,14 @@ def save_with_8_bits(folder: Path, ranks: Ranks) -> list[torch.Tensor]:
     return whole_moments(optimizer)
 
 
+def train_adapters(ranks: Ranks) -> tuple[list[torch.Tensor], bytes]:
+    """Train adapters for two batches; the parameters, and the wire bytes with them, on rank 0."""
+    policy, optimizer = adapted_policy(ranks)
+    for step in (1, 2):
+        train(policy, optimizer, step, ranks)
+    return whole_parameters(policy), published_bytes(policy.causal_lm, is_first=ranks.is_first)
+
+
 def whole_moments(optimizer: ScheduledOptimizer) -> list[torch.Tensor]:
     """Gather all moments; every rank must call it."""
     kept = [optimizer.moments_of(parameter) for parameter in optimizer.parameters]
@@ -158,7 +167,9 @@ def main(folder: Path) -> None:
     with_muon = train_with_muon(ranks)
     with_8_bits = save_with_8_bits(folder, ranks)
     values, critic_parameters = train_critics(folder, ranks)
+    adapted = [train_adapters(ranks)]
     shared = arranged(ranks, {"sequence": 2})
+    adapted.append(train_adapters(shared))
     policy_, optimizer_ = new_policy(shared)
     sharing = [asdict(train(policy_, optimizer_, step, shared)) for step in (1, 2)]
     sharing_values, _ = train_critics(folder, shared, steps=(1,))
@@ -178,6 +189,7 @@ def main(folder: Path) -> None:
         torch.save(parameters, folder / "parameters.pt")
         torch.save(with_muon, folder / "muon.pt")
         torch.save(with_8_bits, folder / "8-bits.pt")
+        torch.save(adapted, folder / "adapted.pt")
         torch.save(critic_parameters, folder / "critics.pt")
     ranks.barrier()
     ranks.leave()

@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
     found = []
     for parallel, offload in CASES if ranks.size > 1 else CASES[:1]:
         layout = layout_of(ParallelSettings.model_validate(parallel), ranks.size)
-        mesh, group = arrange(layout, "cuda", rank=ranks.rank, timeout=timedelta(minutes=1))
-        here = replace(ranks, mesh=mesh, sequence=group)
+        mesh, group, tensor = arrange(layout, "cuda", rank=ranks.rank, timeout=timedelta(minutes=1))
+        here = replace(ranks, mesh=mesh, sequence=group, tensor=tensor)
         training = Training(here, SMALL, LOAD, settings_of(LOAD, {"offload": offload}))
         for number in (1, 2):
             training.step(number)

@@ -4,15 +4,19 @@ vLLM's reload of a model repacks each weight for the CPU's kernels, layer by lay
 model it takes as long as several steps. Here it works on the copy, in another thread, and the pause
 is for the exchange of references alone. The copy takes as much memory as the model. Used for
 unquantised weights only: there it is certain what loading changes.
+
+The first version goes through vLLM's loader, later ones by a plan (`plan.py`): the loader takes
+several times as long as the packing of the weights, which is left.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -22,15 +26,21 @@ from vllm.model_executor.model_loader.utils import (
 )
 from vllm.utils.torch_utils import set_default_torch_dtype
 
+from actors.engine.engine import StagedWeights
+from actors.engine.vllm_private import PACKED
+from actors.engine.vllm_weights import begin_loading, end_loading, missing_in
+from actors.engine.wire_tensors import named_tensors
+from broker.protocol.manifest import TensorSpec
 from configs.errors import WeightsError
 
-from .engine import StagedWeights
-from .vllm_private import PACKED
-from .vllm_weights import begin_loading, end_loading, missing_in
-from .wire_tensors import named_tensors
+from .plan import FillPlan, make_plan
 
 KNOWN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """Methods that compute with their parameters and `PACKED` alone."""
+
+LARGEST_PLANNED_BYTES = 2 * 2**30
+"""To find a plan takes the memory of two more models for a moment, and of a larger model the loader
+takes a smaller share of the time."""
 
 
 class ShadowModel:
@@ -42,11 +52,14 @@ class ShadowModel:
         self._device = torch.device("cpu")
         config = copy.copy(vllm_config)  # attention layers register themselves in it, by name
         config.compilation_config = copy.copy(vllm_config.compilation_config)
-        config.compilation_config.static_forward_context = {}
+        self._config = config
+        self._shared = set(model.modules())
+        self._shadow = self._new_model()
         with set_default_torch_dtype(self._model_config.dtype), self._device:
-            self._shadow = initialize_model(config)
-            _leave_out_shared(self._shadow, set(model.modules()))
             process_weights_after_loading(self._shadow, self._model_config, self._device)
+        self._plan: FillPlan | None = None
+        self._planned: tuple[TensorSpec, ...] = ()
+        """Tensors that a plan was made for, or could not be."""
         self._is_whole = False
 
     def fill(self, staged: StagedWeights) -> None:
@@ -56,15 +69,50 @@ class ShadowModel:
             WeightsError: the file is not a whole version of this model; the old weights go on.
         """
         manifest, self._is_whole = staged.manifest, False
-        tensors = list(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
+        tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
+        if self._planned != manifest.tensors:
+            self.load(tensors)  # which also refuses what is not a version of this model
+            self._plan = self.plan_for(manifest.tensors)
+            self._planned = manifest.tensors
+        elif self._plan is None:
+            self.load(tensors)
+        else:
+            self.copy(self._plan, tensors)
+        self._is_whole = True
+
+    def plan_for(self, specs: Sequence[TensorSpec]) -> FillPlan | None:
+        """Find the places of a version's tensors; None where only the loader has them."""
+        if sum(spec.num_bytes for spec in specs) > LARGEST_PLANNED_BYTES:
+            return None
+        return make_plan(self._new_model(), specs, _load)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill through vLLM's loader.
+
+        Raises:
+            WeightsError: a parameter got nothing.
+        """
         expected = begin_loading(self._shadow)
         try:
-            missing = missing_in(expected, self._shadow.load_weights(iter(tensors)))
+            missing = missing_in(expected, _load(self._shadow, tensors.items()))
         finally:
             end_loading(self._shadow, self._model_config, self._device)
         if missing:
             raise WeightsError(missing)
-        self._is_whole = True
+
+    @torch.no_grad()
+    def copy(self, plan: FillPlan, tensors: Mapping[str, Tensor]) -> None:
+        """Fill by a plan: copy what is used as it is, and pack what is packed again."""
+        for name, parameter in list(self._shadow.named_parameters()):
+            if parameter.numel():
+                plan.copy(name, tensors, parameter)
+        for prefix, module in self._shadow.named_modules():
+            layer: Any = module
+            if PACKED in vars(layer):
+                if not layer.weight.numel():  # packing has freed it, and does so again
+                    weight = plan.whole(f"{prefix}.weight", tensors)
+                    layer.weight = nn.Parameter(weight, requires_grad=False)
+                layer.quant_method.process_weights_after_loading(layer)
 
     def exchange(self) -> None:
         """Exchange the two; nothing is copied, so no size of model makes it longer."""
@@ -77,6 +125,20 @@ class ShadowModel:
                 setattr(layer, PACKED, getattr(other, PACKED))
                 setattr(other, PACKED, packed)
         self._is_whole = False
+
+    def _new_model(self) -> nn.Module:
+        config = self._config
+        config.compilation_config.static_forward_context = {}
+        with set_default_torch_dtype(self._model_config.dtype), self._device:
+            model: nn.Module = initialize_model(config)
+        _leave_out_shared(model, self._shared)
+        return model
+
+
+def _load(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+    loader: Any = model
+    loaded: set[str] = loader.load_weights(iter(tensors))
+    return loaded
 
 
 def _leave_out_shared(shadow: nn.Module, layers: set[nn.Module]) -> None:

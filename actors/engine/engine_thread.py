@@ -1,0 +1,202 @@
+"""Thread of an engine: owns the stepper, executes commands between steps, collects tokens.
+
+Commands come through one queue, in order; without work the thread sleeps on it, and looks now and
+then whether the model is alive. What ends it hands over all tokens that were made, and then the
+error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+
+import structlog
+
+from buffer.record.episode import PolicyVersion
+from configs.errors import EngineDied, EngineError
+from configs.worker import Worker
+
+from .engine import Delta, Request, Sampled, StagedWeights, Stepper
+from .stop_strings import TurnWatch
+from .token_versions import RequestTable
+from .waits.stall import StallWatch
+
+IDLE_LOOK_S = 1.0
+"""Pause between two looks at a model without requests: its process may die meanwhile."""
+
+HandOver = list[tuple[int, Delta]]
+
+
+class EngineThread:
+    """A stepper and its thread; all methods but `start` are commands, which the thread executes.
+
+    Args:
+        stepper: Used from this thread only.
+        max_model_len: Longest prompt and completion together, tokens.
+        version: Of the weights that the stepper starts with.
+        stall: Is told of every sign of life.
+    """
+
+    def __init__(
+        self, stepper: Stepper, *, max_model_len: int, version: PolicyVersion, stall: StallWatch
+    ) -> None:
+        self._stepper = stepper
+        self._max_model_len = max_model_len
+        self._stall = stall
+        self._table = RequestTable()
+        self._probes: dict[int, Future[tuple[float, ...]]] = {}
+        self._closing = False
+        self.version = version
+        """Of the weights that the next token will be sampled from."""
+        self.commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def start(
+        self,
+        started: Future[None],
+        *,
+        on_tokens: Callable[[HandOver], None],
+        on_death: Callable[[EngineError], None],
+    ) -> Worker:
+        """Load the model in a new thread, and serve; both callbacks are called on this loop."""
+        loop = asyncio.get_running_loop()
+        run = partial(self._run, loop, started, on_tokens, on_death)
+        return Worker(run, name="engine").start()
+
+    def admit(self, key: int, request: Request) -> None:
+        """Begin a request, or refuse it."""
+        stops = request.stop_strings
+        watch = None if stops is None else TurnWatch(stops, request.turn)
+        self._table.begin(key, request.request_id, watch)
+        room = self._max_model_len - len(request.token_ids)
+        try:
+            request.check(vocabulary=self._stepper.vocabulary, room=room)
+            self._stepper.admit(key, request, min(request.max_tokens, room))
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            # What a request can be at fault for; of a model that is broken, the thread dies.
+            structlog.get_logger().warning("request refused", request=request.request_id)
+            self._stepper.cancel([key])
+            self._table.refuse(key, str(error))
+
+    def cancel(self, keys: list[int]) -> None:
+        """Drop requests."""
+        running = [key for key in keys if key in self._table]
+        for key in running:
+            self._table.forget(key)
+        self._stepper.cancel(running)
+
+    def halt(self, last: Future[HandOver]) -> None:
+        """Drop all requests; answer with their last tokens."""
+        self._record(self._stepper.pause())
+        self._stepper.resume()
+        self._stepper.cancel(self._table.keys())
+        last.set_result(self._table.close())
+
+    def apply(self, staged: StagedWeights, pause: Future[float]) -> None:
+        """Swap to prepared weights; answer with the pause."""
+        begun = time.monotonic()
+        self._record(self._stepper.pause())
+        self._stepper.load(staged)  # an error leaves a mixture of weights: the thread dies of it
+        self.version = staged.manifest.version
+        self._stepper.resume()
+        self._stall.moved()
+        pause.set_result(time.monotonic() - begun)
+
+    def probe(
+        self, key: int, token_ids: tuple[int, ...], answer: Future[tuple[float, ...]]
+    ) -> None:
+        """Begin to score a sequence; a later step answers."""
+        self._probes[key] = answer
+        self._stepper.begin_probe(key, token_ids)
+
+    def close(self) -> None:
+        """End after this command."""
+        self._closing = True
+
+    def _run(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        started: Future[None],
+        on_tokens: Callable[[HandOver], None],
+        on_death: Callable[[EngineError], None],
+    ) -> None:
+        death: EngineError
+        try:
+            self._stepper.start()
+            started.set_result(None)
+            self._serve(lambda due: loop.call_soon_threadsafe(on_tokens, due))
+        except BaseException as error:  # noqa: BLE001 - raised where the loop waits
+            structlog.get_logger().exception("engine died")
+            death = self._death(error, is_start=not started.done())
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(on_tokens, self._rest())
+        else:
+            death = EngineError("the engine must be open, got a call after close; start another")
+        if not loop.is_closed():
+            # Not behind `close`: work is given back first, and a dead process takes its time.
+            loop.call_soon_threadsafe(on_death, death)
+        try:
+            self._stepper.close()
+        except Exception:  # noqa: BLE001 - of an engine that may be dead
+            structlog.get_logger().exception("engine did not close")
+
+    def _death(self, error: BaseException, *, is_start: bool) -> EngineError:
+        try:
+            self._stepper.check()
+        except EngineDied as known:  # as of a process: what the step raised says less
+            return known
+        kind = EngineError if is_start else EngineDied
+        death = kind(f"the engine died: {error!r}; restart the actor")
+        death.__cause__ = error
+        return death
+
+    def _rest(self) -> HandOver:
+        """Collect every token that was made and not handed over."""
+        try:
+            self._record(self._stepper.rest())
+        except Exception:  # noqa: BLE001 - of a dead engine; what came before is whole
+            structlog.get_logger().exception("tokens of the dead engine are lost")
+        return self._table.close()
+
+    def _serve(self, hand_over: Callable[[HandOver], object]) -> None:
+        while not self._closing:
+            self._execute_commands()
+            if self._stepper.has_work and not self._closing:
+                self._record(self._stepper.step())
+            due = self._table.take(time.monotonic())
+            if due:
+                hand_over(due)
+
+    def _record(self, made: Iterable[Sampled]) -> None:
+        ended: list[int] = []
+        for sampled in made:
+            self._stall.moved()
+            if sampled.key in self._probes:
+                self._probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
+            elif self._table.record(*sampled, self.version):
+                ended.append(sampled.key)
+        if ended:
+            self._stepper.cancel(ended)
+
+    def _execute_commands(self) -> None:
+        if not self._stepper.has_work and not self._next_command():
+            return
+        while not self._closing:
+            try:
+                command = self.commands.get_nowait()
+            except queue.Empty:
+                return
+            command()
+
+    def _next_command(self) -> bool:
+        """Execute the next command; without one for a while, look whether the model is alive."""
+        try:
+            command = self.commands.get(timeout=IDLE_LOOK_S)
+        except queue.Empty:
+            self._stepper.check()
+            return False
+        command()
+        return True

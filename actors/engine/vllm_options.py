@@ -1,0 +1,109 @@
+"""Options of vLLM: from settings to its environment variables and the arguments of its engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .device import engine_device
+
+STREAM_INTERVAL = 8
+"""Tokens of a request that vLLM returns together, the first and the last ones apart: to hand one
+over costs Python as much time as several of them cost a small model."""
+
+
+CPU_KV_CACHE_GIB = 1
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """Options of vLLM; see `actors` in the settings."""
+
+    model: str
+    """Hugging Face model directory or hub name."""
+    max_model_len: int
+    dtype: str = "float32"
+    head_dtype: str | None = None
+    """Of the logits; None = `dtype`."""
+    max_concurrent: int = 256
+    in_process: bool = True
+    threads: int = 1
+    """OpenMP threads on a CPU."""
+    kv_cache_gib: int | None = None
+    """KV cache, GiB; None = `CPU_KV_CACHE_GIB` on a CPU, on a GPU what vLLM finds free."""
+    gpu_memory_utilization: float = 0.85
+    tensor_parallel_size: int = 1
+    seed: int = 0
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments, checked by `engine_args.check_engine_args`."""
+
+
+def prepare_environment(options: VllmOptions) -> None:
+    """Set what vLLM reads from the environment, before it is imported."""
+    # vLLM reads these at import and at start. What a person has set stays.
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        # A process that was forked after its parent has met CUDA cannot use it.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # Pinned workers of several actors would share one core and leave the other idle.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(options.threads),
+        # Its processes are all on this machine. Our weight groups name their own interface.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
+    if options.in_process:
+        # Those of this thread: for it the environment comes too late.
+        torch.set_num_threads(options.threads)
+
+
+def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
+    """Make the arguments of vLLM's engine."""
+    from vllm.config import WeightTransferConfig  # noqa: PLC0415 - vLLM
+
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "seed": options.seed,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_concurrent,
+        "stream_interval": STREAM_INTERVAL,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # no sampling defaults out of the model's folder
+        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "weight_transfer_config": WeightTransferConfig(backend=backend),
+    }
+    if options.head_dtype is not None:
+        arguments["hf_overrides"] = {"head_dtype": options.head_dtype}
+    if engine_device() == "cuda":
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+        if options.kv_cache_gib is not None:  # then it measures no free memory, which may change
+            arguments["kv_cache_memory_bytes"] = options.kv_cache_gib * 2**30
+    else:
+        arguments |= {
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni" if options.in_process else "mp",
+            "kv_cache_memory_bytes": (options.kv_cache_gib or CPU_KV_CACHE_GIB) * 2**30,
+        }
+    return arguments | dict(options.engine_args)
+
+
+def refused_arguments(given: Mapping[str, Any], error: Exception) -> str:
+    """Write the error of arguments that vLLM refuses."""
+    reason = " ".join(str(error).split())[:500]
+    return (
+        f"actors.engine_args must be what vLLM's engine takes, got {dict(given)}; remove what it "
+        f"refuses: {reason}"
+    )

@@ -1,0 +1,1 @@
+"""Waits for an engine: answers with a deadline, the end of its process, its silence."""

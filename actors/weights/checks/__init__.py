@@ -1,0 +1,1 @@
+"""Checks of the weights that an engine serves."""

@@ -1,0 +1,107 @@
+"""Low-rank changes of matrices, added so that every machine gets the same bits.
+
+    merged = weight + scale * (B @ A)
+
+A matrix product sums in an order that depends on library, processor and threads. Here the product
+is added up column by column, by multiplications and additions of single elements, whose results
+IEEE 754 fixes. So what the learner publishes, on a GPU or a CPU, and what an actor computes from
+the adapter have the same digest.
+
+Shapes: N rows, M columns of the matrix, R rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker.protocol.manifest import AdapterSpec, TensorSpec, WeightManifest
+from configs.errors import WeightsError
+
+BLOCK = 2**16
+"""Elements at a time: what is added up stays in a core's caches."""
+Matrix = NDArray[np.float32]
+
+
+def add_low_rank(weight_NM: Any, b_NR: Any, a_RM: Any, *, scale: float, block: int = BLOCK) -> None:
+    """Add `scale * (b_NR @ a_RM)` to a matrix in place; those of numpy and of torch alike.
+
+    Args:
+        weight_NM: The matrix; the others are of its kind and dtype.
+        b_NR: The left factor.
+        a_RM: The right factor.
+        scale: Of their product.
+        block: Elements at a time; does not change the result.
+    """
+    rows, rank = weight_NM.shape[0], a_RM.shape[0]
+    assert b_NR.shape == (rows, rank) and a_RM.shape[1] == weight_NM.shape[1]
+    step = max(1, block // max(1, weight_NM.shape[1]))
+    for start in range(0, rows, step):
+        part_NR = b_NR[start : start + step]
+        product_NM = part_NR[:, :1] * a_RM[:1]
+        for k in range(1, rank):
+            product_NM += part_NR[:, k : k + 1] * a_RM[k : k + 1]
+        product_NM *= scale
+        weight_NM[start : start + step] += product_NM
+
+
+def apply_adapter(adapter: bytes | bytearray, memory: Any, manifest: WeightManifest) -> None:
+    """Turn the bytes of the base in `memory` into those of a version, in place.
+
+    Args:
+        adapter: Its bytes.
+        memory: A buffer with the layout of the manifest.
+        manifest: Of the version; has an adapter.
+
+    Raises:
+        WeightsError: The adapter does not have the manifest's layout; `memory` is unchanged.
+    """
+    spec = manifest.adapter
+    assert spec is not None
+    parts = list(_parts(adapter, manifest.tensors, spec))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # numpy needs no interpreter lock
+        for _ in pool.map(lambda part: _merge(memory, *part, scale=spec.scale), parts):
+            pass
+
+
+def _parts(
+    adapter: bytes | bytearray, tensors: tuple[TensorSpec, ...], spec: AdapterSpec
+) -> Iterator[tuple[TensorSpec, Matrix, Matrix]]:
+    """Cut an adapter into the matrices that it changes, with B and A."""
+    numbers = np.frombuffer(adapter, dtype="<f4")
+    at = 0
+    for place in spec.tensors:
+        shape = tensors[place].shape if 0 <= place < len(tensors) else ()
+        if len(shape) != 2 or spec.rank < 1:
+            raise WeightsError(
+                f"an adapter must be of rank >= 1 for matrices of the version, got rank "
+                f"{spec.rank} for number {place} of {len(tensors)} with shape {shape}"
+            )
+        rows, columns = shape
+        between, end = at + spec.rank * columns, at + spec.rank * (columns + rows)
+        a_RM, b_NR = numbers[at:between], numbers[between:end]
+        at = end
+        if end <= len(numbers):
+            yield tensors[place], b_NR.reshape(rows, -1), a_RM.reshape(-1, columns)
+    if at != len(numbers):
+        raise WeightsError(f"an adapter must have {at} numbers here, got {len(numbers)}")
+
+
+def _merge(memory: Any, spec: TensorSpec, b_NR: Matrix, a_RM: Matrix, *, scale: float) -> None:
+    """Change one matrix in wire bytes."""
+    dtype = {"float32": "<f4", "bfloat16": "<u2"}[spec.dtype]
+    count = spec.shape[0] * spec.shape[1]
+    wire = np.frombuffer(memory, dtype=dtype, count=count, offset=spec.offset).reshape(spec.shape)
+    if spec.dtype == "float32":
+        add_low_rank(wire, b_NR, a_RM, scale=scale)
+        return
+    weight_NM = (wire.astype("<u4") << 16).view("<f4")
+    add_low_rank(weight_NM, b_NR, a_RM, scale=scale)
+    bits_NM = weight_NM.view("<u4")
+    bits_NM += 0x7FFF + ((bits_NM >> 16) & 1)  # rounds to nearest, ties to even, as torch does
+    wire[:] = bits_NM >> 16

@@ -1,0 +1,1 @@
+"""Several actors of one machine, started by `nyala actor --count N --gpus all`."""

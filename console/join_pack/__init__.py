@@ -1,0 +1,1 @@
+"""All that an actor on another machine needs, in one file."""

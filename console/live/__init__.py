@@ -1,0 +1,1 @@
+"""A run as it happens: its logs, and its end on request."""

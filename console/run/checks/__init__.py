@@ -1,0 +1,1 @@
+"""Checks of `preflight.py` that need a file of their own."""

@@ -1,0 +1,1 @@
+"""Sampled texts for a person to read: what a run keeps, and answers of its newest model."""

@@ -1,0 +1,112 @@
+"""Answers of a model to one prompt: chat template and stop rules of the run, small torch engine."""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from actors.engine.device import engine_device
+from actors.engine.engine import Delta, Engine, Request
+from actors.engine.stop_strings import StopStrings
+from actors.engine.tokenizer import ModelTokenizer
+from actors.engine.torch_engine import TorchOptions, torch_engine
+from configs.errors import EngineError
+from configs.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One completion of the prompt."""
+
+    text: str
+    """Without what ended it."""
+    finish: str
+    """`stop` or `length`."""
+    tokens: int
+
+    def as_json(self) -> dict[str, object]:
+        """Return its fields."""
+        return asdict(self)
+
+
+async def answer(
+    settings: Settings,
+    model_path: str,
+    prompt: str,
+    *,
+    n: int,
+    temperature: float,
+    max_tokens: int | None = None,
+    on_tokens: Callable[[int], None] = lambda _: None,
+) -> list[Answer]:
+    """Ask a model.
+
+    Args:
+        settings: Of the run.
+        model_path: Folder of the model.
+        prompt: What the user says; with a chat template behind `run.system_prompt`.
+        n: Answers.
+        temperature: 0 = greedy.
+        max_tokens: Longest answer; None = `run.max_completion_tokens`.
+        on_tokens: Called with the number of tokens so far.
+
+    Raises:
+        SettingsError: The model has no tokenizer, or its template does not take the prompt.
+        EngineError: The model cannot be loaded, or is not for a prompt of this length.
+    """
+    run = settings.run
+    tokenizer = ModelTokenizer(
+        model_path, system_prompt=run.system_prompt, template_kwargs=run.chat_template_kwargs
+    )
+    token_ids = tokenizer.encode_prompt(prompt)
+    stops = StopStrings(run.stop, tokenizer.decode) if run.stop else None
+    longest = max_tokens or run.max_completion_tokens
+    device = engine_device()
+    options = TorchOptions(
+        model=model_path,
+        max_model_len=len(token_ids) + longest,
+        dtype=run.dtype if device == "cuda" else "float32",  # exact, and as fast on a CPU
+        head_dtype=run.head_dtype,
+        max_concurrent=n,
+        threads=settings.actors.threads,
+        device=device,
+        seed=secrets.randbits(31),
+    )
+    requests = [
+        Request(str(i), token_ids, longest, temperature, tokenizer.stop_token_ids, stops)
+        for i in range(n)
+    ]
+    engine = torch_engine(options)
+    await engine.start()
+    try:
+        deltas = await _sample(engine, requests, on_tokens)
+    finally:
+        await engine.close()
+    return [_read(deltas[each.request_id], tokenizer, stops) for each in requests]
+
+
+async def _sample(
+    engine: Engine, requests: list[Request], on_tokens: Callable[[int], None]
+) -> dict[str, list[Delta]]:
+    engine.submit(requests)
+    deltas: dict[str, list[Delta]] = defaultdict(list)
+    num_open, num_tokens = len(requests), 0
+    while num_open:
+        for delta in await engine.deltas():
+            if delta.refusal is not None:
+                raise EngineError(f"the model must take the prompt, got: {delta.refusal}")
+            deltas[delta.request_id].append(delta)
+            num_tokens += len(delta.token_ids)
+            num_open -= delta.finish_reason is not None
+        on_tokens(num_tokens)
+    return deltas
+
+
+def _read(deltas: list[Delta], tokenizer: ModelTokenizer, stops: StopStrings | None) -> Answer:
+    token_ids = [token for delta in deltas for token in delta.token_ids]
+    ended = token_ids[-1:] and token_ids[-1] in tokenizer.stop_token_ids
+    text = tokenizer.decode(token_ids[:-1] if ended else token_ids)
+    cut = text if stops is None else stops.cut(text)
+    return Answer(cut, deltas[-1].finish_reason or "", len(token_ids))

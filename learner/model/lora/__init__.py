@@ -1,0 +1,1 @@
+"""Low-rank adapters: small trained matrices beside frozen ones."""

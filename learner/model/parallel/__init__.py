@@ -1,0 +1,1 @@
+"""Layers whose matrices are divided over ranks."""

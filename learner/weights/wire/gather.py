@@ -1,0 +1,124 @@
+"""The bytes of a model in its wire form: tensors whole, in one fixed order, in the publish dtype.
+
+A matrix that is trained by an adapter is published merged: engines load plain weights.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+
+from broker.protocol.manifest import AdapterSpec, TensorSpec
+
+from .layout import ADAPTER, DTYPES, published
+
+
+@runtime_checkable
+class Merging(Protocol):
+    """A module whose parameter `weight` is published with an adapter added to it."""
+
+    scale: float
+    """Factor of the product of its `lora_b` and `lora_a`."""
+
+    def merged(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight with the adapter; sharded if the weight is."""
+        ...
+
+
+def gather(
+    model: nn.Module,
+    specs: Sequence[TensorSpec],
+    memory: mmap.mmap | None,
+    *,
+    is_merged: bool = True,
+) -> None:
+    """Write the tensors into `memory`. Collective; only rank 0 has memory.
+
+    Args:
+        model: The published one.
+        specs: As `layout` made them.
+        memory: For the wire bytes.
+        is_merged: Add adapters; without them these are the bytes of the base.
+    """
+    whole = whole_tensors(model, specs[0].dtype, is_merged=is_merged)
+    for spec, tensor in zip(specs, whole, strict=True):
+        if memory is not None:
+            flat = torch.frombuffer(
+                memory, dtype=tensor.dtype, count=tensor.numel(), offset=spec.offset
+            )
+            flat.copy_(tensor.reshape(-1))
+
+
+@torch.no_grad()
+def whole_tensors(model: nn.Module, dtype: str, *, is_merged: bool = True) -> Iterator[Tensor]:
+    """Yield the tensors in wire order; collective, and to be taken to the end.
+
+    One at a time is whole, in the publish dtype, so the peak is that of the largest tensor.
+    """
+    merging = _merging(model)
+    for _, parameter in published(model):
+        if is_merged and id(parameter) in merging:
+            whole = cast("Merging", merging[id(parameter)]).merged(DTYPES[dtype])
+            yield whole_of(whole, DTYPES[dtype])
+        else:
+            yield whole_of(parameter.detach(), DTYPES[dtype])
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Return whether any matrix of a model is published merged."""
+    return bool(_merging(model))
+
+
+@torch.no_grad()
+def gather_adapter(model: nn.Module, base: str) -> tuple[AdapterSpec, bytes]:
+    """Gather the adapters of a model; collective.
+
+    Args:
+        model: The published one.
+        base: Digest of its wire bytes without them.
+    """
+    merging = _merging(model)
+    places, parts, rank, scale = [], [], 0, 0.0
+    for place, (_, parameter) in enumerate(published(model)):
+        if (module := merging.get(id(parameter))) is None:
+            continue
+        places.append(place)
+        rank, scale = module.get_parameter("lora_a").shape[0], cast("Merging", module).scale
+        for name in ADAPTER:
+            whole = whole_of(module.get_parameter(name).detach(), torch.float32)
+            parts.append(whole.cpu().contiguous().numpy().tobytes())
+    adapter = b"".join(parts)
+    return AdapterSpec(base, rank, scale, len(adapter), tuple(places)), adapter
+
+
+def _merging(model: nn.Module) -> dict[int, nn.Module]:
+    """Map the identity of each weight that is merged to its module."""
+    return {
+        id(module.get_parameter("weight")): module
+        for module in model.modules()
+        if isinstance(module, Merging)
+    }
+
+
+def whole_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Gather a tensor in a dtype; collective."""
+    if isinstance(tensor, DTensor) and tensor.device_mesh.size() == 1:
+        tensor = tensor.to_local()  # all of it; torch takes five times as long to find that out
+    if isinstance(tensor, DTensor):
+        # An offloaded one is cast and gathered by the cards, too.
+        on_card = tensor.to(device=tensor.device_mesh.device_type, dtype=dtype)
+        return _whole_of_parts(cast("DTensor", on_card))
+    return tensor.to(dtype)
+
+
+def _whole_of_parts(tensor: DTensor) -> Tensor:
+    """Put together what is sharded, then, if matrices are divided, the parts of these."""
+    *sharded, last = tensor.placements
+    if sharded:
+        tensor = tensor.redistribute(placements=[*(Replicate() for _ in sharded), last])
+    return tensor.full_tensor()

@@ -1,0 +1,81 @@
+"""The probe: tokens that the policy itself samples, its log-probs of them, and their rounding.
+
+Two right implementations in bfloat16 differ most where a token is unlikely, and random tokens are
+very unlikely under a trained model. So each token of the probe is drawn from the policy, by a fixed
+number between 0 and 1: the n-th token follows from those before it. One pass scores the tokens and
+draws each again; after at most as many passes as there are tokens, all are a sample of the policy.
+That many are made for the first version; later ones are scored once, and the tokens follow the
+policy while it changes.
+
+How far right implementations are apart depends on the policy: on the size of its logits, on how its
+layers pass errors on. The learner measures it: it scores the tokens once more with the input of the
+first layer rounded at random (`docs/weights.md` has what that foretells).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from broker.protocol.manifest import Probe
+
+NUM_TOKENS = 32
+"""Enough for a mean over tokens, short enough for any context."""
+
+ROUNDED_EVERY = 8
+"""Versions: the policy's rounding changes slowly."""
+
+Score = Callable[[tuple[int, ...], tuple[float, ...]], tuple[Sequence[float], Sequence[int]]]
+"""Given tokens, and a number for each but the first: their log-probs, nats, and tokens drawn in
+their place. Collective where the policy is sharded."""
+
+Rounded = Callable[[tuple[int, ...]], Sequence[float]]
+"""Log-probs with the input of the first layer rounded at random."""
+
+
+class PolicyProbe:
+    """Makes the probe of each version.
+
+    Args:
+        score: Of the policy.
+        rounded: Of the policy.
+        num_tokens: At least 2.
+        vocabulary: Of the policy.
+        rounded_every: Versions from one measurement of the rounding to the next.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        rounded: Rounded,
+        *,
+        num_tokens: int,
+        vocabulary: int,
+        rounded_every: int = ROUNDED_EVERY,
+    ) -> None:
+        draw = random.Random(0)
+        self._score = score
+        self._rounded = rounded
+        self._numbers = tuple(draw.random() for _ in range(num_tokens - 1))
+        self._token_ids = tuple((11 + 7919 * t) % vocabulary for t in range(num_tokens))
+        self._num_made = 0
+        self._rounded_every = rounded_every
+        self._rounding = 0.0, 0.0
+
+    def __call__(self) -> Probe:
+        """Score the tokens under the present weights."""
+        for _ in () if self._num_made else self._numbers:
+            # As many on every rank: each pass gathers the parameters.
+            self._token_ids, _ = self._next()
+        token_ids = self._token_ids
+        self._token_ids, logprobs = self._next()
+        if self._num_made % self._rounded_every == 0:
+            others = zip(self._rounded(token_ids), logprobs, strict=True)
+            moved = [abs(a - b) for a, b in others]
+            self._rounding = sum(moved) / len(moved), max(moved)
+        self._num_made += 1
+        return Probe(token_ids, tuple(logprobs), *self._rounding)
+
+    def _next(self) -> tuple[tuple[int, ...], Sequence[float]]:
+        logprobs, drawn = self._score(self._token_ids, self._numbers)
+        return (self._token_ids[0], *drawn), logprobs

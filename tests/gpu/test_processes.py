@@ -1,0 +1,61 @@
+"""Processes that are started after CUDA was asked about: new programs can use it, forks cannot.
+
+`tests/packaging/test_new_programs.py` shows on a CPU that all of ours are new programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+
+import pytest
+import torch
+import uvloop
+
+pytestmark = pytest.mark.gpu
+
+USE = "import torch; print(int(torch.ones(3, device='cuda').sum()))"
+FORK = """
+import multiprocessing, torch
+assert torch.cuda.is_available()
+def use():
+    torch.ones(3, device="cuda")
+child = multiprocessing.get_context("fork").Process(target=use)
+child.start()
+child.join()
+print(child.exitcode)
+"""
+
+
+def test_a_new_program_uses_the_card_that_its_parent_uses() -> None:
+    assert int(torch.ones(3, device="cuda").sum()) == 3
+
+    done = subprocess.run(
+        [sys.executable, "-c", USE], capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert done.stdout == "3\n", done.stderr
+
+
+def test_a_new_program_of_an_actors_event_loop_does_so_too() -> None:
+    assert torch.cuda.is_available()
+
+    async def start() -> bytes:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", USE, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        )
+        return (await process.communicate())[0]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(start()) == b"3\n"
+
+
+def test_a_fork_after_the_question_cannot() -> None:
+    """What all this is for; where torch learns to, this test may go."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, check=False, timeout=120
+    )
+
+    assert "Cannot re-initialize CUDA in forked subprocess" in done.stderr
+    assert done.stdout == "1\n"

@@ -1,0 +1,62 @@
+"""A tiny policy with adapters, and what it publishes."""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+from torch import nn
+
+from configs.settings import LearnerSettings
+from learner.model.activation_checkpointing import Kept
+from learner.model.lora.adapters import adapt, begin_adapters
+from learner.model.policy import Policy, shard
+from learner.model.ranks import Ranks
+from learner.model.tensor_files import local_of
+from learner.training.optimizer import ScheduledOptimizer
+from learner.weights.wire.gather import gather
+from learner.weights.wire.layout import layout
+from tests.learner.support.tiny_policy import VOCABULARY, constant_rate, tiny_causal_lm
+
+SETTINGS = LearnerSettings(lora_rank=3, lora_alpha=5.0)
+"""A scale that no power of two is."""
+
+
+def adapted_policy(
+    ranks: Ranks,
+    *,
+    seed: int = 0,
+    settings: LearnerSettings = SETTINGS,
+    dtype: str = "float32",
+    vocabulary: int = VOCABULARY,
+    activations: Kept = "none",
+    offload: tuple[str, ...] = (),
+) -> tuple[Policy, ScheduledOptimizer]:
+    """Make a sharded policy with adapters, as the learner does."""
+    causal_lm = tiny_causal_lm(seed=seed, vocabulary=vocabulary)
+    adapt(causal_lm, settings)
+    policy = Policy(causal_lm, temperature=1.0).eval()
+    policy.sequence_group = ranks.sequence
+    shard(policy, ranks.mesh, dtype=torch.float32, activations=activations, offload=offload)
+    policy.adapter = begin_adapters(causal_lm, settings, dtype=dtype, ranks=ranks)
+    return policy, ScheduledOptimizer(policy, constant_rate(1e-3), settings)
+
+
+def published_bytes(
+    model: nn.Module, dtype: str = "float32", *, is_merged: bool = True, is_first: bool = True
+) -> bytes:
+    """Gather the wire bytes of a model; collective."""
+    specs = layout(model, dtype)
+    memory = mmap.mmap(-1, specs[-1].offset + specs[-1].num_bytes) if is_first else None
+    gather(model, specs, memory, is_merged=is_merged)
+    return memory[:] if memory is not None else b""
+
+
+def fill_adapters(model: nn.Module, *, seed: int = 3) -> None:
+    """Give B values, so that adapters change something; of a model on one rank."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("lora_b"):
+                whole = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                local_of(parameter).copy_(0.1 * whole)

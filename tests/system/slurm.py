@@ -1,0 +1,196 @@
+"""The recipe for Slurm on a real one: a preempted actor drains, is requeued, and begins again.
+
+Beside CI: `pytest -q tests/system/slurm.py`, with Debian's slurmctld, slurmd and slurm-client
+installed, or unpacked (`apt-get download`, `dpkg -x`) into the folder that NYALA_SLURM names. One
+node, two partitions; nothing of it listens beyond loopback, and all of it ends with the test.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from broker.transport.keys import make_keys
+from console.run.redis_server import free_port
+from tests.console.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "configs" / "deploy" / "actor.slurm.sh"
+SLURM = Path(os.environ.get("NYALA_SLURM", "/"))
+LIBRARIES = SLURM / "usr" / "lib" / "x86_64-linux-gnu"
+PLUGINS = LIBRARIES / "slurm-wlm"
+PATIENCE_S = 120.0
+HELD_S = 5
+"""How long a requeued job is held back; two minutes where nobody says otherwise."""
+
+SETTINGS = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+AuthType=auth/none
+AuthInfo=cred_expire={held_s}
+CredType=cred/none
+PluginDir={plugins}
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+MpiDefault=none
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 State=UNKNOWN
+PartitionName=spot Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=40
+PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
+"""
+
+
+@dataclass
+class Cluster:
+    """A controller and a node, with their own settings."""
+
+    folder: Path
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> None:
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir()
+        text = SETTINGS.format(
+            folder=self.folder,
+            host=socket.gethostname().partition(".")[0],
+            user=getpass.getuser(),
+            plugins=PLUGINS,
+            held_s=HELD_S,
+            ports=[free_port("127.0.0.1") for _ in range(2)],
+        )
+        (self.folder / "slurm.conf").write_text(text)
+        step = self._program("slurmstepd")
+        for daemon in (
+            [self._program("slurmctld"), "-D"],
+            [self._program("slurmd"), "-D", "-d", step],
+        ):
+            with (self.folder / "daemons.log").open("ab") as log:
+                self.daemons.append(
+                    subprocess.Popen(daemon, env=self.environment, stdout=log, stderr=log)
+                )
+        wait_until(lambda: "idle" in self.ask("sinfo"), timeout_s=PATIENCE_S)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of its commands; jobs inherit them."""
+        places = [self.folder / "bin", SLURM / "usr/bin", SLURM / "usr/sbin"]
+        own = {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": os.pathsep.join([*map(str, places), os.environ["PATH"]]),
+            "PYTHONPATH": str(ROOT),
+        }
+        if "NYALA_SLURM" in os.environ:
+            own["LD_LIBRARY_PATH"] = f"{LIBRARIES}:{PLUGINS}"
+        return os.environ | own
+
+    def ask(self, *command: str) -> str:
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        return done.stdout + done.stderr
+
+    def state(self, job: str) -> str:
+        return self.ask("squeue", "-h", "-a", "-j", job, "-o", "%T").strip()
+
+    def stop(self) -> None:
+        self.ask("scancel", f"--user={getpass.getuser()}")
+        with suppress(AssertionError):
+            wait_until(lambda: not self.ask("squeue", "-h", "-a"), timeout_s=30)
+        for daemon in reversed(self.daemons):
+            daemon.terminate()
+            daemon.wait(30)
+
+    def _program(self, name: str) -> str:
+        places = os.pathsep.join(str(SLURM / "usr" / place) for place in ("sbin", "bin"))
+        for each in (name, f"{name}-wlm"):
+            if (found := shutil.which(each, path=places)) is not None:
+                return found
+        raise AssertionError(f"{name} must be below {SLURM}; name its place with NYALA_SLURM")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = Cluster(tmp_path)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def write_job(folder: Path) -> str:
+    """Write what the recipe's job needs: settings, keys, `nyala`; the node has no cards."""
+    tree = {
+        "run": {"name": "far", "model": "init", "environment": "calculator"},
+        "broker": {
+            "endpoint": f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
+            "keys": str(make_keys(folder / "keys")),
+        },
+    }
+    (folder / "far.yaml").write_text(yaml.safe_dump(tree))
+    (folder / "bin").mkdir()
+    nyala = folder / "bin" / "nyala"
+    code = "from console.main import app; app()"
+    nyala.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    nyala.chmod(0o755)
+    lines = [line for line in RECIPE.read_text().splitlines() if "--gres" not in line]
+    (folder / "actor.sh").write_text("\n".join(lines) + "\n")
+    return "actor.sh"
+
+
+@pytest.mark.timeout(400)
+def test_a_preempted_actor_is_requeued_and_a_cancelled_one_is_not(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def looked(times: int) -> Callable[[], bool]:
+        return lambda: sum("looking for the broker" in line for line in lines()) >= times
+
+    def lines() -> list[str]:
+        logs = tmp_path.glob("nyala-actor-*")
+        return [line for log in logs for line in log.read_text().splitlines()]
+
+    said = cluster.ask(
+        *("sbatch", "--partition=spot", "--array=0", write_job(tmp_path), "far.yaml")
+    )
+    job = said.split()[-1]
+    wait_until(looked(1), timeout_s=PATIENCE_S)
+
+    cluster.ask("sbatch", "--partition=high", "-n2", "--wrap=sleep 3")
+    wait_until(lambda: cluster.state(job) == "PENDING", timeout_s=PATIENCE_S)
+
+    wait_until(looked(2), timeout_s=PATIENCE_S)
+    assert cluster.state(job) == "RUNNING"
+    assert any("Exited with exit code 75" in line for line in lines())
+    cluster.ask("scancel", job)
+    wait_until(lambda: cluster.state(job) not in {"RUNNING", "COMPLETING"}, timeout_s=PATIENCE_S)
+    assert cluster.state(job) != "PENDING"

@@ -1,0 +1,72 @@
+"""A stand-in for `ProcessGroupNCCL`, which this build of torch lacks: gloo behind its calls.
+
+What it shares with NCCL, as the headers of torch 2.13 have it: no member talks to another before
+the first broadcast, which meets all of them within the communicator's deadline; each work is waited
+for with a deadline; `abort` cuts a member off. That NCCL keeps them is not shown by it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from torch import distributed
+from torch.distributed import ProcessGroupGloo
+
+from actors.weights import group as receiving
+from learner.weights import group as sending
+
+
+class FakeNccl:
+    """One member."""
+
+    made: ClassVar[list[FakeNccl]] = []
+
+    class Options:
+        def __init__(self) -> None:
+            self.config = SimpleNamespace(blocking=1)
+            self._timeout = timedelta(minutes=30)
+
+    def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
+        self._meeting = (store, rank, size)
+        self._gloo: Any = None
+        self.options = options
+        self.is_aborted = False
+        self.made.append(self)
+
+    def broadcast(self, tensors: list[Any], options: Any) -> Any:
+        assert not self.is_aborted
+        if self._gloo is None:
+            self._gloo = self._meet()
+        return self._gloo.broadcast(tensors, options)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self._gloo = None  # which closes its connections
+
+    def _meet(self) -> Any:
+        assert self.options.config.blocking == 0, "a blocking communicator waits for ever"
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=float(os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"]))
+        return gloo(*self._meeting, options)
+
+
+@contextmanager
+def fake_nccl() -> Iterator[list[FakeNccl]]:
+    """Let groups of backend `nccl` be of `FakeNccl`, on the CPU; yields its members."""
+    FakeNccl.made.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "ProcessGroupNCCL", FakeNccl, raising=False)
+        for module in (sending, receiving):
+            patch.setitem(module.DEVICES, "nccl", "cpu")
+        for name in ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+            patch.setenv(name, "")  # restored afterwards
+            patch.delenv(name)
+        yield FakeNccl.made
