@@ -73,16 +73,20 @@ class Cluster:
     machines: list[Machine]
     begin: Callable[..., None] = lambda _: None
 
-    def by_hand(self, node: int) -> Lines:
-        """Join as a further machine of one rank, without a launcher."""
+    def connect(self) -> socket.socket:
+        """Connect to node 0 as soon as it listens."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             with contextlib.suppress(ConnectionRefusedError):
-                joined = Lines(socket.create_connection(("127.0.0.1", self.port)))
-                joined.send(join=node, ranks=1)
-                return joined
+                return socket.create_connection(("127.0.0.1", self.port))
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+    def by_hand(self, node: int) -> Lines:
+        """Join as a further machine of one rank, without a launcher."""
+        joined = Lines(self.connect())
+        joined.send(join=node, ranks=1)
+        return joined
 
     def started(self, life: int) -> set[str]:
         """Ranks that were started, as `rank-of-size`."""
@@ -138,7 +142,7 @@ ALL = ("0-of-3", "1-of-3", "2-of-3")
 
 def test_every_rank_of_every_machine_is_started_and_ends(machines: Cluster) -> None:
     machines.begin(2)
-    with socket.create_connection(("127.0.0.1", machines.port)) as stranger:
+    with machines.connect() as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         machines.wait_for(1, *ALL)
 
