@@ -344,7 +344,9 @@ def test_a_linter_that_fails_shows_its_output_and_others_do_not(checkout):
 def test_check_leaves_out_what_is_slow_and_takes_a_pattern(checkout):
     calls = with_tools(checkout).run("check", "weights or keys").stdout.splitlines()
 
-    assert calls == ["pytest -q -n 2 --dist loadfile -m not slow and not live -k weights or keys"]
+    (call,) = calls
+    assert call.startswith("pytest -q -o cache_dir=")
+    assert call.endswith(" -n 2 --dist loadfile -m not slow and not live -k weights or keys")
 
 
 def test_tests_of_a_card_are_run_by_one_command(checkout):
@@ -365,6 +367,35 @@ def test_the_tests_of_ci_are_all_there(checkout):
     expressions = [call.partition(" -m ")[2] for call in calls if " -m " in call]
     live = "live --durations 20 tests/room/test_ring.py"
     assert expressions == ["not live --durations 20", live]
+
+
+@pytest.mark.parametrize(
+    ("failures", "then", "code"),
+    [(1, 0, 0), (3, 0, 0), (3, 1, 1), (4, 0, 1), (0, 0, 1)],
+    ids=["one, then none", "three, then none", "three twice", "too many", "no test"],
+)
+def test_a_few_that_fail_are_tried_once_more_alone(checkout, failures, then, code):
+    names = "".join(f'  "tests/test_it.py::test_{each}": true,\n' for each in range(failures))
+    fake = f"""#!/bin/sh
+for argument; do
+  case $argument in
+    cache_dir=*) folder=${{argument#cache_dir=}}/v/cache ;;
+    --last-failed) echo "again $*"; exit {then} ;;
+  esac
+done
+mkdir -p "$folder"
+printf '{{\n{names}}}' >"$folder/lastfailed"
+exit 1
+"""
+    with_tools(checkout)
+    write_program(checkout.folder / ".venv" / "bin" / "pytest", fake)
+
+    done = checkout.run("check")
+
+    assert done.returncode == code
+    assert (" -n 0 " in done.stdout) == (1 <= failures <= 3)
+    assert done.stderr.count("UNSTEADY") == (0 if code else failures)
+    assert ("test_it.py::test_0" in done.stderr) == (code == 0)
 
 
 def test_test_long_lists_the_table_of_the_docs_and_runs_one_of_it(checkout):
