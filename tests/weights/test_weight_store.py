@@ -50,14 +50,15 @@ class Published:
     def __init__(self, folder: Path) -> None:
         self.slots = Slots(folder)
         for index in range(3):
-            self.slots.path(index, "free").write_bytes(bytes(NUM_BYTES))
+            self.slots.path(index).write_bytes(bytes(NUM_BYTES))
+            self.slots.add(index)
         self.versions = VersionsOnOffer(self.slots, clock=time.monotonic)
         self.store = WeightStore(f"memory://{folder}", "toy")
         self.writer = ObjectStoreWriter(self.store, self.versions)
 
     def publish(self, step: int) -> None:
         index = self.slots.acquire()
-        self.slots.path(index, "writing").write_bytes(contents(step))
+        self.slots.path(index).write_bytes(contents(step))
         self.slots.seal(index, manifest(step))
         self.versions.advance()
         self.writer.wake()

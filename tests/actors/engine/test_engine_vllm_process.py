@@ -20,6 +20,7 @@ from tests.actors.support.engine_battery import (
     TOLERANCE,
     aborts,
     overflow_starts_fresh,
+    overwritten_weights_make_no_token,
     refuses_a_torn_file,
     swaps_under_load,
     switch_at_one_token,
@@ -57,6 +58,7 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
             await overflow_starts_fresh(bench)
             await aborts(bench)
             await refuses_a_torn_file(bench)
+            await overwritten_weights_make_no_token(bench)
             await loses_its_core(bench)
         finally:
             await engine.close()
