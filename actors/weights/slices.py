@@ -5,8 +5,8 @@ at growing intervals; of the publisher, which answers in order, the last one alo
 actors that repeat all their requests would bury a network card that is merely slow.
 
 Sources are asked one after the other: one that is silent, lies or has nothing makes way for the
-next, which goes on at the missing slices. All slices but the publisher's are checked by their
-digests; the caller checks the digest of the whole.
+next, which goes on at the missing slices. Where several may have all bytes, slices of all but the
+publisher are checked by their digests; the caller checks the digest of the whole.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SlicePull:
         memory: Destination, of the same length.
         sources: Sources in order of preference.
         base: Version that the sparse update begins at; None = pull all bytes of the version.
-        digests: Of the slices; without them only the publisher's are accepted.
+        digests: Of the slices; None = the caller's check of the whole is enough.
         failed: Called with a source that was left, why, and whether it lied.
         arrived: Called with the offset of each slice that is in its place.
         progress_timeout_s: Time without any new slice after which the last source is left too.
@@ -70,7 +70,7 @@ class SlicePull:
         *,
         sources: Sequence[Source],
         base: PolicyVersion | None = None,
-        digests: bytes = b"",
+        digests: bytes | None = None,
         failed: Callable[[Source, str, bool], None] = lambda _source, _reason, _has_lied: None,
         arrived: Callable[[int], None] = lambda _offset: None,
         progress_timeout_s: float,
@@ -174,7 +174,7 @@ class SlicePull:
         if kind == "publisher":
             asked = list(self._asked)
             self._ask_again(asked[: asked.index(chunk.offset)])  # lost: it answers in order
-        elif not await self._is_right(chunk):
+        elif self._digests is not None and not await self._is_right(chunk, self._digests):
             return False
         self._memory[chunk.offset : chunk.offset + len(chunk.payload)] = chunk.payload
         del self._asked[chunk.offset]
@@ -182,9 +182,9 @@ class SlicePull:
         self._arrived(chunk.offset)
         return True
 
-    async def _is_right(self, chunk: Chunk) -> bool:
+    async def _is_right(self, chunk: Chunk, digests: bytes) -> bool:
         begin = chunk.offset // CHUNK_BYTES * DIGEST_BYTES
-        right = self._digests[begin : begin + DIGEST_BYTES]
+        right = digests[begin : begin + DIGEST_BYTES]
         return await asyncio.to_thread(chunk_digests, chunk.payload, CHUNK_BYTES) == right
 
     def _length(self, offset: int) -> int:

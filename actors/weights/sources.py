@@ -1,7 +1,7 @@
 """Sources of slices in the order of the settings: other actors, an object store, the publisher.
 
-Slices of the first two are checked one by one. A peer that sent a wrong slice is never asked again,
-a silent one not for a while; the missing slices come from the next source.
+Slices of all bytes from the first two are checked one by one. A peer that sent a wrong slice is
+never asked again, a silent one not for a while; the missing slices come from the next source.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PeerSource:
 
 
 class StoreSource:
-    """A version in the object store."""
+    """An object in the store: a version, or an update to one."""
 
     kind: Kind = "store"
 
@@ -133,7 +133,7 @@ async def _read(stored: StoredWeights, pull: Pull, on_answer: OnAnswer) -> None:
         log.warning("stored weights cannot be read", reason=str(error))
         on_answer(Gone(pull.version, pull.offset))
     else:
-        on_answer(Chunk(pull.version, pull.offset, payload))
+        on_answer(Chunk(pull.version, pull.offset, payload, pull.base))
 
 
 class WeightSources:
@@ -177,6 +177,14 @@ class WeightSources:
             elif kind == "store" and offered is not None and offered.store:
                 found.append(StoreSource(offered.store))
         return tuple(found)
+
+    def of_update(self, url: str) -> tuple[Source, ...]:
+        """Return the sources of an update, or of the base of adapters, in order.
+
+        Args:
+            url: Its place in the object store; empty = it is not there.
+        """
+        return self.of(Sources((), b"", url))
 
     def _peers(self, peers: Sequence[Peer]) -> Iterator[PeerSource]:
         if self._context is None:

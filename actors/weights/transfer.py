@@ -4,11 +4,10 @@ Consumes ANNOUNCE and what follows it; waits for a transport; a newer announceme
 deadline unblocks it. A version comes by the first of these transports that brings it:
 
     group    where the publisher has invited this actor, because the other members wait for it
-    memory   where the publisher is on this machine: nothing is copied
+    memory   where the publisher is on this machine
     pull     in every other case, and where the others fail
 
-The engine is not touched here: bytes are staged, and the receiver applies them. Those in the
-publisher's memory may be overwritten meanwhile; then the receiver has them fetched again.
+The engine is not touched here: bytes are staged, and the receiver applies them.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from .publisher_memory import PublisherMemory
 from .pull import WeightPull
 from .sources import WeightSources
 from .staging_files import StagingFile, StagingFiles
+from .updates import WeightUpdates
 
 log = structlog.get_logger()
 
@@ -91,14 +91,10 @@ class WeightTransfer:
         self._stage = stage
         self._group = GroupMember(post, self.counters, timeout_s=timeout_s)
         self._memory = PublisherMemory(self.counters)
-        self._pull = WeightPull(sources, self.shared, self.counters, timeout_s=timeout_s)
+        updates = WeightUpdates(self.shared, self.counters)
+        self._pull = WeightPull(sources, self.shared, updates, self.counters, timeout_s=timeout_s)
         memory = (self._memory,) if sources.has_memory else ()
-        self._transports: tuple[Transport | PublisherMemory, ...] = (
-            self._group,
-            *memory,
-            self._pull,
-        )
-        self._may_borrow = True
+        self._transports: tuple[Transport, ...] = (self._group, *memory, self._pull)
         self._wanted: Announce | Moved | None = None
         self._newest: StagingFile | None = None
         self._tasks = asyncio.TaskGroup()
@@ -140,13 +136,8 @@ class WeightTransfer:
                     self._wanted = message
                 self._pull.on_answer(message)
 
-    def fetch_again(self, *, may_borrow: bool = True) -> None:
-        """Fetch the newest version although it is already here.
-
-        Args:
-            may_borrow: Whether it may be used where it lies in the publisher's memory.
-        """
-        self._may_borrow = may_borrow
+    def fetch_again(self) -> None:
+        """Fetch the newest version although it is already here."""
         self.held = PolicyVersion(self.held.lineage, -1)  # older than all of this lineage
         self._release_newest()
         self._group.expect(None)
@@ -160,7 +151,7 @@ class WeightTransfer:
         if version <= self.held:
             return
         self.reads_memory = self._sources.has_memory and self._memory.can_fetch(news)
-        if not (news.epoch or self.reads_memory or self._sources.of(news.sources)):
+        if not (news.epoch or self.reads_memory or self._pull.can_fetch(news)):
             return  # the sources that this actor may use will have it soon
         is_same = self._is_wanted(version)
         is_busy = any(not task.done() for task in self._running)
@@ -222,36 +213,27 @@ class WeightTransfer:
             wanted = self._wanted  # announced again meanwhile, it may have other sources
             if wanted is None or not (self._is_wanted(version) and transport.can_fetch(wanted)):
                 continue
-            if isinstance(transport, PublisherMemory):
-                file = await transport.borrow(wanted) if self._may_borrow else None
-            else:
-                file = await self._fill(transport, wanted)
-            if file is not None:
+            file = self._files.acquire(wanted.manifest.num_bytes)
+            is_whole = False
+            try:
+                is_whole = await transport.fetch(wanted, file.memory)
+            finally:
+                if not is_whole:
+                    self._files.discard(file)
+            if is_whole:
                 self._hand_over(wanted.manifest, file)
                 return True
         return False
-
-    async def _fill(self, transport: Transport, wanted: Announce | Moved) -> StagingFile | None:
-        """Let a transport fill a file; None if it has not brought the version."""
-        file = self._files.acquire(wanted.manifest.num_bytes)
-        is_whole = False
-        try:
-            is_whole = await transport.fetch(wanted, file.memory)
-        finally:
-            if not is_whole:
-                self._files.discard(file)
-        return file if is_whole else None
 
     def _is_wanted(self, version: PolicyVersion) -> bool:
         return self._wanted is not None and self._wanted.manifest.version == version
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version
-        self._may_borrow = True
         self._release_newest()
         self._files.share(file)
         self._newest = file
-        self.shared.hold(manifest.version, file.memory, is_whole=file.is_whole)
+        self.shared.hold(manifest.version, file.memory)
         self._stage(manifest, file)
 
     def _release_newest(self) -> None:

@@ -85,6 +85,8 @@ class SparseLink(Part, frozen=True):
     base: PolicyVersion
     version: PolicyVersion
     num_bytes: Whole
+    store: Text = ""
+    """URL of the update in the object store; empty = it is not there."""
 
 
 class AdapterSpec(Part, frozen=True):
@@ -114,4 +116,4 @@ class WeightManifest(Message, frozen=True, tag="manifest"):
     tensors: Many[TensorSpec]
     probe: Probe
     adapter: AdapterSpec | None = None
-    """The same version in a shorter form, for actors that pull; None = all of it is trained."""
+    """The same version in a shorter form; None = all of it is trained."""

@@ -61,6 +61,10 @@ class Sources(Part, frozen=True):
     another source is checked before it is kept or passed on."""
     store: Text = ""
     """URL of the version in the object store; empty = it is not there."""
+    adapter: Text = ""
+    """URL of its adapter there."""
+    base: Text = ""
+    """URL of what adapters are added to."""
 
 
 class Join(Message, frozen=True, tag="weights.join"):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import zmq.asyncio
 
-from broker.protocol.manifest import BASE, SparseLink, chunk_digests
+from broker.protocol.manifest import SparseLink, WeightManifest, chunk_digests
 from broker.protocol.weight_messages import (
     CHUNK_BYTES,
     Ack,
@@ -102,7 +102,7 @@ class WeightServer:
         run: Name of the run; messages of another are ignored.
         broadcast: Deadlines and address of groups; None = actors pull.
         store: Object store for actors far away; None = none.
-        chain: Keeps sparse updates for pulls; None = actors pull all bytes.
+        chain: Keeps sparse updates; None = versions travel whole.
         report: Receives the delivery of each version.
         allows: Returns whether the holder of this public key still has access; None = the check at
             connection is enough.
@@ -124,7 +124,7 @@ class WeightServer:
         self._report = report
         self._clock = asyncio.get_running_loop().time
         self._chain = chain
-        self._versions = VersionsOnOffer(slots, clock=self._clock)
+        self._versions = VersionsOnOffer(slots, chain, clock=self._clock)
         self._store_writer = ObjectStoreWriter(store, self._versions) if store is not None else None
         self._pauses = Pauses()
         self._tree = PullTree()
@@ -182,10 +182,7 @@ class WeightServer:
             self._post_news(actor, current, epoch)
 
     def _on_pull(self, actor: str, pull: Pull) -> None:
-        if pull.base in {None, BASE}:
-            payload = self._versions.read(actor, pull)
-        else:
-            payload = self._chain.read(pull) if self._chain is not None else None
+        payload = self._versions.read(actor, pull)
         if payload is not None:
             self._post(actor, Chunk(pull.version, pull.offset, payload, pull.base))
         elif (current := self._versions.current) is not None:
@@ -200,16 +197,21 @@ class WeightServer:
         self, actor: str, slot: Slot
     ) -> tuple[tuple[SparseLink, ...], Sources | None, str]:
         """Alternative sources of this version for this actor."""
-        links = self._chain.links if self._chain is not None else ()
-        return links, self._sources_of(actor, slot.manifest.version), str(slot.path)
+        updates = self._chain.updates if self._chain is not None else ()
+        links = tuple(update.link for update in updates)
+        if self._store_writer is not None:
+            links = self._store_writer.located(updates)
+        return links, self._sources_of(actor, slot.manifest), str(slot.path)
 
-    def _sources_of(self, actor: str, version: PolicyVersion) -> Sources | None:
+    def _sources_of(self, actor: str, manifest: WeightManifest) -> Sources | None:
         """Return the sources that this actor asks before the publisher; None = none, or not yet."""
-        if self._digests is None or self._digests[0] != version:
+        if self._digests is None or self._digests[0] != manifest.version:
             return None
+        stored = ("", "", "")
+        if self._store_writer is not None:
+            stored = self._store_writer.urls_of(manifest)
         way = self._tree.way_of(actor)
-        url = self._store_writer.url_of(version) if self._store_writer is not None else ""
-        return Sources(way, self._digests[1], url) if way or url else None
+        return Sources(way, self._digests[1], *stored) if way or any(stored) else None
 
     async def _deliver_all(self) -> None:
         while True:

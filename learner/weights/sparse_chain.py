@@ -1,4 +1,4 @@
-"""Chain of sparse updates between the last versions, for actors that pull.
+"""Chain of sparse updates between the last versions.
 
     v3 ──link──▶ v4 ──link──▶ v5 (current)      an actor at v3 pulls both links, one at v2 all bytes
 
@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.protocol.manifest import SparseLink
+from broker.protocol.manifest import SparseLink, WeightManifest
 from broker.protocol.weight_messages import Pull
 from broker.weights.sparse import apply_changes, elements, encode_changes
-from buffer.record.episode import PolicyVersion
 
 from .slots import Slot
 
@@ -33,54 +32,61 @@ class Change:
     """Of the sparse update; 0 = none."""
 
 
+@dataclass(frozen=True, slots=True)
+class SparseUpdate:
+    """A link of the chain with its bytes."""
+
+    link: SparseLink
+    payload: bytes
+    base_digest: str
+    digest: str
+    """Of the version that it leads to."""
+
+
 class SparseChain:
     """Links between versions. `advance` runs in a thread, all else on the event loop."""
 
     def __init__(self) -> None:
         self._held = bytearray()
-        self._version: PolicyVersion | None = None
-        self._updates: tuple[tuple[SparseLink, bytes], ...] = ()
-
-    @property
-    def links(self) -> tuple[SparseLink, ...]:
+        self._before: WeightManifest | None = None
+        self.updates: tuple[SparseUpdate, ...] = ()
         """The chain, oldest link first; each begins where the one before it ends."""
-        return tuple(link for link, _ in self._updates)
 
     def advance(self, slot: Slot) -> Change | None:
         """Compare a newer version with the last one; None if there is none to compare with."""
-        before, self._version = self._version, slot.manifest.version
-        if before is None or len(self._held) != slot.manifest.num_bytes:
-            self._held, self._updates = bytearray(slot.memory), ()
+        before, new_one = self._before, slot.manifest
+        self._before = new_one
+        if before is None or len(self._held) != new_one.num_bytes:
+            self._held, self.updates = bytearray(slot.memory), ()
             return None
-        dtype = slot.manifest.tensors[0].dtype
+        dtype = new_one.tensors[0].dtype
         old, new = elements(self._held, dtype), elements(slot.memory, dtype)
         update, num_changed = encode_changes(old, new)
         density = num_changed / len(new)
         if update is None:
             old[:] = new
-            self._updates = ()
+            self.updates = ()
             return Change(density, 0)
         apply_changes(update, old)
-        link = SparseLink(before, self._version, len(update))
-        self._updates = _trimmed((*self._updates, (link, update)), slot.manifest.num_bytes)
+        link = SparseLink(before.version, new_one.version, len(update))
+        newest = SparseUpdate(link, update, before.digest, new_one.digest)
+        self.updates = _trimmed((*self.updates, newest), new_one.num_bytes)
         return Change(density, len(update))
 
     def read(self, pull: Pull) -> bytes | None:
         """Return the slice that was asked for; None if that link or place does not exist."""
-        for link, update in self._updates:
-            if (link.base, link.version) == (pull.base, pull.version):
-                place = pull.within(len(update))
-                return update[place] if place is not None else None
+        for update in self.updates:
+            if (update.link.base, update.link.version) == (pull.base, pull.version):
+                place = pull.within(len(update.payload))
+                return update.payload[place] if place is not None else None
         return None
 
 
-def _trimmed(
-    updates: tuple[tuple[SparseLink, bytes], ...], num_bytes: int
-) -> tuple[tuple[SparseLink, bytes], ...]:
+def _trimmed(updates: tuple[SparseUpdate, ...], num_bytes: int) -> tuple[SparseUpdate, ...]:
     """Leave out the oldest links, with which the chain would be no shorter than all bytes."""
     kept, total = 0, 0
-    for link, _ in reversed(updates[-MAX_LINKS:]):
-        total += link.num_bytes
+    for update in reversed(updates[-MAX_LINKS:]):
+        total += update.link.num_bytes
         if total >= num_bytes:
             break
         kept += 1

@@ -1,4 +1,4 @@
-"""Versions that actors can pull: the current one, and one that is still being pulled.
+"""Versions that can be pulled, whole or as updates: the current one, and one still being pulled.
 
 Without the second, a slow actor would start over with every publication and never finish.
 
@@ -16,6 +16,7 @@ from broker.protocol.weight_messages import Pull
 from buffer.record.episode import PolicyVersion
 
 from .slots import Slot, Slots
+from .sparse_chain import SparseChain
 
 PULL_IDLE_S = 20.0
 """An actor that has not asked for so long is gone; on a slow link one slice may take seconds."""
@@ -32,11 +33,15 @@ class VersionsOnOffer:
 
     Args:
         slots: Slots in which the learner seals versions.
+        chain: Sparse updates to the current one; None = there are none.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, slots: Slots, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, slots: Slots, chain: SparseChain | None = None, *, clock: Callable[[], float]
+    ) -> None:
         self._slots = slots
+        self.chain = chain
         self._clock = clock
         self._readers: dict[str, _Reader] = {}
         self._pinned: Slot | None = None
@@ -62,8 +67,10 @@ class VersionsOnOffer:
     def read(self, actor: str, pull: Pull) -> bytes | None:
         """Return the slice that was asked for; None if that version or place does not exist.
 
-        Of all bytes of a version or of the base, or of a version's adapter.
+        Of all bytes of a version or of the base, of a version's adapter, or of a sparse update.
         """
+        if pull.base not in {None, BASE}:
+            return self.chain.read(pull) if self.chain is not None else None
         whole = self._whole(pull)
         place = pull.within(len(whole)) if whole is not None else None
         if whole is None or place is None:

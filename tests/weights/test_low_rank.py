@@ -16,34 +16,14 @@ from broker.protocol.weight_messages import Announce, Chunk, Pull
 from broker.weights.low_rank import add_low_rank, apply_adapter
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-from learner.model.lora.adapted_linear import AdaptedLinear
-from learner.model.lora.adapters import reset_adapters
 from learner.weights.wire.gather import gather_adapter
 from learner.weights.wire.layout import layout
 from tests.learner.support.adapted_policy import published_bytes
+from tests.weights.support.adapted_toy import SCALE, AdaptedToy
 from tests.weights.support.plane import Plane
 from tests.weights.support.scripted_publisher import ScriptedPublisher, manifest, play
-from tests.weights.support.toy_model import ToyModel
 
 DTYPES = ("float32", "bfloat16")
-SCALE = 5.0 / 3.0
-
-
-class AdaptedToy(ToyModel):
-    """Frozen, but for an adapter beside its one matrix."""
-
-    def __init__(self, ballast: int = 1000) -> None:
-        super().__init__(ballast)
-        super().step(1)
-        self.requires_grad_(requires_grad=False)
-        self.mix: Any = AdaptedLinear(self.mix, rank=2, scale=SCALE)
-        reset_adapters(self)
-
-    def step(self, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for part in (self.mix.lora_a, self.mix.lora_b):
-                part.copy_(torch.rand(part.shape, generator=generator) - 0.5)
 
 
 def _round(model: nn.Module, dtype: str) -> None:

@@ -151,12 +151,13 @@ def whole(chain: SparseChain, link) -> bytes:
 def test_the_chain_leads_from_any_of_its_versions_to_the_newest():
     chain = SparseChain()
     arrays = grown(chain, 6)
+    links = [update.link for update in chain.updates]
 
-    assert [link.base.step for link in chain.links] == [0, 1, 2, 3, 4]
-    assert all(before.version == after.base for before, after in pairwise(chain.links))
+    assert [link.base.step for link in links] == [0, 1, 2, 3, 4]
+    assert all(before.version == after.base for before, after in pairwise(links))
     for begin in range(5):
         target = arrays[begin].copy()
-        for link in chain.links[begin:]:
+        for link in links[begin:]:
             apply_changes(whole(chain, link), target)
         assert np.array_equal(target, arrays[5])
 
@@ -168,9 +169,9 @@ def test_a_chain_is_never_longer_than_a_version_nor_than_its_bound(monkeypatch):
     bounded = SparseChain()
     grown(bounded, 9)
 
-    assert sum(link.num_bytes for link in long.links) < 2 * NUM_ELEMENTS
-    assert 1 < len(long.links) < 59
-    assert [link.version.step for link in bounded.links] == [6, 7, 8]
+    assert sum(update.link.num_bytes for update in long.updates) < 2 * NUM_ELEMENTS
+    assert 1 < len(long.updates) < 59
+    assert [update.link.version.step for update in bounded.updates] == [6, 7, 8]
 
 
 def test_a_version_that_changes_all_over_begins_a_new_chain():
@@ -180,12 +181,12 @@ def test_a_version_that_changes_all_over_begins_a_new_chain():
     change = chain.advance(slot(3, ~arrays[-1]))
 
     assert change is not None and change.num_bytes == 0 and change.density > 0.1
-    assert not chain.links
+    assert not chain.updates
     newest = changed(~arrays[-1], [7])
     chain.advance(slot(4, newest))
-    (link,) = chain.links
+    (update,) = chain.updates
     target = ~arrays[-1]
-    apply_changes(whole(chain, link), target)
+    apply_changes(whole(chain, update.link), target)
     assert np.array_equal(target, newest)
 
 

@@ -5,7 +5,6 @@ No bucket is at hand; fsspec gives all kinds of stores the same methods.
 
 import asyncio
 import mmap
-import time
 from pathlib import Path
 
 import pytest
@@ -13,78 +12,15 @@ import pytest
 from actors.weights.slices import SlicePull
 from actors.weights.sources import StoreSource, WeightSources
 from broker.protocol.manifest import (
-    Probe,
-    TensorSpec,
-    WeightManifest,
-    checksum_of,
     chunk_digests,
-    digest_of,
 )
 from broker.protocol.weight_messages import CHUNK_BYTES, Pull, Sources
-from broker.weights.object_store import KEPT, StoredWeights, WeightStore
+from broker.weights.object_store import KEPT, StoredWeights, WeightStore, version_name
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, SettingsError
-from learner.weights.object_store_writer import ObjectStoreWriter
-from learner.weights.slots import Slots
-from learner.weights.versions_on_offer import VersionsOnOffer
 from tests.weights.support.plane import Plane
+from tests.weights.support.published import NUM_BYTES, Published, all_over, play, until
 from tests.weights.support.scripted_publisher import CALLER
-
-NUM_BYTES = CHUNK_BYTES + 1000  # two slices
-
-
-def contents(step: int) -> bytes:
-    return bytes([step]) * NUM_BYTES
-
-
-def manifest(step: int) -> WeightManifest:
-    spec = TensorSpec("w", "bfloat16", (NUM_BYTES // 2,), 0, NUM_BYTES)
-    probe = Probe((1, 2), (-0.5,))
-    digest, checksum = digest_of([contents(step)]), checksum_of(contents(step))
-    return WeightManifest(PolicyVersion(1, step), digest, checksum, NUM_BYTES, (spec,), probe)
-
-
-class Published:
-    """Versions on offer in slots of their own, and their writer to a store in memory."""
-
-    def __init__(self, folder: Path) -> None:
-        self.slots = Slots(folder)
-        for index in range(3):
-            self.slots.path(index).write_bytes(bytes(NUM_BYTES))
-            self.slots.add(index)
-        self.versions = VersionsOnOffer(self.slots, clock=time.monotonic)
-        self.store = WeightStore(f"memory://{folder}", "toy")
-        self.writer = ObjectStoreWriter(self.store, self.versions)
-
-    def publish(self, step: int) -> None:
-        index = self.slots.acquire()
-        self.slots.path(index).write_bytes(contents(step))
-        self.slots.seal(index, manifest(step))
-        self.versions.advance()
-        self.writer.wake()
-
-    async def stored(self, step: int) -> str:
-        """Wait until a version is named; returns where it is."""
-        async with asyncio.timeout(10.0):
-            while not (url := self.writer.url_of(PolicyVersion(1, step))):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)  # a publisher does not wait for it either
-        return url
-
-    def objects(self) -> list[str]:
-        found: list[str] = self.store._files.find(self.store._root)
-        return [path.rpartition("/")[2].rpartition("-")[0] for path in sorted(found)]
-
-
-def play(folder, story):
-    async def whole():
-        published = Published(folder)
-        running = asyncio.create_task(published.writer.run())
-        found = await story(published)
-        assert not running.done()
-        running.cancel()
-        return found
-
-    return asyncio.run(whole())
 
 
 def test_the_newest_versions_are_in_the_store_under_their_digests(tmp_path):
@@ -92,12 +28,14 @@ def test_the_newest_versions_are_in_the_store_under_their_digests(tmp_path):
         for step in range(1, 6):
             published.publish(step)
             url = await published.stored(step)
-            assert url.endswith(f"/toy/weights/1-{step}-{manifest(step).digest}")
-            assert not published.writer.url_of(PolicyVersion(1, step - 1))
-        assert StoredWeights(url).read(0, NUM_BYTES) == contents(5)
+            assert url.endswith(f"/toy/weights/1-{step}-{published.manifest(step).digest}")
+        assert StoredWeights(url).read(0, NUM_BYTES) == all_over(5)
+        await until(lambda: len(published.objects()) == KEPT)
+        assert [bool(published.url_of(step)) for step in (2, 3)] == [False, True]
         return published.objects()
 
-    assert play(tmp_path, story) == [f"1-{step}" for step in range(6 - KEPT, 6)]
+    found = play(lambda: Published(tmp_path), story)
+    assert [name.split("-")[1] for name in found] == ["3", "4", "5"]
 
 
 def test_a_version_that_is_overtaken_is_not_named_and_the_newest_is(tmp_path, monkeypatch):
@@ -118,31 +56,32 @@ def test_a_version_that_is_overtaken_is_not_named_and_the_newest_is(tmp_path, mo
         published.publish(1)
         await published.stored(2)
         assert overtaken
-        assert not published.writer.url_of(PolicyVersion(1, 1))
+        assert not published.url_of(1)
 
-    play(tmp_path, story)
+    play(lambda: Published(tmp_path), story)
 
 
 def test_a_version_that_is_there_is_not_written_again_and_half_of_one_is(tmp_path, monkeypatch):
     async def story(published):
-        for step, found in ((1, contents(1)), (2, contents(2)[:9])):
-            path = published.store._path(manifest(step))
+        for step, found in ((1, all_over(1)), (2, all_over(2)[:9])):
+            digest = published.manifest(step).digest
+            path = published.store._path(version_name(PolicyVersion(1, step), digest))
             published.store._files.pipe_file(path, found)
         written = []
         create = WeightStore.create
 
-        def creates(store, manifest):
-            written.append(manifest.version.step)
-            return create(store, manifest)
+        def creates(store, name):
+            written.append(name[:4])
+            return create(store, name)
 
         monkeypatch.setattr(WeightStore, "create", creates)
         for step in (1, 2):
             published.publish(step)
             url = await published.stored(step)
-        assert StoredWeights(url).read(0, NUM_BYTES) == contents(2)
+        assert StoredWeights(url).read(0, NUM_BYTES) == all_over(2)
         return written
 
-    assert play(tmp_path, story) == [2]
+    assert play(lambda: Published(tmp_path), story) == ["1-2-"]
 
 
 def test_a_store_that_fails_costs_a_version_and_nothing_else(tmp_path, monkeypatch):
@@ -154,10 +93,10 @@ def test_a_store_that_fails_costs_a_version_and_nothing_else(tmp_path, monkeypat
         published.publish(2)
         await published.stored(2)
 
-    play(tmp_path, story)
+    play(lambda: Published(tmp_path), story)
 
 
-def _refuse(_store, _manifest):
+def _refuse(_store, _name):
     raise PermissionError("no such bucket")
 
 
@@ -169,7 +108,7 @@ def pulled(url: str, step: int) -> bytes:
             PolicyVersion(1, step),
             memory,
             sources=[StoreSource(url)],
-            digests=chunk_digests(contents(step), CHUNK_BYTES),
+            digests=chunk_digests(all_over(step), CHUNK_BYTES),
             progress_timeout_s=5.0,
         )
         assert await made.run() is None
@@ -181,10 +120,10 @@ def pulled(url: str, step: int) -> bytes:
 
 def test_what_is_stored_is_pulled_and_what_was_harmed_or_removed_is_not(tmp_path):
     url = f"file://{tmp_path}/version"
-    Path(tmp_path, "version").write_bytes(contents(1))
-    assert pulled(url, 1) == contents(1)
+    Path(tmp_path, "version").write_bytes(all_over(1))
+    assert pulled(url, 1) == all_over(1)
 
-    Path(tmp_path, "version").write_bytes(contents(1)[:-1] + b"?")
+    Path(tmp_path, "version").write_bytes(all_over(1)[:-1] + b"?")
     with pytest.raises(DeadlineError, match="must make progress"):
         pulled(url, 1)
     Path(tmp_path, "version").unlink()

@@ -21,8 +21,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from broker.protocol.manifest import Probe, TensorSpec, WeightManifest, checksum_of, digest_of
-from broker.weights.object_store import StoredWeights, WeightStore
+from broker.protocol.manifest import digest_of
+from broker.weights.object_store import (
+    StoredWeights,
+    WeightStore,
+    base_name,
+    update_name,
+    version_name,
+)
 from buffer.record.episode import PolicyVersion
 from buffer.record.object_store import ObjectStore
 from configs.errors import CheckpointError
@@ -101,26 +107,24 @@ def check_checkpoints(folder: Path) -> None:
 
 
 def check_weights() -> None:
-    """Write a version in chunks, and read slices of it."""
+    """Write a version in chunks and updates to it, read slices of them, and forget the old ones."""
     content = os.urandom(LARGE)
     store = WeightStore("s3://checkpoints", "tiny")
-    spec = TensorSpec("w", "uint8", (LARGE,), 0, LARGE)
-    manifest = WeightManifest(
-        PolicyVersion(1, 2),
-        digest_of([content]),
-        checksum_of(content),
-        LARGE,
-        (spec,),
-        Probe((1, 2), (-0.5,)),
-    )
-    assert not store.has(manifest)
-    file = store.create(manifest)
-    for start in range(0, LARGE, 2**22):
-        file.write(content[start : start + 2**22])
-    file.close()
-    assert store.has(manifest)
-    assert StoredWeights(store.url_of(manifest)).read(5, 2**21) == content[5 : 2**21]
-    assert store.forget_old() == 0
+    digests = [digest_of([content]), digest_of([b"the one before"])]
+    versions = [PolicyVersion(1, step) for step in (9, 10, 11)]
+    names = [update_name(version, *digests) for version in versions]
+    names += [base_name(digests[1]), version_name(versions[0], digests[0])]
+    for name in names:
+        assert not store.has(name, LARGE)
+        file = store.create(name)
+        for start in range(0, LARGE, 2**22):
+            file.write(content[start : start + 2**22])
+        file.close()
+        assert store.has(name, LARGE)
+        assert StoredWeights(store.url_of(name)).read(5, 2**21) == content[5 : 2**21]
+    assert store.forget_versions() == []
+    assert store.forget_updates(2) == names[:1]
+    assert [store.has(name, LARGE) for name in names] == [False, True, True, True, True]
     print("weights: as they should")
 
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec import convert
@@ -95,7 +94,7 @@ class Plane:
         folder: Path,
         *,
         ballast: int = 0,
-        model: Any = None,
+        model: ToyModel | None = None,
         trusted_network: bool = False,
         **settings,
     ) -> None:

@@ -10,6 +10,10 @@ import asyncio
 import secrets
 from pathlib import Path
 
+from actors.weights.links import Caller, PublisherLink
+from actors.weights.sources import WeightSources
+from actors.weights.staging_files import StagingFile, StagingFiles
+from actors.weights.transfer import FromPublisher, WeightTransfer
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import Join
@@ -17,10 +21,6 @@ from broker.transport.keys import KeyPair
 from configs.errors import DeadlineError
 
 from .file import save_weights
-from .links import Caller, PublisherLink
-from .sources import WeightSources
-from .staging_files import StagingFile, StagingFiles
-from .transfer import FromPublisher, WeightTransfer
 
 
 async def download(

@@ -1,0 +1,147 @@
+"""Versions made from updates to what is held here: chains of sparse updates, and adapters.
+
+Owns what an actor can begin from, whichever way updates come: its newest version, and the frozen
+base of adapters, which is kept beside the versions. The digest of what comes out decides: what has
+led to a wrong one is not begun from again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Sequence
+
+import structlog
+
+from broker.protocol.manifest import AdapterSpec, SparseLink, WeightManifest, digest_of
+from broker.weights.low_rank import apply_adapter
+from broker.weights.sparse import apply_changes, elements
+from buffer.record.episode import PolicyVersion
+from configs.errors import WeightsError
+
+from .counters import WeightCounters
+from .held import HeldWeights
+
+log = structlog.get_logger()
+
+
+class WeightUpdates:
+    """What versions can be made from, and the making of them.
+
+    Args:
+        held: Holds the newest version.
+        counters: Counts wrong digests.
+    """
+
+    def __init__(self, held: HeldWeights, counters: WeightCounters) -> None:
+        self._held = held
+        self._counters = counters
+        self._base: tuple[str, mmap.mmap] | None = None
+        """Digest and bytes of what adapters are added to."""
+        self._bad_base = ""
+        """Digest of a base from which adapters led to wrong bytes."""
+        self._bad_version: PolicyVersion | None = None
+        """Version held here from which sparse updates led to wrong bytes."""
+
+    def chain_to(
+        self, manifest: WeightManifest, links: Sequence[SparseLink]
+    ) -> tuple[SparseLink, ...]:
+        """Return the updates that lead from what is held to this version; none = take all bytes."""
+        if self._held.whole is None:
+            return ()
+        version, memory = self._held.whole
+        if version == self._bad_version or len(memory) != manifest.num_bytes:
+            return ()
+        return chain_between(version, manifest, links)
+
+    def adapter_of(self, manifest: WeightManifest) -> AdapterSpec | None:
+        """Return the adapter of a version, if it is shorter than all bytes and its base is good."""
+        adapter = manifest.adapter
+        if adapter is None or adapter.num_bytes >= manifest.num_bytes:
+            return None
+        return adapter if adapter.base != self._bad_base else None
+
+    def has_base(self, digest: str) -> bool:
+        """Return whether the base of adapters with this digest is here."""
+        return self._base is not None and self._base[0] == digest
+
+    async def keep_base(self, digest: str, memory: mmap.mmap) -> bool:
+        """Keep the bytes that adapters are added to. False: their digest is wrong."""
+        if not await self._is_right(memory, digest):
+            self._bad_base = digest
+            return False
+        self._base = digest, memory
+        return True
+
+    async def add_adapter(
+        self, adapter: bytearray, manifest: WeightManifest, memory: mmap.mmap
+    ) -> bool:
+        """Fill `memory` with a version, from its adapter and the base. False: it is not right."""
+        assert self._base is not None
+        digest, base = self._base
+        try:
+            await asyncio.to_thread(_merge, memory, base, adapter, manifest)
+        except WeightsError as error:
+            log.warning("adapter refused", reason=str(error))
+            self._bad_base = digest
+            return False
+        if await self._is_right(memory, manifest.digest):
+            return True
+        self._bad_base = digest
+        return False
+
+    async def add_changes(
+        self, updates: Sequence[bytearray], manifest: WeightManifest, memory: mmap.mmap
+    ) -> bool:
+        """Fill `memory` with a version, from updates to what is held. False: it is not right."""
+        assert self._held.whole is not None
+        version, base = self._held.whole
+        try:
+            await asyncio.to_thread(rebuild, memory, base, updates, manifest)
+        except WeightsError as error:
+            log.warning("sparse update refused", reason=str(error))
+            self._bad_version = version
+            return False
+        if await self._is_right(memory, manifest.digest):
+            return True
+        self._bad_version = version
+        return False
+
+    async def _is_right(self, memory: mmap.mmap, digest: str) -> bool:
+        if await asyncio.to_thread(digest_of, [memory]) == digest:
+            return True
+        self._counters.digest_mismatches += 1
+        log.warning("weights made from an update have a wrong digest")
+        return False
+
+
+def chain_between(
+    base: PolicyVersion, manifest: WeightManifest, links: Sequence[SparseLink]
+) -> tuple[SparseLink, ...]:
+    """Return the links that lead from `base` to a version; none if all its bytes are no longer."""
+    bases = [link.base for link in links]
+    if base not in bases or links[-1].version != manifest.version:
+        return ()
+    chain = tuple(links[bases.index(base) :])
+    return chain if sum(link.num_bytes for link in chain) < manifest.num_bytes else ()
+
+
+def _merge(
+    memory: mmap.mmap, base: mmap.mmap, adapter: bytearray, manifest: WeightManifest
+) -> None:
+    memory[:] = base[:]
+    apply_adapter(adapter, memory, manifest)
+
+
+def rebuild(
+    memory: mmap.mmap, base: mmap.mmap, updates: Sequence[bytearray], manifest: WeightManifest
+) -> None:
+    """Fill `memory` with a version; blocks.
+
+    Raises:
+        WeightsError: An update is malformed.
+    """
+    target = elements(memory, manifest.tensors[0].dtype)
+    target[:] = elements(base, manifest.tensors[0].dtype)
+    for update in updates:
+        apply_changes(update, target)
