@@ -1,4 +1,4 @@
-"""The display of `nyala up`: a live bar on a terminal, plain lines elsewhere.
+"""The display of a run: the live view on a terminal, plain lines elsewhere.
 
 Both show the same `View`, whatever its figures come from.
 """
@@ -6,38 +6,21 @@ Both show the same `View`, whatever its figures come from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol, Self
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bar
-from rich.spinner import Spinner
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
-from configs.printable import printable, printable_lines
+from configs.printable import printable_lines
 from console.typed import as_typed
 
-from .progress import Progress
+from .figures import figures
+from .snapshot import View
+from .view.live_view import live_view
+from .view.screen import Screen
 
 PLAIN_EVERY_S = 5.0  # a line for each step would bury a log file
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """The state of a run at one moment."""
-
-    progress: Progress
-    stages: Mapping[str, str]
-    """Process -> its stage of starting, until the first batch of this session."""
-    actors_alive: int
-    is_training: bool = True
-    """The first batch of this session is trained."""
-    alarm: str | None = None
-    """Why nobody samples, for as long as nobody does."""
+DRAW_EVERY_S = 1.0  # the eye reads no faster, and each drawing costs milliseconds
 
 
 class Display(Protocol):
@@ -58,62 +41,55 @@ class Display(Protocol):
 
 def make_display(console: Console, *, name: str, plain: bool) -> Display:
     """Choose the display that fits where the output goes."""
-    if plain or not console.is_terminal:
+    if plain or not console.is_terminal or console.is_dumb_terminal:
         return PlainDisplay(console, name=name)
     return LiveDisplay(console, name=name)
 
 
 class LiveDisplay:
-    """A progress bar and the figures of the run, redrawn in place."""
+    """The live view of a run, redrawn in place."""
 
-    def __init__(self, console: Console, *, name: str) -> None:
-        self._live = Live(console=console, refresh_per_second=8, transient=False)
-        self._bar = Bar(
-            TextColumn(f"[bold]{name}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[eta]}"),
-            console=console,
-            expand=True,
-        )
-        self._task = self._bar.add_task(name, total=None, eta="")
-        self._spinners: dict[str, Spinner] = {}
+    def __init__(
+        self, console: Console, *, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._console = console
+        self._screen = Screen(console)
+        self._name = name
+        self._clock = clock
+        self._view: View | None = None
+        self._due = clock()
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._screen.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        self._draw()
+        self._screen.__exit__()
 
     def show(self, view: View) -> None:
-        """Redraw."""
-        if not view.is_training:
-            self._live.update(Group(self._starting(view), *_alarm_lines(view)))
-            return
-        eta = view.progress.eta_s
-        self._bar.update(
-            self._task,
-            total=view.progress.steps,
-            completed=view.progress.step,
-            eta="" if eta is None else f"{duration(eta)} left",
-        )
-        shown: list[RenderableType] = [self._bar, _figures_table(view)]
-        if view.progress.alerts is not None:
-            shown.append(Text(printable(f"ALERT {view.progress.alerts}"), style="yellow"))
-        self._live.update(Group(*shown, *_alarm_lines(view)))
+        """Redraw, but not more often than anybody reads figures."""
+        is_new = self._view is None or self._view.is_training != view.is_training
+        self._view = view
+        if is_new or self._clock() >= self._due:
+            self._draw()
 
     def log(self, text: str) -> None:
-        """Print above the bar."""
-        print_line(self._live.console, f"  {text}")
+        """Print above the view."""
+        self._screen.print(lambda: print_line(self._console, f"  {text}"))
+        self._draw()
 
-    def _starting(self, view: View) -> RenderableType:
-        rows = []
-        for name, stage in view.stages.items():
-            spinner = self._spinners.setdefault(name, Spinner("dots"))
-            spinner.update(text=Text(printable(f"{name}: {stage}")))
-            rows.append(spinner)
-        return Group(*rows)
+    def _draw(self) -> None:
+        if self._view is None:
+            return
+        self._due = self._clock() + DRAW_EVERY_S
+        width, height = self._console.size
+        ascii_only = self._console.options.ascii_only
+        # The cursor stands on the line below.
+        lines = live_view(
+            self._view, name=self._name, width=width, height=height - 1, ascii_only=ascii_only
+        )
+        self._screen.draw(lines)
 
 
 class PlainDisplay:
@@ -164,21 +140,6 @@ class PlainDisplay:
         print_line(self._console, text)
 
 
-def figures(view: View) -> dict[str, str]:
-    """Write the figures of a run for people; a missing one is a dash."""
-    progress = view.progress
-    return {
-        "reward": _number(progress.reward, "{:.3f}"),
-        "accuracy": _number(progress.accuracy, "{:.3f}"),
-        **{f"of {name}": f"{value:.3f}" for name, value in progress.accuracies.items()},
-        "tokens/s": _number(progress.tokens_per_s, "{:,.0f}"),
-        "policy lag": _number(progress.policy_lag, "{:.2f}"),
-        "learner idle": _number(progress.idle_fraction, "{:.0%}"),
-        "actors": str(view.actors_alive),
-        "left": "-" if progress.eta_s is None else duration(progress.eta_s),
-    }
-
-
 class IdleTime:
     """Turns the reason why nobody samples into an alarm, once it has lasted."""
 
@@ -201,31 +162,3 @@ class IdleTime:
 def print_line(console: Console, text: str) -> None:
     """Print text that may come from another machine: never markup, nor a terminal's commands."""
     console.print(printable_lines(as_typed(text)), markup=False, highlight=False, soft_wrap=True)
-
-
-def duration(seconds: float) -> str:
-    """Write a time span: `42 s`, `3:05 min`, `2:10 h`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
-
-
-def _figures_table(view: View) -> Table:
-    values = figures(view)
-    del values["left"]  # stands beside the bar
-    table = Table(box=None, padding=(0, 3, 0, 0))
-    for label in values:
-        table.add_column(label, header_style="dim")
-    table.add_row(*values.values())
-    return table
-
-
-def _alarm_lines(view: View) -> list[RenderableType]:
-    return [] if view.alarm is None else [Text(printable(f"ALARM {view.alarm}"), style="bold red")]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)

@@ -6,14 +6,30 @@ from their beginning.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from console.run.run_folder import RunFolder
 
+from .curve import Curve
 from .json_lines import JsonLines, Row, number
 
 RECENT_STEPS = 20  # enough to smooth single batches, few enough to follow the run
+PHASES = (
+    "wait",
+    "fetch",
+    "pack",
+    "gather",
+    "prepare",
+    "forward",
+    "backward",
+    "clip",
+    "optimizer",
+    "checkpoint",
+    "other",
+)
+"""Of a batch, as the learner names them; its own list is in a module that loads torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +48,29 @@ class Progress:
     """Newest held-out accuracy of each environment, where there are several."""
     tokens_per_s: float | None = None
     """Generated tokens that reached the learner, over the last batches."""
+    trained_tokens_per_s: float | None = None
+    """Tokens with a loss, over the last batches; tokens trained again count again."""
     policy_lag: float | None = None
     """Mean lag of the newest batch, batches."""
+    policy_lag_max: int | None = None
+    """Largest lag of a token of the newest batch, batches."""
     idle_fraction: float | None = None
     """Share of the last batches' time in which the learner waited for episodes."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Share of the last batches' time in each of the learner's phases, the largest first."""
+    mfu: float | None = None
+    """Share of the cards' peak in the newest batch."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Groups of the whole run that were not trained, by reason."""
     eta_s: float | None = None
     alerts: str | None = None
     """Newest findings of the guards among the last batches, such as `ess, kl at batch 57`."""
+    advice: tuple[str, ...] = ()
+    """What the newest batch's diagnosis advises."""
+    rewards: tuple[float, ...] = ()
+    """Mean sampled reward of all batches, in equal stretches."""
+    accuracy_curve: tuple[float, ...] = ()
+    """Held-out accuracy of all evaluations, in equal stretches."""
 
 
 class RunProgress:
@@ -49,25 +81,48 @@ class RunProgress:
         self._evaluations = JsonLines(folder.evaluations)
         self._steps = steps
         self._rows: dict[int, Row] = {}
-        self._accuracy: dict[int, float] = {}
-        self._evaluation: Row = {}
+        self._rewards = Curve()
+        self._evaluated: list[Row] = []
+        """The first and the newest."""
+        self._accuracies = Curve()
 
     def look(self) -> Progress:
-        """Read what is new and sum up."""
-        lives = self._metrics.num_files, self._evaluations.num_files
-        rows, evaluations = self._metrics.read_new(), self._evaluations.read_new()
-        if self._metrics.num_files != lives[0]:
-            self._rows.clear()
-        if self._evaluations.num_files != lives[1]:
-            self._accuracy.clear()
-            self._evaluation = {}
-        self._rows |= {int(number(row, "step")): row for row in rows}
-        for step in list(self._rows)[:-RECENT_STEPS]:
-            del self._rows[step]  # a long run has millions
-        self._accuracy |= {int(number(row, "step")): number(row, "accuracy") for row in evaluations}
-        self._evaluation = evaluations[-1] if evaluations else self._evaluation
-        progress = summarise(list(self._rows.values()), self._accuracy, steps=self._steps)
-        return replace(progress, accuracies=accuracies(self._evaluation))
+        """Read all that is new and sum up."""
+        while rows := self._read(self._metrics, self._forget_metrics):
+            for row in rows:
+                self._rows[int(number(row, "step"))] = row
+                self._rewards.add(number(row, "reward_mean"))
+            for step in list(self._rows)[:-RECENT_STEPS]:
+                del self._rows[step]  # a long run has millions
+        while evaluations := self._read(self._evaluations, self._forget_evaluations):
+            for row in evaluations:
+                self._accuracies.add(number(row, "accuracy"))
+            ends = [*self._evaluated, *evaluations]
+            self._evaluated = [ends[0], ends[-1]]
+        accuracy = {int(number(row, "step")): number(row, "accuracy") for row in self._evaluated}
+        progress = summarise(list(self._rows.values()), accuracy, steps=self._steps)
+        return replace(
+            progress,
+            accuracies=accuracies(self._evaluated[-1]) if self._evaluated else {},
+            rewards=self._rewards.points,
+            accuracy_curve=self._accuracies.points,
+        )
+
+    @staticmethod
+    def _read(lines: JsonLines, forget: Callable[[], None]) -> list[Row]:
+        lives = lines.num_files
+        rows = lines.read_new()
+        if lines.num_files != lives:
+            forget()
+        return rows
+
+    def _forget_metrics(self) -> None:
+        self._rows.clear()
+        self._rewards = Curve()
+
+    def _forget_evaluations(self) -> None:
+        self._evaluated.clear()
+        self._accuracies = Curve()
 
 
 def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Progress:
@@ -97,10 +152,17 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         / wall_s
         if known
         else None,
+        trained_tokens_per_s=sum(number(row, "trained_tokens") for row in timed) / wall_s
+        if known
+        else None,
         policy_lag=number(rows[-1], "policy_lag_mean"),
+        policy_lag_max=int(number(rows[-1], "policy_lag_max")),
         idle_fraction=min(1.0, sum(number(row, "idle_s", "wait_s") for row in timed) / wall_s)
         if known
         else None,
+        phases=phase_shares(recent),
+        mfu=number(rows[-1], "mfu") or None,
+        dropped=_dropped(rows[-1]),
         eta_s=(steps - step) * wall_s / len(timed) if known else None,
         alerts=_newest_alerts(recent),
     )
@@ -113,6 +175,22 @@ def accuracies(evaluation: Row) -> dict[str, float]:
         return {}
     found = {name: each.get("accuracy") for name, each in environments.items()}
     return {name: accuracy for name, accuracy in found.items() if accuracy is not None}
+
+
+def phase_shares(rows: list[Row]) -> dict[str, float]:
+    """Sum up the seconds of batches by phase, as shares, the largest first."""
+    spent = {name: sum(number(row, f"{name}_s") for row in rows) for name in PHASES}
+    total = sum(spent.values())
+    largest = sorted(spent.items(), key=lambda each: -each[1])
+    return {name: seconds / total for name, seconds in largest if seconds}
+
+
+def _dropped(row: Row) -> dict[str, int]:
+    """Read how many groups were dropped, by reason."""
+    groups = row.get("dropped_groups")
+    if not isinstance(groups, dict):
+        return {}
+    return {str(why): count for why, count in groups.items() if isinstance(count, int) and count}
 
 
 def _newest_alerts(rows: list[Row]) -> str | None:

@@ -40,6 +40,11 @@ class Stages:
                     self._errors[name] = str(row.get("event", ""))
         return self._stages
 
+    @property
+    def elapsed_s(self) -> float:
+        """Time since the beginning."""
+        return max(0.0, self._clock() - self._began)
+
     def report(self) -> list[str]:
         """Return the time since the beginning, then each process's stages; once, empty later."""
         self.look()

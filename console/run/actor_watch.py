@@ -14,6 +14,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from buffer import operations
 from buffer.operations.values import ActorSeen, Closed, Memory, Stats
@@ -28,6 +29,16 @@ RETRY_S = 1.0
 JITTER = 0.5  # consoles of several machines do not all ask a Redis that has just come back at once
 REPORT_WITHIN_S = 300.0  # Redis may load a log for minutes; later the process id may be another's
 MAX_PENDING = 1024  # as many actors as a broker serves by default
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLook:
+    """What the store showed at one moment."""
+
+    stats: Stats
+    actors: tuple[ActorSeen, ...]
+    memory: Memory
+    closed: Closed
 
 
 class PendingDeaths:
@@ -87,20 +98,32 @@ class ActorWatch:
         self._run, self._broker = settings.run.name, settings.broker
         self._reports: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._pending = PendingDeaths()
-        self._alive: int | None = None
-        self._idle: str | None = None
+        self._newest: StoreLook | None = None
         # Never joined: a look at a dead server does not keep `nyala up` from ending.
         self._worker = Worker(self._watch, name="actor-watch")
 
     @property
+    def newest(self) -> StoreLook | None:
+        """The last look; None before the first and while Redis is away."""
+        return self._newest
+
+    @property
     def alive(self) -> int | None:
-        """Actors alive at the last look; None before the first and while Redis is away."""
-        return self._alive
+        """Actors alive at the last look; None where there is none."""
+        newest, limit_s = self._newest, self._broker.heartbeat_timeout_s
+        if newest is None:
+            return None
+        return sum(actor.silent_s <= limit_s for actor in newest.actors)
 
     @property
     def idle(self) -> str | None:
         """Why nobody samples although the learner waits, at the last look; None if it need not."""
-        return self._idle
+        newest = self._newest
+        if newest is None:
+            return None
+        return idle_reason(
+            self._settings, newest.stats, newest.actors, newest.memory, newest.closed
+        )
 
     def start(self) -> None:
         """Begin to look."""
@@ -125,9 +148,9 @@ class ActorWatch:
                     try:
                         self._look(store)
                     except NyalaError:
-                        self._alive = self._idle = None
+                        self._newest = None
         finally:
-            self._alive = self._idle = None
+            self._newest = None
 
     def _receive(self) -> bool:
         """Wait for a report or for the time of the next look; False once closed."""
@@ -140,12 +163,9 @@ class ActorWatch:
         return pid is not None
 
     def _look(self, store: Store) -> None:
-        seen = store.run(operations.actors())
-        limit_s = self._broker.heartbeat_timeout_s
-        self._alive = sum(actor.silent_s <= limit_s for actor in seen)
-        stats = store.run(operations.stats())
+        seen, stats = store.run(operations.actors()), store.run(operations.stats())
         memory, closed = store.run(operations.memory()), store.run(operations.closed())
-        self._idle = idle_reason(self._settings, stats, seen, memory, closed)
+        self._newest = StoreLook(stats, tuple(seen), memory, closed)
         pending = self._pending.current()
         # A store that is recovering releases nothing, and after it no lease expires for a while.
         if pending and stats.state == "RUNNING":

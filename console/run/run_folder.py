@@ -66,6 +66,7 @@ class RunFolder:
         self.init = path / "init"
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "eval.jsonl"
+        self.samples = path / "samples.jsonl"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
         self.summary = path / "summary.json"

@@ -13,10 +13,13 @@ import time
 from rich.console import Console
 
 from configs.settings import Settings
-from console.display.display import Display, IdleTime, View, make_display, print_line
-from console.display.progress import RunProgress
+from console.display.display import Display, IdleTime, make_display, print_line
+from console.display.from_store import with_store
+from console.display.newest_sample import NewestSample
+from console.display.progress import Progress, RunProgress
 from console.display.result import print_result
 from console.display.reward_plot import draw_reward
+from console.display.snapshot import View
 from console.display.stages import Stages
 from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
@@ -135,6 +138,8 @@ class Session:
         self._actors = actors = ActorWatch(url, self._settings)
         try:
             if server is not None:
+                steps = self._settings.run.steps
+                display.show(View(Progress(0, steps), {"redis": "starting"}, 0, is_training=False))
                 first.start()
                 wait_until_ready(server.url, has_ended=lambda: first.poll() is not None)
             supervisor.start()
@@ -171,6 +176,7 @@ class Session:
         self, supervisor: Supervisor, display: Display, stages: Stages
     ) -> Outcome:
         progress = RunProgress(self._folder, steps=self._settings.run.steps)
+        samples = NewestSample(self._folder.samples)
         resumed_at = progress.look().step
         idle = IdleTime(self._settings.console.alarm_s)
         show_at = 0.0
@@ -186,7 +192,17 @@ class Session:
                 if is_training:
                     for line in stages.report():
                         display.log(line)
-                display.show(View(now, stages.look(), alive, is_training, alarm))
+                view = View(
+                    now,
+                    stages.look(),
+                    alive,
+                    is_training,
+                    alarm,
+                    elapsed_s=stages.elapsed_s,
+                    sample=samples.look(),
+                )
+                newest = None if self._actors is None else self._actors.newest
+                display.show(with_store(view, newest, self._settings))
                 show_at = time.monotonic() + self._settings.console.refresh_s
             if outcome is not None:
                 return outcome

@@ -23,12 +23,17 @@ from configs.loader import load
 from configs.printable import printable
 from configs.settings import Settings
 from console.arguments import AsJson, Run
-from console.display.display import View, duration, figures, print_line
+from console.display.display import print_line
+from console.display.figures import duration, figures
+from console.display.from_store import closed_lines
 from console.display.json_lines import number, read_rows
 from console.display.progress import RunProgress
 from console.display.result import print_result
+from console.display.snapshot import View
 from console.run.actor_watch import idle_reason
 from console.run.run_folder import RunFolder, RunState, run_folder_of
+
+CURVES = {"rewards", "accuracy_curve"}  # of the live view; the run's files have every batch
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -74,7 +79,7 @@ def status_of(path: Path) -> dict[str, Any]:
         "state": folder.state,
         "is_up": folder.is_held,
         "checkpoint": folder.newest_checkpoint(),
-        "progress": asdict(progress),
+        "progress": {k: v for k, v in asdict(progress).items() if k not in CURVES},
         "summary": folder.read_summary() if folder.state is RunState.FINISHED else None,
         "store": store,
     }
@@ -138,12 +143,7 @@ def _ask_store(
 
 def _closed_lines(closed: Closed, run: Path) -> list[str]:
     """Write to whom nothing is leased, and how it goes on."""
-    lines = [
-        f"the key {tag} gets no leases for {duration(key.left_s)}: {key.why}"
-        for tag, key in closed.keys.items()
-    ]
-    if closed.paused:
-        lines.insert(0, f"LEASING IS PAUSED: {closed.paused}")
+    lines = closed_lines(closed)
     return [*lines, f"mend the cause, then: nyala buffer resume {run}"] if lines else []
 
 

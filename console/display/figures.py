@@ -1,0 +1,35 @@
+"""Figures of a run in words: numbers, spans of time, and the few that fit one line."""
+
+from __future__ import annotations
+
+from .snapshot import View
+
+
+def figures(view: View) -> dict[str, str]:
+    """Write the figures of a run for people; a missing one is a dash."""
+    progress = view.progress
+    return {
+        "reward": number_or_dash(progress.reward, "{:.3f}"),
+        "accuracy": number_or_dash(progress.accuracy, "{:.3f}"),
+        **{f"of {name}": f"{value:.3f}" for name, value in progress.accuracies.items()},
+        "tokens/s": number_or_dash(progress.tokens_per_s, "{:,.0f}"),
+        "policy lag": number_or_dash(progress.policy_lag, "{:.2f}"),
+        "learner idle": number_or_dash(progress.idle_fraction, "{:.0%}"),
+        "actors": str(view.actors_alive),
+        "left": "-" if progress.eta_s is None else duration(progress.eta_s),
+    }
+
+
+def duration(seconds: float) -> str:
+    """Write a time span: `42 s`, `3:05 min`, `2:10 h`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def number_or_dash(value: float | None, form: str) -> str:
+    """Write a number in a form; a dash where there is none."""
+    return "-" if value is None else form.format(value)

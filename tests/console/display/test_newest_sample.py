@@ -1,0 +1,49 @@
+"""The newest sampled text of a run."""
+
+from console.display.newest_sample import READ_BYTES, NewestSample
+from tests.console.support.recorded_run import FOLDER
+
+
+def prompt_of(newest):
+    sample = newest.look()
+    return None if sample is None else sample.prompt
+
+
+TWO = FOLDER.samples.read_bytes().splitlines(keepends=True)
+
+
+def test_the_last_whole_line_is_the_newest_text(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    newest = NewestSample(path)
+    assert newest.look() is None
+
+    path.write_bytes(TWO[0])
+    assert prompt_of(newest) == "hapale>"
+    with path.open("ab") as file:
+        file.write(TWO[1][:-20])
+        file.flush()
+        assert prompt_of(newest) == "hapale>"
+        file.write(TWO[1][-20:])
+    assert prompt_of(newest) == "simaba>"
+
+
+def test_damaged_lines_are_passed_over_and_old_ones_not_read(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(TWO[0] + b"\xff\xfe not json\n" + b'{"step": "x"}\n')
+    assert prompt_of(NewestSample(path)) == "hapale>"
+
+    path.write_bytes(TWO[0] + b"x" * READ_BYTES + b"\n")
+    assert NewestSample(path).look() is None
+
+
+def test_a_part_that_was_put_away_leaves_its_text_until_there_is_another(tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_bytes(TWO[0])
+    newest = NewestSample(path)
+    newest.look()
+
+    path.unlink()
+    path.touch()
+    assert prompt_of(newest) == "hapale>"
+    path.write_bytes(TWO[1])
+    assert prompt_of(newest) == "simaba>"
