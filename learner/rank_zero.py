@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 import structlog
@@ -31,9 +31,11 @@ from learner.data.retrying_store import RetryingStore
 from learner.data.sampling_alarm import SamplingAlarm
 from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
+from learner.reporting.advice.advisor_thread import AdvisorThread
 from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import StepTimes, Totals
+from learner.reporting.run_tokenizer import run_vocabulary
 from learner.reporting.sample_writer import SampleWriter
 from learner.reporting.summary import summarise
 from learner.training.guards import Alert, GuardState
@@ -94,16 +96,13 @@ class RankZero:
         )
         self._alarm = SamplingAlarm(store, settings)
         self._records = Records(store, run, settings.buffer, settings.rewards)
-        environment_of = environment_by_group(run, ledger)
-        self._samples = self._sample_writer(environment_of)
-        self._batch_log = BatchLog(
-            self._journal,
-            self._claims.dropped,
+        self._samples = SampleWriter(
+            run,
+            step=start.state.step,
             lineage=start.lineage,
-            lineages=start.lineages,
-            totals=start.state.totals,
-            environment_of=environment_of,
+            environment_of=environment_by_group(run, ledger),
         )
+        self._batch_log = self._log(AdvisorThread(settings, store, run_vocabulary(run)))
         self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=start.state.cursor)
         self._evaluations = Evaluations(
             store,
@@ -126,6 +125,7 @@ class RankZero:
         """Start what runs beside training, and evaluate what an earlier learner has not."""
         self._feeder.start()
         self._samples.start()
+        self._batch_log.start()
         self._evaluate(step)
 
     def next_batch(
@@ -163,13 +163,6 @@ class RankZero:
         """Count the trained batch and log its figures."""
         batch, self._batch = self._batch, None
         assert batch is not None, "a batch is trained after it was claimed"
-        if batch.missing_parts:
-            names = ", ".join(batch.missing_parts)
-            why = (
-                f"rewards.weights must name parts of the reward, got {names}, which no episode of "
-                "the batch has; it was trained as if they were 0"
-            )
-            alerts = [*alerts, Alert("reward_part_missing", why)]
         self._samples.keep_batch(batch.step, batch.episodes)
         self._batch_log.record(
             batch,
@@ -244,7 +237,8 @@ class RankZero:
         self._samples.close()
         self._batch_log.end()
         evaluations = self._journal.lines("eval")
-        self._journal.summarise(summarise(run, self._totals(), guards, stats, evaluations))
+        figures = summarise(run, self._totals(), guards, stats, evaluations)
+        self._journal.summarise(figures | {"advice": self._batch_log.advice})
         log.info("finished", steps=run.steps, cancelled_tasks=cancelled)
         return True
 
@@ -252,14 +246,17 @@ class RankZero:
         """Stop what runs beside training."""
         self._feeder.stop()
         self._samples.close()
+        self._batch_log.close()
 
-    def _sample_writer(self, environment_of: Callable[[int], str]) -> SampleWriter:
-        start = self._start
-        return SampleWriter(
-            self._run,
-            step=start.state.step,
-            lineage=start.lineage,
-            environment_of=environment_of,
+    def _log(self, advisor: AdvisorThread) -> BatchLog:
+        return BatchLog(
+            self._journal,
+            self._claims.dropped,
+            lineage=self._start.lineage,
+            lineages=self._start.lineages,
+            totals=self._start.state.totals,
+            environment_of=environment_by_group(self._run, self._ledger),
+            advisor=advisor,
         )
 
     def _wait(self, step: int) -> ClaimedBatch | None:

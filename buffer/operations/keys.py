@@ -51,7 +51,8 @@ runs can share a server. Scripts get the prefix and build the rest (`lua/lib/key
     brokers         hash    address -> its figures, JSON                    broker_seen
 
 A training task is in exactly one of `new` (through its unit), `ready`, `lease`, `done`, `claimed`,
-`dead` or a bitmap of ended tasks; created = the sum of them. The only counter numbers arrivals.
+`dead` or a bitmap of ended tasks; created = the sum of them. The only counters number arrivals, and
+failures for whoever looks for their cause (`data_failures`).
 There is no watermark below which all is committed: a bitmap of ten million tasks is 1.2 MB, exact,
 and needs no upkeep.
 """

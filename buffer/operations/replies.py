@@ -107,6 +107,8 @@ def parse_stats(reply: Reply) -> Stats:
         committed_step=int(meta.get("committed", 0)),
         vocabulary=int(meta["vocabulary"]) if "vocabulary" in meta else None,
         kept_bytes=int(meta.get("kept_bytes", 0)),
+        data_failures=int(meta.get("data_failures", 0)),
+        data_failure=meta.get("data_failure", ""),
         hashes={k.removeprefix("hash:"): v for k, v in meta.items() if k.startswith("hash:")},
         dropped={reasons[i].decode(): reasons[i + 1] for i in range(0, len(reasons), 2)},
         claims=tuple(

@@ -299,20 +299,18 @@ class Stats:
     """Tokens of the policy's model; None before a learner has begun."""
     kept_bytes: int = 0
     """Records of kept units, those in a batch included."""
+    data_failures: int = 0
+    """Attempts at a task that reward or environment have failed since the run began."""
+    data_failure: str = ""
+    """Why the newest of them failed."""
 
     @property
     def by_state(self) -> dict[str, int]:
         """Tasks in each state, from the first to the last of a task's life."""
-        return {
-            "ready": self.ready,
-            "leased": self.leased,
-            "buffered": self.buffered,
-            "claimed": self.claimed,
-            "committed": self.committed,
-            "dropped": sum(self.dropped.values()),
-            "dead": self.dead,
-            "cancelled": self.cancelled,
-        }
+        made = {"ready": self.ready, "leased": self.leased, "buffered": self.buffered}
+        trained = {"claimed": self.claimed, "committed": self.committed}
+        lost = {"dropped": sum(self.dropped.values()), "dead": self.dead}
+        return made | trained | lost | {"cancelled": self.cancelled}
 
     @property
     def accounted(self) -> int:

@@ -9,6 +9,8 @@ from rich.table import Table
 
 from console.run.run_folder import RunFolder
 
+from .display import print_line
+
 ROWS = {
     "held_out_accuracy_before": ("held-out accuracy before", "{:.3f}"),
     "held_out_accuracy_after": ("held-out accuracy after", "{:.3f}"),
@@ -44,13 +46,16 @@ QUIET = {"reused_episodes", "resumed_episodes", "skipped_steps", "skipped_for_lo
 
 
 def print_result(console: Console, folder: RunFolder) -> None:
-    """Show the summary of a finished run and where its files are."""
+    """Show the summary of a finished run, the advice that held at its end, and its files."""
+    summary = folder.read_summary()
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim")
     table.add_column(justify="right")
-    for label, value in rows_of(folder.read_summary()).items():
+    for label, value in rows_of(summary).items():
         table.add_row(label, value)
     console.print(table)
+    for text in advice_of(summary):
+        print_line(console, f"ADVICE {text}")
     for path, what in (
         (folder.plot, "reward curve"),
         (folder.path / "model", "trained model (Hugging Face directory)"),
@@ -73,4 +78,12 @@ def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
             rows[label] = form.format(value)
         elif key in summary and key not in QUIET:
             rows[label] = "-"
-    return rows | {key: str(value) for key, value in summary.items() if key not in ROWS}
+    rest = summary.keys() - ROWS.keys() - {"advice"}
+    return rows | {key: str(summary[key]) for key in sorted(rest)}
+
+
+def advice_of(summary: Mapping[str, object]) -> list[str]:
+    """Read the sentences of the advice."""
+    advice = summary.get("advice")
+    given = [each for each in advice if isinstance(each, dict)] if isinstance(advice, list) else []
+    return [str(each["text"]) for each in given if "text" in each]

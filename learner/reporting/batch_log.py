@@ -16,6 +16,7 @@ from learner.data.drop_counts import DropCounts
 from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 
+from .advice.advisor_thread import AdvisorThread
 from .journal import Journal
 from .metrics import BatchFigures, StepTimes, Totals, batch_figures, environment_figures
 
@@ -34,6 +35,7 @@ class BatchLog:
         lineages: dict[int, int],
         totals: Totals,
         environment_of: Callable[[int], str],
+        advisor: AdvisorThread,
     ) -> None:
         """Continue the counts of a checkpoint.
 
@@ -44,8 +46,9 @@ class BatchLog:
             lineages: lineage -> step it forked at.
             totals: Of the run so far; copied.
             environment_of: Names the environment of a group.
+            advisor: Sees each batch; its advice is part of the lines.
         """
-        self._journal = journal
+        self._journal, self._advisor = journal, advisor
         self._dropped = dropped
         self._lineage = lineage
         self._lineages = lineages
@@ -75,7 +78,15 @@ class BatchLog:
             uses=batch.uses,
         )
         self._count(figures, trained, times, claimed_at=claimed_at)
+        alerts = [*alerts, *_missing_parts(batch)]
         self._log_alerts(batch.step, alerts)
+        self._advisor.see(
+            batch,
+            trained,
+            policy_lag=figures.policy_lag_mean,
+            seconds=times.measured.seconds,
+            dropped=self._dropped.units,
+        )
         version = {"step": batch.step, "lineage": self._lineage}
         groups = {
             "group_ids": sorted({e.group_id for e in batch.episodes} - batch.uses.keys()),
@@ -92,6 +103,7 @@ class BatchLog:
                 "environments": environment_figures(batch.episodes, self._environment_of),
                 **_training_figures(trained),
                 "alerts": [alert.name for alert in alerts],
+                "advice": self.advice,
                 "sampling_alarms": sampling_alarms,
                 "dropped_samples": dropped_samples,
                 **times.figures(trained_tokens=figures.trained_tokens),
@@ -103,9 +115,23 @@ class BatchLog:
             },
         )
 
+    @property
+    def advice(self) -> list[dict[str, str]]:
+        """The advice that holds now: `rule` and `text` of each."""
+        return [asdict(each) for each in self._advisor.advice]
+
+    def start(self) -> None:
+        """Begin to advise."""
+        self._advisor.start()
+
     def end(self) -> None:
         """Count the time since the last batch; call it when the run has finished."""
         self.totals.wall_s += time.monotonic() - self._began
+        self.close()
+
+    def close(self) -> None:
+        """End what runs beside training."""
+        self._advisor.close()
 
     def _count(
         self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float
@@ -144,3 +170,13 @@ def _training_figures(trained: TrainedBatch) -> dict[str, object]:
         "kl_coefficient": trained.kl_coefficient,
         "entropy_bonus": trained.entropy_bonus,
     }
+
+
+def _missing_parts(batch: ClaimedBatch) -> list[Alert]:
+    if not batch.missing_parts:
+        return []
+    why = (
+        f"rewards.weights must name parts of the reward, got {', '.join(batch.missing_parts)}, "
+        "which no episode of the batch has; it was trained as if they were 0"
+    )
+    return [Alert("reward_part_missing", why)]

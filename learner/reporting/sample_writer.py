@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import structlog
-from transformers import AutoTokenizer
 
 from buffer.record.episode import Episode
-from configs.architecture import present_model
 from configs.settings import RunSettings
 from configs.worker import Worker
 from learner.data.answers import Answer
 from learner.training.guards import Alert
 
+from .run_tokenizer import run_tokenizer
 from .sample_files import SampleFiles, encoded
 from .sample_lines import Origin, SampleLine, sample_line
 
@@ -126,9 +125,7 @@ class SampleWriter:
 
     def _load(self) -> Decode | None:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                present_model(self._run), mistral_format=False
-            )
+            tokenizer = run_tokenizer(self._run)
         except (OSError, ValueError) as error:
             self._failure = f"no tokenizer ({error})"
             return None

@@ -137,6 +137,8 @@ local function charge_data(id, max_failures, why)
   local failures, key = tonumber(task[1] or '0') + 1, task[3] or ''
   local by = (task[2] or '') .. key .. '\n'
   call('HSET', task_key(id), 'fails', failures, 'failed_by', by)
+  call('HINCRBY', META, 'data_failures', 1)
+  call('HSET', META, 'data_failure', why)
   end_attempt(id, failures, by, key, max_failures, why)
 end
 

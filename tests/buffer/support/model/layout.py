@@ -72,6 +72,8 @@ def _run(model: Model) -> dict[str, Any]:
         "reaped_at": model.reaped_ms,
         "arrivals": model.arrivals or None,
         "paused": model.paused,
+        "data_failures": model.data_failures or None,
+        "data_failure": model.data_failure,
         "kept_bytes": sum(kept.num_bytes for kept in model.kept.values()) or None,
     }
     fates: dict[str, set[int]] = {}

@@ -158,6 +158,9 @@ class Model:
     recreated: dict[int, int | None] = field(default_factory=dict)
     publication: dict[str, str] = field(default_factory=dict)
     actors: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    data_failures: int = 0
+    data_failure: str | None = None
+    """Why the newest of them failed."""
     paused: str | None = None
     """Why nothing is leased."""
     deaths: dict[int, int] = field(default_factory=dict)
@@ -272,6 +275,8 @@ class Model:
     def charge_data(self, i: int, max_failures: int, why: str) -> None:
         """The task itself failed, which no progress makes good."""
         task = self.tasks[i]
+        self.data_failures += 1
+        self.data_failure = why
         task.failures = (task.failures or 0) + 1
         task.failed_by = [*task.failed_by, task.key or ""]
         self._end_attempt(i, task.failures, task.failed_by, max_failures, why)

@@ -60,6 +60,8 @@ def stats(model: Model) -> Stats:
         kept_units=sum(unit.batch is None for unit in kept),
         reused_units=sum(unit.batch is not None for unit in kept),
         kept_bytes=sum(unit.num_bytes for unit in kept),
+        data_failures=model.data_failures,
+        data_failure=model.data_failure or "",
     )
 
 

@@ -41,7 +41,14 @@ from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases, tiny_settings
 
-OF_A_LIFE = {"time", "idle_fraction", "trained_tokens_per_s", "lineage", "is_replay"}
+OF_A_LIFE = {
+    "time",
+    "idle_fraction",
+    "trained_tokens_per_s",
+    "lineage",
+    "is_replay",
+    "advice",
+}
 """Figures of a batch that say when it was trained and in which life, beside seconds (`..._s`)."""
 COUNTED_BY_A_LIFE = {"filtered_groups", "dropped_groups", "dropped_by_length"}
 """Drops are not counted again when the batch that they made room for is replayed."""

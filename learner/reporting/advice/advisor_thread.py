@@ -1,0 +1,155 @@
+"""The thread that advises: gathers evidence, asks the store, judges; training only hands it over.
+
+Consumes a short queue of batches. A batch that finds it full is left out: rules pool many. The
+advice that a line of metrics has is that of the batches judged by then, most often all before it.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+
+from buffer import operations
+from configs.settings import Settings
+from configs.worker import Worker
+from learner.data.claims import ClaimedBatch
+from learner.data.retrying_store import RetryingStore
+from learner.training.step import TrainedBatch
+
+from .advisor import Advisor
+from .evidence import Evidence, StoreFigures
+from .gathering import Vocabulary, episode_figures
+from .rule import Advice
+
+log = structlog.get_logger()
+
+MOST_WAITING = 4  # batches, whose episodes would else be held in memory
+CLOSE_S = 10.0
+
+
+class Seen(NamedTuple):
+    """A batch and what it took. Producer: the thread that trains."""
+
+    batch: ClaimedBatch
+    trained: TrainedBatch
+    policy_lag: float
+    wait_s: float
+    span_s: float
+    dropped: Mapping[str, int]
+    """Reason -> groups dropped in this life so far."""
+
+
+class AdvisorThread:
+    """Advises beside training.
+
+    Args:
+        settings: Of the run.
+        store: Asked for its counts once for each batch.
+        vocabulary: Of the model.
+    """
+
+    def __init__(self, settings: Settings, store: RetryingStore, vocabulary: Vocabulary) -> None:
+        self._advisor = Advisor(settings)
+        self._store = store
+        self._heartbeat_timeout_s = settings.broker.heartbeat_timeout_s
+        self._vocabulary = vocabulary
+        self._counts = StoreFigures()
+        self._dropped: Mapping[str, int] = {}
+        self._queue: queue.Queue[Seen | None] = queue.Queue(MOST_WAITING)
+        self._worker = Worker(self._work, name="advice")
+        self._is_first = True
+        self._batches, self._cpu_s = 0, 0.0
+        self.advice: tuple[Advice, ...] = ()
+        """What holds now."""
+
+    def start(self) -> None:
+        """Begin to advise."""
+        self._worker.start()
+
+    def see(
+        self,
+        batch: ClaimedBatch,
+        trained: TrainedBatch,
+        *,
+        policy_lag: float,
+        seconds: Mapping[str, float],
+        dropped: Mapping[str, int],
+    ) -> None:
+        """Hand a batch over.
+
+        Args:
+            batch: Its episodes.
+            trained: What training measured.
+            policy_lag: Mean over its trained tokens, batches.
+            seconds: Of its phases.
+            dropped: Reason -> groups dropped in this life so far.
+        """
+        # The first batch of a life waits for everything to start.
+        wait_s = 0.0 if self._is_first else seconds["wait"]
+        span_s = sum(seconds.values()) - (seconds["wait"] - wait_s)
+        self._is_first = False
+        if self._worker.is_alive and not self._queue.full():
+            self._queue.put_nowait(Seen(batch, trained, policy_lag, wait_s, span_s, dict(dropped)))
+
+    def close(self) -> None:
+        """Judge what waits, for `CLOSE_S` at most, and end the thread."""
+        if not self._worker.is_alive:
+            return
+        try:
+            self._queue.put(None, timeout=CLOSE_S)
+            self._worker.join(CLOSE_S)
+        except Exception:  # noqa: BLE001 - it has logged its error, and a run needs no advice
+            return
+        log.info("advice", batches=self._batches, cpu_s=round(self._cpu_s, 3))
+
+    def _work(self) -> None:
+        while (seen := self._queue.get()) is not None:
+            before = {each.rule for each in self.advice}
+            self.advice = self._advisor.consider(self._evidence(seen))
+            for each in self.advice:
+                if each.rule not in before:
+                    log.warning("ADVICE", rule=each.rule, step=seen.batch.step, text=each.text)
+            self._batches += 1
+            self._cpu_s = time.thread_time()
+
+    def _evidence(self, seen: Seen) -> Evidence:
+        divergence = seen.trained.divergence
+        dropped = {why: n - self._dropped.get(why, 0) for why, n in seen.dropped.items()}
+        self._dropped = seen.dropped
+        self._counts = self._ask_store()
+        return Evidence(
+            step=seen.batch.step,
+            **episode_figures(seen.batch.episodes, self._vocabulary),
+            filtered_groups=seen.batch.filtered_groups,
+            entropy=divergence.entropy,
+            effective_sample_size=divergence.effective_sample_size,
+            kl=max(divergence.kl_pi_mu_k3, divergence.kl_mu_pi_k3),
+            policy_lag=seen.policy_lag,
+            lag0_tokens=divergence.lag0_tokens,
+            lag0_difference=divergence.lag0_logprob_diff_mean,
+            clipped=divergence.clip_fraction_low + divergence.clip_fraction_high,
+            wait_s=seen.wait_s,
+            span_s=seen.span_s,
+            dropped={why: n for why, n in dropped.items() if n},
+            store=self._counts,
+        )
+
+    def _ask_store(self) -> StoreFigures:
+        stats = self._store.run(operations.stats())
+        actors = self._store.run(operations.actors())
+        death = self._counts.death
+        if stats.dead > self._counts.dead and stats.dead > stats.purged:
+            newest = operations.dead_letters(stats.dead - stats.purged - 1, 1)
+            death = next((letter.why for letter in self._store.run(newest)), death)
+        return StoreFigures(
+            actors=sum(actor.silent_s <= self._heartbeat_timeout_s for actor in actors),
+            leased=stats.leased,
+            dead=stats.dead,
+            death=death,
+            data_failures=stats.data_failures,
+            data_failure=stats.data_failure,
+        )

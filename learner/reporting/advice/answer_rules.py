@@ -1,0 +1,85 @@
+"""Rules about how answers begin and end: prompt template, stop token, length, temperature."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from configs.settings import Settings
+
+from .window import Window, middle, total
+
+OPEN, OPEN_NO_MORE = 0.5, 0.3
+PAST, PAST_NO_MORE = 0.3, 0.15
+CUT, CUT_NO_MORE = 0.5, 0.35
+COLD = 0.3  # below it, one token has nearly all of the probability whatever the model has learnt
+SURE = 0.05  # nats per token
+ALIKE = 0.5
+
+
+def prompt_left_open(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find prompts that end where a turn ends: the template gave the policy no turn."""
+    recent = window.last(5)
+    groups = total(recent, lambda each: each.groups)
+    share = total(recent, lambda each: each.open_prompts) / groups
+    if share <= (OPEN_NO_MORE if holds else OPEN):
+        return None
+    return (
+        f"{share:.0%} of the last {groups:.0f} prompts end with the token that ends a turn, so the "
+        f"policy is not asked to answer: the chat template of run.model (now {settings.run.model}) "
+        f"has no generation prompt; take the template of the model's own release, with "
+        f"`{{% if add_generation_prompt %}}`"
+    )
+
+
+def stop_token_ignored(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find answers that go on behind a special token: no end token, although it is meant as one."""
+    recent = window.last(5)
+    episodes = total(recent, lambda each: each.episodes)
+    counts: Counter[str] = Counter()
+    for each in recent:
+        counts.update(each.run_past)
+    if not counts:
+        return None
+    token, answers = counts.most_common(1)[0]
+    share = answers / episodes
+    if share <= (PAST_NO_MORE if holds else PAST):
+        return None
+    stop = list(settings.run.stop)
+    return (
+        f"{share:.0%} of the last {episodes:.0f} answers have the special token {token} in their "
+        f"middle and go on behind it: it ends no turn here; make it the eos_token of run.model's "
+        f"tokenizer or generation_config.json, or add it to run.stop (now {stop})"
+    )
+
+
+def answers_cut_off(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find a limit that most answers run into."""
+    recent = window.last(5)
+    episodes = total(recent, lambda each: each.episodes)
+    share = total(recent, lambda each: each.cut_off) / episodes
+    if share <= (CUT_NO_MORE if holds else CUT):
+        return None
+    run = settings.run
+    length = middle(recent, lambda each: each.length_mean)
+    return (
+        f"{share:.0%} of the last {episodes:.0f} answers were cut off (mean length {length:.0f} "
+        f"tokens): raise run.max_completion_tokens (now {run.max_completion_tokens}), or if `nyala "
+        f"samples {run.folder} --finish length` shows answers that are complete long before, mend "
+        f"what should end them: the model's end token or run.stop (now {list(run.stop)})"
+    )
+
+
+def temperature_low(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find a temperature at which all answers to a prompt are the same."""
+    temperature, recent = settings.run.temperature, window.last(5)
+    groups = total(recent, lambda each: each.groups)
+    alike = total(recent, lambda each: each.flat_groups) / groups
+    entropy = middle(recent, lambda each: each.entropy)
+    is_alike = alike > ALIKE or holds
+    if temperature >= COLD or not (is_alike and entropy < SURE):
+        return None
+    return (
+        f"at run.temperature {temperature:g} the policy has {entropy:.2g} nats of entropy per "
+        f"token and {alike:.0%} of the last {groups:.0f} groups had equal rewards: answers to a "
+        f"prompt are all the same, so none is better than another; set run.temperature to 1.0"
+    )

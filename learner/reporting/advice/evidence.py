@@ -1,0 +1,88 @@
+"""Evidence of one batch: all that rules look at, as numbers.
+
+Producer: `gathering.py`. Consumer: the rules. JSON can hold it, so that a run's evidence can be
+kept and judged again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ActorShare:
+    """What one actor contributed to a batch."""
+
+    episodes: int
+    groups: int
+    reward: float
+    """Mean."""
+    s_per_token: float
+    """Mean over its episodes of the time from the first lease to the last token, per token."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """Counts of the store when the batch was judged; those of events only grow."""
+
+    actors: int = 0
+    """Actors that were heard of lately."""
+    leased: int = 0
+    """Tasks that actors hold."""
+    dead: int = 0
+    """Dead letters since the run began."""
+    death: str = ""
+    """Why the newest of them died."""
+    data_failures: int = 0
+    """Episodes that reward or environment failed, retries included."""
+    data_failure: str = ""
+    """The newest such exception, with file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One batch. Shares are of episodes or groups, times in seconds, entropy and KL in nats."""
+
+    step: int
+    episodes: int
+    groups: int
+    reward_mean: float
+    reward_min: float
+    reward_max: float
+    reward_std: float
+    varying_parts: tuple[str, ...] = ()
+    """Parts of the reward that are not the same in all episodes."""
+    flat_groups: int = 0
+    """Groups whose rewards are all equal."""
+    filtered_groups: int = 0
+    """Groups of equal rewards that made way for others (dynamic sampling)."""
+    cut_off: int = 0
+    """Episodes that `run.max_completion_tokens` ended."""
+    unparsed: float | None = None
+    """Share of answers that the scorer could not read; None = it does not count them."""
+    length_mean: float = 0.0
+    """Completion tokens of an episode."""
+    actors: dict[str, ActorShare] = field(default_factory=dict)
+    """Incarnation -> its share."""
+    run_past: dict[str, int] = field(default_factory=dict)
+    """Special token -> answers in which the policy wrote it and went on."""
+    open_prompts: int = 0
+    """Groups whose prompt ends with a token that ends a turn, so that nobody's turn has begun."""
+    entropy: float = 0.0
+    effective_sample_size: float = 1.0
+    kl: float = 0.0
+    """The larger one of KL(pi || mu) and KL(mu || pi), per token."""
+    policy_lag: float = 0.0
+    """Mean over trained tokens, batches."""
+    lag0_tokens: int = 0
+    lag0_difference: float = 0.0
+    """Mean |log pi - log mu| of tokens at lag 0."""
+    clipped: float = 0.0
+    """Share of tokens that a bound of the surrogate acted on."""
+    wait_s: float = 0.0
+    """Time waiting for episodes; 0 in the first batch of a life, which waits for the start."""
+    span_s: float = 0.0
+    """Time from the end of the batch before."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """Reason -> groups dropped since the batch before."""
+    store: StoreFigures = StoreFigures()

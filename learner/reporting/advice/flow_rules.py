@@ -1,0 +1,124 @@
+"""Rules about flow: who waits for whom, what is dropped or dies, actors that are slow."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from statistics import median
+
+from configs.settings import Settings
+
+from .window import Window, total
+
+IDLE, IDLE_NO_MORE = 0.25, 0.15
+WORKLESS, WORKLESS_NO_MORE = 0.9, 0.7
+DROPPED, DROPPED_NO_MORE = 0.02, 0.01  # a machine that has other work loses one in a hundred
+FILTERED = "zero_variance"  # made way on purpose
+SLOWER = 1.1
+ALMOST_ALWAYS, OFTEN = 18, 14  # of 20 batches
+DYING = 5
+
+
+def dead_letters_grow(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find tasks that fail on every actor."""
+    recent = window.last(20)
+    died = recent[-1].store.dead - recent[0].store.dead
+    if died < (1 if holds else DYING):
+        return None
+    why = " ".join(recent[-1].store.death.split())[:200] or "no reason given"
+    return (
+        f"{died} tasks died in the last {len(recent)} batches ({recent[-1].store.dead} in all), "
+        f"the last of: {why}; mend that, list them with `nyala buffer dead list "
+        f"{settings.run.folder}`, and try them again with `nyala buffer dead requeue`, or allow "
+        f"more failures with broker.max_data_failures (now {settings.broker.max_data_failures})"
+    )
+
+
+def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find a share of groups that is made and never trained."""
+    counts: Counter[str] = Counter()
+    for each in window:
+        counts.update({why: n for why, n in each.dropped.items() if why != FILTERED})
+    dropped = counts.total()
+    made = dropped + total(list(window), lambda each: each.groups)
+    share = dropped / made
+    if dropped < 3 or share <= (DROPPED_NO_MORE if holds else DROPPED):
+        return None
+    reason, run = counts.most_common(1)[0][0], settings.run
+    remedy = (
+        f"raise run.max_policy_lag (now {run.max_policy_lag}), set buffer.on_stale: train (now "
+        f"{settings.buffer.on_stale}), or shorten the longest answers: run.max_completion_tokens "
+        f"(now {run.max_completion_tokens})"
+        if reason == "stale"
+        else "the learner's log has the cause of each"
+    )
+    return (
+        f"{share:.1%} of the groups that the last {len(window)} batches were made of were dropped, "
+        f"most as {reason}: {remedy}"
+    )
+
+
+def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find a learner that more actors would feed."""
+    recent = window.last(20)
+    span_s = total(recent, lambda each: each.span_s)
+    share = total(recent, lambda each: each.wait_s) / span_s if span_s else 0.0
+    if share <= (IDLE_NO_MORE if holds else IDLE):
+        return None
+    actors = max(1, recent[-1].store.actors)
+    wanted = math.ceil(actors / (1 - min(share, 0.9)))
+    return (
+        f"the learner waited {share:.0%} of the time for episodes: {wanted} actors instead of "
+        f"{actors} would feed it, where they have cores or cards of their own (actors.count, now "
+        f"{settings.actors.count}), or fewer tokens: run.max_completion_tokens (now "
+        f"{settings.run.max_completion_tokens})"
+    )
+
+
+def actors_wait(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find actors that have nothing to do: as much as may lag is there already."""
+    recent = [each for each in window.last(30) if each.store.actors]
+    if len(recent) < 10:
+        return None
+    share = sum(not each.store.leased for each in recent) / len(recent)
+    if share <= (WORKLESS_NO_MORE if holds else WORKLESS):
+        return None
+    actors = recent[-1].store.actors
+    return (
+        f"no actor had work at {share:.0%} of the last {len(recent)} looks: the learner is what "
+        f"{actors} actors wait for; give it more ranks (learner.ranks, now "
+        f"{settings.learner.ranks}), or run fewer actors (actors.count, now "
+        f"{settings.actors.count})"
+    )
+
+
+def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find an actor that takes longer per token than the others, in nearly every batch."""
+    found = []
+    for name in window.newest.actors:
+        ratios = _ratios(window, name)
+        slower = sum(ratio > SLOWER for ratio in ratios)
+        if len(ratios) == 20 and slower >= (OFTEN if holds else ALMOST_ALWAYS):
+            found.append((median(ratios), name))
+    if not found:
+        return None
+    ratio, name = max(found)
+    return (
+        f"{name} takes {ratio:.1f} times as long per token as the other actors; everybody waits "
+        f"for its longest episodes: see what else its machine does, or give it fewer episodes "
+        f"at a time with actors.max_concurrent_episodes (now "
+        f"{settings.actors.max_concurrent_episodes})"
+    )
+
+
+def _ratios(window: Window, name: str) -> list[float]:
+    """Divide an actor's seconds per token by the others', in batches that have both."""
+    ratios = []
+    for each in window:
+        own = each.actors.get(name)
+        others = [share for other, share in each.actors.items() if other != name]
+        episodes = sum(share.episodes for share in others)
+        theirs = sum(share.s_per_token * share.episodes for share in others)
+        if own is not None and theirs > 0:
+            ratios.append(own.s_per_token * episodes / theirs)
+    return ratios[-20:]

@@ -1,0 +1,155 @@
+"""From the episodes of a batch to its evidence: counts, in a few passes over arrays.
+
+Shapes: N tokens of all completions behind each other, B episodes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+
+from buffer.record.episode import Episode
+
+from .evidence import ActorShare
+
+UNREAD_METRICS = ("unparsed", "scorer_errors")
+"""Metrics of our environments: 1 where the scorer found nothing to judge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens that mean something to the model beside text."""
+
+    special: Mapping[int, str]
+    """Id -> how it is written."""
+    end: int | None
+    """The token that ends a sequence."""
+    is_blank: Callable[[int], bool]
+    """Whether a token is white space."""
+
+
+NO_VOCABULARY = Vocabulary({}, None, lambda _: False)
+
+
+class EpisodeFigures(TypedDict):
+    """The fields of `Evidence` that follow from episodes."""
+
+    episodes: int
+    groups: int
+    reward_mean: float
+    reward_min: float
+    reward_max: float
+    reward_std: float
+    varying_parts: tuple[str, ...]
+    flat_groups: int
+    cut_off: int
+    unparsed: float | None
+    length_mean: float
+    actors: dict[str, ActorShare]
+    run_past: dict[str, int]
+    open_prompts: int
+
+
+def episode_figures(episodes: Sequence[Episode], vocabulary: Vocabulary) -> EpisodeFigures:
+    """Count what rules look at.
+
+    Args:
+        episodes: Of one batch, at least one.
+        vocabulary: Of the model.
+    """
+    rewards = np.array([episode.reward for episode in episodes], dtype=np.float64)
+    by_group: defaultdict[int, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        by_group[episode.group_id].append(episode)
+    firsts = [members[0] for members in by_group.values()]
+    return {
+        "episodes": len(episodes),
+        "groups": len(by_group),
+        "reward_mean": float(rewards.mean()),
+        "reward_min": float(rewards.min()),
+        "reward_max": float(rewards.max()),
+        "reward_std": float(rewards.std()),
+        "varying_parts": _varying_parts(episodes),
+        "flat_groups": sum(len({e.reward for e in members}) == 1 for members in by_group.values()),
+        "cut_off": sum(episode.finish_reason == "length" for episode in episodes),
+        "unparsed": _unread(episodes),
+        "length_mean": sum(len(e.completion.token_ids) for e in episodes) / len(episodes),
+        "actors": _actor_shares(episodes),
+        "run_past": _run_past(episodes, vocabulary),
+        "open_prompts": _open_prompts(firsts, episodes, vocabulary),
+    }
+
+
+def _varying_parts(episodes: Sequence[Episode]) -> tuple[str, ...]:
+    values: defaultdict[str, set[float]] = defaultdict(set)
+    for episode in episodes:
+        for name, value in episode.reward_parts.items():
+            values[name].add(value)
+    return tuple(sorted(name for name, seen in values.items() if len(seen) > 1))
+
+
+def _unread(episodes: Sequence[Episode]) -> float | None:
+    counted = [
+        max(episode.environment_metrics.get(name, 0.0) for name in UNREAD_METRICS)
+        for episode in episodes
+        if not episode.environment_metrics.keys().isdisjoint(UNREAD_METRICS)
+    ]
+    return sum(counted) / len(counted) if counted else None
+
+
+def _actor_shares(episodes: Sequence[Episode]) -> dict[str, ActorShare]:
+    by_actor: defaultdict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        by_actor[episode.incarnation].append(episode)
+    return {
+        name: ActorShare(
+            episodes=len(own),
+            groups=len({episode.group_id for episode in own}),
+            reward=sum(episode.reward for episode in own) / len(own),
+            s_per_token=sum(map(_s_per_token, own)) / len(own),
+        )
+        for name, own in by_actor.items()
+    }
+
+
+def _s_per_token(episode: Episode) -> float:
+    return (episode.finished_at - episode.started_at) / max(1, len(episode.completion.token_ids))
+
+
+def _run_past(episodes: Sequence[Episode], vocabulary: Vocabulary) -> dict[str, int]:
+    """Count the answers in which the policy goes on behind a special token, by token."""
+    if not vocabulary.special:
+        return {}
+    tokens_N = np.concatenate([episode.completion.token_ids for episode in episodes])
+    mask_N = np.concatenate([episode.completion.loss_mask for episode in episodes]).astype(bool)
+    lengths_B = np.array([len(episode.completion.token_ids) for episode in episodes])
+    goes_on_N = np.append(mask_N[1:], False)
+    goes_on_N[np.cumsum(lengths_B)[lengths_B > 0] - 1] = False
+    special_N = np.isin(tokens_N, np.fromiter(vocabulary.special, dtype=np.int32))
+    (places,) = np.nonzero(special_N & mask_N & goes_on_N)
+    owners = np.repeat(np.arange(len(episodes)), lengths_B)[places]
+    pairs = set(zip(owners.tolist(), tokens_N[places].tolist(), strict=True))
+    return dict(Counter(vocabulary.special[token] for _, token in pairs))
+
+
+def _open_prompts(
+    firsts: Sequence[Episode], episodes: Sequence[Episode], vocabulary: Vocabulary
+) -> int:
+    """Count the groups whose prompt has only white space behind a token that ends a turn."""
+    ended = (e.completion.token_ids for e in episodes if e.finish_reason == "stop")
+    ends = {int(token_ids[-1]) for token_ids in ended if len(token_ids)} & vocabulary.special.keys()
+    if vocabulary.end is not None:
+        ends.add(vocabulary.end)
+    return sum(_is_open(episode.prompt_ids[-2:].tolist(), ends, vocabulary) for episode in firsts)
+
+
+def _is_open(last: list[int], ends: set[int], vocabulary: Vocabulary) -> bool:
+    if not last:
+        return False
+    if len(last) == 2 and last[0] in ends and vocabulary.is_blank(last[1]):
+        return True
+    return last[-1] in ends

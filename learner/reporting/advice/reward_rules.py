@@ -1,0 +1,157 @@
+"""Rules about rewards: constant, without variance, unread, failing, or different by actor."""
+
+from __future__ import annotations
+
+import math
+
+from configs.settings import Settings
+
+from .window import Window, total
+
+FAILING, FAILING_NO_MORE = 0.05, 0.02  # retries hide a rare failure; one in twenty is a fault
+UNREAD, UNREAD_NO_MORE = 0.5, 0.3
+FLAT, FLAT_NO_MORE = 0.8, 0.6
+SOLVED = 0.9  # of the best reward: groups without variance are what success looks like
+FAR_APART, APART_NO_MORE = 0.5, 0.3  # standard deviations between an actor and the others
+SIGNIFICANT = 4.0  # standard errors: once in ten thousand looks, and looks overlap
+SHOWN = 200  # characters of an exception
+
+
+def reward_failing(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find rewards or environments that raise."""
+    recent = window.last(10)
+    failures = recent[-1].store.data_failures - recent[0].store.data_failures
+    judged = failures + total(recent[1:], lambda each: each.episodes)
+    share = failures / judged if judged else 0.0
+    if failures < 5 or share <= (FAILING_NO_MORE if holds else FAILING):
+        return None
+    reward = settings.run.reward
+    what = (
+        f"run.reward, now {reward}," if reward else f"run.environment, {settings.run.environment},"
+    )
+    return (
+        f"{what} failed {failures} times in {judged} attempts ({share:.0%}), the last time with: "
+        f"{_shortened(recent[-1].store.data_failure)}; mend that line and try it with "
+        f"`nyala env test`"
+    )
+
+
+def answers_not_read(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find answers that the scorer cannot read, which score 0 whatever they say."""
+    known = [each for each in window.last(5) if each.unparsed is not None]
+    if not known:
+        return None
+    share = sum(each.unparsed or 0.0 for each in known) / len(known)
+    if share <= (UNREAD_NO_MORE if holds else UNREAD):
+        return None
+    scorer = settings.run.environment_settings.get("scorer")
+    return (
+        f"the scorer found no answer in {share:.0%} of the completions of the last {len(known)} "
+        f"batches, and they count 0 whatever they say; ask for the form that it reads in "
+        f"run.system_prompt or the dataset's prompt, or change run.environment_settings.scorer "
+        f"(now {scorer or 'the default'}): `nyala samples {settings.run.folder} --worst`"
+    )
+
+
+def reward_constant(window: Window, settings: Settings, holds: bool) -> str | None:  # noqa: ARG001 - no milder constancy
+    """Find a reward that is the same whatever the policy does."""
+    recent = window.last(5)
+    lowest = min(each.reward_min for each in recent)
+    highest = max(each.reward_max for each in recent)
+    if lowest != highest:
+        return None
+    episodes = total(recent, lambda each: each.episodes)
+    parts = sorted({part for each in recent for part in each.varying_parts})
+    if parts:
+        why = (
+            f"although {', '.join(parts)} of it differs: give that a weight in rewards.weights "
+            f"(now {settings.rewards.weights or 'empty, the sum of all parts'})"
+        )
+    else:
+        judge = settings.run.reward or f"the score of {settings.run.environment}"
+        why = (
+            f"so there is nothing to learn from: {judge} judges no answer better than another; "
+            f"look at answers with `nyala samples {settings.run.folder}`, at right ones with "
+            f"`nyala env test`, and give credit for partly right ones or start from a stronger "
+            f"run.model (now {settings.run.model})"
+        )
+    return f"all of the last {episodes:.0f} episodes had reward {highest:g}, {why}"
+
+
+def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find groups whose answers all get the same reward, and hence train nothing."""
+    recent = window.last(10)
+    filtered = total(recent, lambda each: each.filtered_groups)
+    groups = total(recent, lambda each: each.groups) + filtered
+    share = (total(recent, lambda each: each.flat_groups) + filtered) / groups
+    mean = total(recent, lambda each: each.reward_mean) / len(recent)
+    is_solved = mean >= SOLVED * window.best_reward > 0
+    if is_solved or share <= (FLAT_NO_MORE if holds else FLAT):
+        return None
+    run = settings.run
+    lowest = min(each.reward_min for each in recent)
+    is_easy = mean - lowest > (window.best_reward - lowest) / 2
+    remedy = (
+        "the questions are too easy: take harder ones, or set algorithm.filter_zero_variance: true"
+        if is_easy
+        else "the questions are too hard: take easier ones, give credit for partly right answers"
+    )
+    return (
+        f"in {share:.0%} of the last {groups:.0f} groups all answers had the same reward, and they "
+        f"train nothing; at a mean reward of {mean:.3g} {remedy}, or raise run.group_size (now "
+        f"{run.group_size})"
+    )
+
+
+def actor_unlike_others(window: Window, settings: Settings, holds: bool) -> str | None:
+    """Find an actor whose rewards are much lower than the others' in the same batches."""
+    found = []
+    for name in window.newest.actors:
+        difference, error, spread, groups = _against_others(window, name)
+        if not spread or groups < 4:
+            continue
+        apart = -difference / spread
+        if apart > (APART_NO_MORE if holds else FAR_APART) and -difference > SIGNIFICANT * error:
+            found.append((apart, name, -difference, groups))
+    if not found:
+        return None
+    _, name, difference, groups = max(found)
+    return (
+        f"the rewards of {name} are {difference:.2g} below those of the other actors in the same "
+        f"batches ({groups} groups): its answers or its judge are not theirs; look at `nyala "
+        f"samples {settings.run.folder} --actor {name}`, compare its machine, packages and "
+        f"actors.engine_args (now {settings.actors.engine_args or '{}'}), and stop it"
+    )
+
+
+def _against_others(window: Window, name: str) -> tuple[float, float, float, int]:
+    """Compare within batches, as rewards rise from batch to batch.
+
+    Returns:
+        The difference of an actor's mean reward from the others', its standard error (of groups as
+        wholes, for their episodes are alike), the spread of rewards, and the actor's groups.
+    """
+    weighted, weight, squares, batches, groups = 0.0, 0.0, 0.0, 0, 0
+    for each in window.last(20):
+        own = each.actors.get(name)
+        others = [share for other, share in each.actors.items() if other != name]
+        if own is None or not others:
+            continue
+        theirs = sum(share.groups for share in others)
+        mean = sum(share.reward * share.groups for share in others) / theirs
+        amount = own.groups * theirs / (own.groups + theirs)
+        weighted += amount * (own.reward - mean)
+        weight += amount
+        squares += each.reward_std**2
+        batches += 1
+        groups += own.groups
+    if batches < 4:
+        return 0.0, 0.0, 0.0, 0
+    spread = math.sqrt(squares / batches)
+    return weighted / weight, spread / math.sqrt(weight), spread, groups
+
+
+def _shortened(text: str) -> str:
+    """Keep the error and, at its end, the place."""
+    line = " ".join(text.split()) or "no reason given"
+    return line if len(line) <= SHOWN else f"{line[: SHOWN // 2]} ... {line[-SHOWN // 2 :]}"

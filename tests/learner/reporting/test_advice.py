@@ -1,0 +1,250 @@
+"""Each rule concludes on its fault, injected into a recorded run, and on nothing of that run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from learner.reporting.advice.catalogue import RULES
+from learner.reporting.advice.evidence import ActorShare, Evidence
+from learner.reporting.advice.window import Window
+from tests.learner.support.advice.demo_evidence import (
+    ROOT,
+    Fault,
+    broken,
+    considered,
+    demo,
+    demo_settings,
+)
+
+WHERE = "ValueError: no, at grading.py:7: `raise ValueError('no')`"
+
+
+def store(evidence: Evidence, **changes: Any) -> dict[str, Any]:
+    return {"store": replace(evidence.store, **changes)}
+
+
+def flat(reward: float) -> dict[str, Any]:
+    rewards = dict.fromkeys(("reward_mean", "reward_min", "reward_max"), reward)
+    return {**rewards, "reward_std": 0.0, "flat_groups": 16, "varying_parts": ()}
+
+
+def two_actors(bad: Mapping[str, Any]) -> dict[str, Any]:
+    good = ActorShare(episodes=128, groups=8, reward=0.6, s_per_token=0.1)
+    return {"actors": {"good-1": good, "bad-1": replace(good, **bad)}}
+
+
+@dataclass(frozen=True)
+class Case:
+    rule: str
+    fault: Fault
+    text: str
+    """A part of what it is to conclude, as a pattern."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+CASES = [
+    Case(
+        "reward_failing",
+        lambda e: store(e, data_failures=(e.step - 19) * 100, data_failure=WHERE),
+        r"run\.reward, now r\.py:f, failed \d+ times in \d+ attempts \(28%\).*grading\.py:7",
+        {"run__reward": "r.py:f"},
+    ),
+    Case("prompt_left_open", lambda e: {"open_prompts": e.groups}, "100% of .* chat template"),
+    Case(
+        "stop_token_ignored",
+        lambda e: {"run_past": {"<|im_end|>": 200, "<tool>": 3}, "cut_off": 250},
+        r"78% .*<\|im_end\|>.*run\.stop \(now \[\]\)",
+    ),
+    Case(
+        "engine_disagrees",
+        lambda _: {"lag0_tokens": 500, "lag0_difference": 0.3, "kl": 0.4},
+        r"0\.3 nats .*run\.head_dtype \(now null\)",
+    ),
+    Case(
+        "learning_rate_high",
+        lambda _: {"kl": 2.0, "policy_lag": 1.5, "entropy": 0.001},
+        r"0\.89 nats .*learner\.lr \(now 0\.02\)",
+        {"learner__lr": 0.02},
+    ),
+    Case(
+        "learning_rate_high",
+        lambda e: {"kl": 2.0 if e.step == 20 else 0.0, "entropy": 1e-4, **flat(0.0)},
+        r"jumped by 2 nats per token at batch 20.*learner\.lr",
+    ),
+    Case(
+        "temperature_low",
+        lambda e: {"entropy": 1e-5, "flat_groups": e.groups},
+        r"run\.temperature 0\.01 .*set run\.temperature to 1\.0",
+        {"run__temperature": 0.01},
+    ),
+    Case(
+        "answers_cut_off",
+        lambda e: {"cut_off": e.episodes, **flat(0.0)},
+        r"100% .*run\.max_completion_tokens \(now 12\)",
+    ),
+    Case("answers_not_read", lambda _: {"unparsed": 0.97, **flat(0.0)}, "no answer in 97% of"),
+    Case(
+        "clip_bounds_odd",
+        lambda _: {"clipped": 0.93},
+        r"algorithm\.clip_high \(now 0\.001\) is 280 times narrower .*93% .*get 0\.28",
+        {"algorithm__clip_high": 0.001},
+    ),
+    Case(
+        "clip_bounds_odd",
+        lambda _: {},
+        r"algorithm\.clip_low \(now 0\.2\) is 667 times wider than the 0\.0003",
+        {"algorithm__surrogate": "gspo", "algorithm__clip_low": 0.2},
+    ),
+    Case(
+        "actor_unlike_others",
+        lambda _: two_actors({"reward": 0.05}),
+        r"the rewards of bad-1 are 0\.55 below",
+    ),
+    Case(
+        "entropy_gone",
+        lambda _: {"entropy": 0.001, "reward_mean": 0.3, "flat_groups": 15},
+        r"fell from 0\.\d+ to 0\.001 .*algorithm\.entropy_bonus \(now 0\)",
+    ),
+    Case(
+        "lag_high",
+        lambda _: {"effective_sample_size": 0.1, "policy_lag": 2.0},
+        r"10% of them .*run\.max_policy_lag \(now 2\)",
+    ),
+    Case("reward_constant", lambda _: flat(0.0), r"all of the last 1280 episodes had reward 0, so"),
+    Case(
+        "reward_constant",
+        lambda _: {**flat(1.0), "varying_parts": ("exact",)},
+        r"although exact of it differs.*rewards\.weights",
+    ),
+    Case(
+        "groups_flat",
+        lambda _: {"flat_groups": 15, "reward_mean": 0.1},
+        r"94% .*too hard.*run\.group_size \(now 16\)",
+    ),
+    Case(
+        "groups_flat",
+        lambda _: {"flat_groups": 15, "reward_mean": 0.8},
+        "too easy.*filter_zero_variance",
+    ),
+    Case(
+        "dead_letters_grow",
+        lambda e: store(e, dead=e.step, death=WHERE),
+        r"19 tasks died .*grading\.py:7.*broker\.max_data_failures \(now 3\)",
+    ),
+    Case(
+        "groups_dropped",
+        lambda e: {"dropped": {"stale": 1, "zero_variance": 9}},
+        r"\d\.\d% of the groups .*stale: raise run\.max_policy_lag \(now 2\)",
+    ),
+    Case("actor_slow", lambda _: two_actors({"s_per_token": 0.18}), "bad-1 takes 1.8 times"),
+    Case(
+        "learner_waits",
+        lambda e: {"wait_s": 0.45, "span_s": 1.0, **store(e, actors=4)},
+        r"45% of the time .*8 actors instead of 4",
+    ),
+    Case(
+        "actors_wait",
+        lambda e: store(e, actors=3, leased=0),
+        r"100% .*3 actors wait for.*learner\.ranks, now 1",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_rule_concludes_on_its_fault_and_is_shown_first(case):
+    rule = next(rule for rule in RULES if rule.name == case.rule)
+
+    advice = considered(demo_settings(**case.settings), broken(case.fault))[-1]
+
+    assert advice[0].rule == rule.name
+    assert re.search(case.text, advice[0].text), advice[0].text
+    assert not rule.explains & {each.rule for each in advice}
+
+
+def test_the_page_has_each_rule_in_the_row_of_a_table():
+    page = (ROOT / "docs" / "when-reward-does-not-rise.md").read_text(encoding="utf-8")
+
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| .+ \| .+ \|$", page, re.MULTILINE)
+    assert sorted(rows) == sorted(rule.name for rule in RULES)
+    assert len(page.splitlines()) < 100
+
+
+def test_every_rule_has_a_case():
+    assert {case.rule for case in CASES} == {rule.name for rule in RULES}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_concludes_nothing_on_the_demo(rule):
+    settings, window = demo_settings(), Window()
+
+    concluded = []
+    for evidence in demo():
+        window.add(evidence)
+        if len(window) >= rule.batches:
+            concluded.append(rule.conclude(window, settings, False))
+
+    assert len(concluded) > 50
+    assert set(concluded) == {None}
+
+
+def test_a_text_names_a_setting_with_its_value():
+    for case in CASES:
+        advice = considered(demo_settings(**case.settings), broken(case.fault))[-1]
+        named = re.findall(
+            r"(?:run|algorithm|learner|actors|broker|buffer|rewards)\.\w+", advice[0].text
+        )
+        tables = demo_settings(**case.settings).model_dump()
+
+        assert named, advice[0].text
+        for name in named:
+            table, _, key = name.partition(".")
+            assert key in tables[table], name
+
+
+def test_a_rule_needs_evidence_of_several_batches():
+    bad = broken(lambda e: {"cut_off": e.episodes}, begin=0, batches=3)
+
+    after = considered(demo_settings(), bad)
+
+    assert [bool(each) for each in after] == [False, False, True]
+
+
+def test_advice_does_not_flicker_about_a_threshold():
+    around = broken(lambda e: {"cut_off": round(e.episodes * (0.55 if e.step % 4 < 2 else 0.42))})
+
+    holds = [
+        any(a.rule == "answers_cut_off" for a in each)
+        for each in considered(demo_settings(), around)
+    ]
+
+    changes = sum(now != before for before, now in pairwise(holds))
+    assert changes <= 1
+
+
+def test_advice_ends_when_the_fault_does():
+    mended = [*broken(lambda e: {"cut_off": e.episodes}, batches=40), *demo()[40:60]]
+
+    after = considered(demo_settings(), mended)
+
+    assert any(a.rule == "answers_cut_off" for a in after[39])
+    assert after[-1] == ()
+
+
+def test_solved_questions_are_no_lack_of_variance():
+    solved = broken(lambda e: {"flat_groups": e.groups - 1, "reward_mean": 0.99, "entropy": 1e-3})
+
+    assert considered(demo_settings(), solved)[-1] == ()
+
+
+def test_store_figures_of_a_store_that_lost_its_count_are_no_failure():
+    rewound = broken(lambda e: store(e, data_failures=1000 if e.step < 40 else 0), begin=0)
+
+    assert not any(
+        a.rule == "reward_failing" for each in considered(demo_settings(), rewound) for a in each
+    )

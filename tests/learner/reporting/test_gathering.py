@@ -1,0 +1,107 @@
+"""From episodes to evidence: how answers begin and end, who made them, and what they got."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from learner.reporting.advice.evidence import ActorShare
+from learner.reporting.advice.gathering import NO_VOCABULARY, Vocabulary, episode_figures
+from tests.learner.support.made_episodes import make_episode
+
+END, HEADER, NEWLINE = 2, 3, 10
+VOCABULARY = Vocabulary({END: "<|im_end|>", HEADER: "<|im_start|>"}, END, {NEWLINE}.__contains__)
+
+
+def figures(*episodes, vocabulary=VOCABULARY):
+    return episode_figures(episodes, vocabulary)
+
+
+def test_rewards_groups_and_lengths_are_counted():
+    counted = figures(
+        make_episode(0, group_id=1, reward=1.0, completion=[8, 9, 7]),
+        make_episode(1, group_id=1, reward=0.0, finish_reason="length"),
+        make_episode(2, group_id=2, reward=0.0, completion=[8]),
+    )
+
+    assert (counted["episodes"], counted["groups"], counted["flat_groups"]) == (3, 2, 1)
+    assert (counted["reward_min"], counted["reward_max"]) == (0.0, 1.0)
+    assert counted["reward_mean"] == pytest.approx(1 / 3)
+    assert (counted["cut_off"], counted["length_mean"]) == (1, 2.0)
+    assert counted["varying_parts"] == ("exact",)
+
+
+def test_an_answer_that_goes_on_behind_a_special_token_is_counted_once_for_it():
+    counted = figures(
+        make_episode(0, completion=[8, END, 9, END, 9]),
+        make_episode(1, completion=[8, END]),
+        make_episode(2, completion=[HEADER, 9]),
+        make_episode(3, completion=[]),
+    )
+
+    assert counted["run_past"] == {"<|im_end|>": 1, "<|im_start|>": 1}
+
+
+def test_what_the_environment_wrote_is_not_the_policys():
+    turns = make_episode(0, completion=[8, END, HEADER, 9, END], mask=[1, 1, 0, 0, 1])
+
+    assert figures(turns)["run_past"] == {}
+
+
+def test_answers_do_not_run_into_each_other():
+    assert figures(make_episode(0, completion=[END]), make_episode(1))["run_past"] == {}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_open"),
+    [
+        ([5, 6, END], True),
+        ([5, 6, END, NEWLINE], True),
+        ([5, END, NEWLINE, HEADER], False),
+        ([5, END, HEADER, NEWLINE], False),
+        ([5, END, 6], False),
+        ([NEWLINE], False),
+        ([], False),
+    ],
+)
+def test_a_prompt_that_ends_with_the_end_of_a_turn_is_open(prompt, is_open):
+    assert figures(make_episode(0, prompt=prompt))["open_prompts"] == is_open
+
+
+def test_special_tokens_that_end_answers_end_turns_too():
+    other_end = replace(VOCABULARY, end=99)
+    answered = make_episode(0, prompt=[5, END], completion=[8, END])
+
+    assert figures(answered, vocabulary=other_end)["open_prompts"] == 1
+    assert (
+        figures(replace(answered, finish_reason="length"), vocabulary=other_end)["open_prompts"]
+        == 0
+    )
+
+
+def test_without_a_vocabulary_tokens_mean_nothing():
+    counted = figures(make_episode(0, prompt=[END], completion=[END, 8]), vocabulary=NO_VOCABULARY)
+
+    assert (counted["run_past"], counted["open_prompts"]) == ({}, 0)
+
+
+def test_actors_have_their_rewards_and_times():
+    slow = replace(make_episode(0, group_id=7, reward=1.0), incarnation="slow-1", finished_at=4.0)
+    episodes = [slow, replace(slow, reward=0.0), make_episode(2, group_id=8)]
+
+    assert figures(*episodes)["actors"] == {
+        "slow-1": ActorShare(episodes=2, groups=1, reward=0.5, s_per_token=2.0),
+        "actor": ActorShare(episodes=1, groups=1, reward=0.0, s_per_token=0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("metrics", "share"), [({}, None), ({"unparsed": 1.0}, 1.0), ({"scorer_errors": 0.0}, 0.0)]
+)
+def test_answers_that_the_scorer_could_not_read_are_a_share_of_those_it_counts(metrics, share):
+    other = make_episode(1)
+
+    counted = figures(replace(make_episode(0), environment_metrics=metrics), other)
+
+    assert counted["unparsed"] == share
