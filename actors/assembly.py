@@ -189,7 +189,8 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
     from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
 
     check_engine_args(actors.engine_args)
-    in_process = device == "cpu" if actors.in_process is None else actors.in_process
+    is_one = device == "cpu" and actors.tensor_parallel_size == 1
+    in_process = is_one if actors.in_process is None else actors.in_process
     return vllm_engine(
         VllmOptions(
             model=run.model_path,

@@ -16,7 +16,9 @@ NyalaError
 ├── EngineError        the engine that samples died or cannot start
 ├── EngineDied         it worked, and died or hangs: the actor has to be started again
 ├── RewardError        a reward function raised, returned nonsense or took too long
-└── WeightsError       weights do not match their manifest
+├── WeightsError       weights do not match their manifest
+├── WeightsOverwritten they were written to while they were read: they are fetched again
+└── MixedWeights       so were those that an engine loads in place: it stands until it has others
 """
 
 from __future__ import annotations
@@ -99,6 +101,14 @@ class RewardError(NyalaError):
 
 class WeightsError(NyalaError):
     """Weights do not agree with their manifest."""
+
+
+class WeightsOverwritten(WeightsError):
+    """Weights were written to while an engine read them; it goes on with those it has."""
+
+
+class MixedWeights(WeightsOverwritten):
+    """They were, and the engine had begun to replace its own: it stands until the next ones."""
 
 
 def exit_code(error: NyalaError) -> int:

@@ -11,13 +11,14 @@ the tokens of each step. A swap of weights: `prepare` while steps go on, then `p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from broker.protocol.manifest import WeightManifest
 from buffer.record.episode import PolicyVersion, VersionSpan
+from configs.errors import WeightsOverwritten
 
 from .stop_strings import StopStrings
 
@@ -89,6 +90,20 @@ class StagedWeights:
     path: Path
     """File (in shared memory) that holds the canonical wire bytes."""
     manifest: WeightManifest
+    is_whole: Callable[[], bool] = lambda: True
+    """False from the moment that others may lie there: the learner's own slot is not locked."""
+
+    def check(self) -> None:
+        """Show that all that was read until now was this version.
+
+        Raises:
+            WeightsOverwritten: It may have been a mixture.
+        """
+        if not self.is_whole():
+            raise WeightsOverwritten(
+                f"weights {tuple(self.manifest.version)} must stay while they are read, got newer "
+                "ones in their place; they are fetched again"
+            )
 
 
 class Engine(Protocol):
@@ -132,7 +147,13 @@ class Engine(Protocol):
         ...
 
     async def apply(self, staged: StagedWeights) -> float:
-        """Swap to these weights between two steps and return the pause of generation, seconds."""
+        """Swap to these weights between two steps and return the pause of generation, seconds.
+
+        Raises:
+            MixedWeights: they were overwritten while they were loaded; generation stands until the
+                next call.
+            WeightsOverwritten: so they were before that; the old weights go on.
+        """
         ...
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
@@ -202,12 +223,17 @@ class Stepper(Protocol):
         """Do all of a swap that steps need not wait for, in another thread. `load` follows, or not.
 
         Raises:
-            WeightsError: the file is not a version of this model; nothing changed.
+            WeightsError: the file is not a version of this model, or was overwritten; nothing
+                changed.
         """
         ...
 
     def load(self, staged: StagedWeights) -> None:
-        """Swap to the prepared weights while paused; running requests keep their KV cache."""
+        """Swap to the prepared weights while paused; running requests keep their KV cache.
+
+        Raises:
+            WeightsOverwritten: they were read only now, and are a mixture; another `load` follows.
+        """
         ...
 
     def check(self) -> None:

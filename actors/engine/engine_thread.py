@@ -17,7 +17,7 @@ from functools import partial
 import structlog
 
 from buffer.record.episode import PolicyVersion
-from configs.errors import EngineDied, EngineError
+from configs.errors import EngineDied, EngineError, MixedWeights, WeightsOverwritten
 from configs.worker import Worker
 
 from .engine import Delta, Request, Sampled, StagedWeights, Stepper
@@ -50,9 +50,16 @@ class EngineThread:
         self._table = RequestTable()
         self._probes: dict[int, Future[tuple[float, ...]]] = {}
         self._closing = False
+        self._stood_since: float | None = None
+        """Since when it has stood with weights that are a mixture; None = it does not."""
         self.version = version
         """Of the weights that the next token will be sampled from."""
         self.commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    @property
+    def stands(self) -> bool:
+        """Whether it makes no token until it is given whole weights."""
+        return self._stood_since is not None
 
     def start(
         self,
@@ -90,16 +97,24 @@ class EngineThread:
 
     def halt(self, last: Future[HandOver]) -> None:
         """Drop all requests; answer with their last tokens."""
-        self._record(self._stepper.pause())
-        self._stepper.resume()
+        if not self.stands:
+            self._record(self._stepper.pause())
+            self._stepper.resume()
         self._stepper.cancel(self._table.keys())
         last.set_result(self._table.close())
 
     def apply(self, staged: StagedWeights, pause: Future[float]) -> None:
         """Swap to prepared weights; answer with the pause."""
-        begun = time.monotonic()
-        self._record(self._stepper.pause())
-        self._stepper.load(staged)  # an error leaves a mixture of weights: the thread dies of it
+        begun = time.monotonic() if self._stood_since is None else self._stood_since
+        if not self.stands:
+            self._record(self._stepper.pause())
+        try:
+            self._stepper.load(staged)  # another error: what is loaded is unknown, the thread dies
+        except WeightsOverwritten as error:
+            self._stood_since = begun
+            pause.set_exception(MixedWeights(str(error)))
+            return
+        self._stood_since = None
         self.version = staged.manifest.version
         self._stepper.resume()
         self._stall.moved()
@@ -164,7 +179,7 @@ class EngineThread:
     def _serve(self, hand_over: Callable[[HandOver], object]) -> None:
         while not self._closing:
             self._execute_commands()
-            if self._stepper.has_work and not self._closing:
+            if self._has_work and not self._closing:
                 self._record(self._stepper.step())
             due = self._table.take(time.monotonic())
             if due:
@@ -182,7 +197,7 @@ class EngineThread:
             self._stepper.cancel(ended)
 
     def _execute_commands(self) -> None:
-        if not self._stepper.has_work and not self._next_command():
+        if not self._has_work and not self._next_command():
             return
         while not self._closing:
             try:
@@ -190,6 +205,10 @@ class EngineThread:
             except queue.Empty:
                 return
             command()
+
+    @property
+    def _has_work(self) -> bool:
+        return self._stepper.has_work and not self.stands
 
     def _next_command(self) -> bool:
         """Execute the next command; without one for a while, look whether the model is alive."""

@@ -151,7 +151,10 @@ class ThreadedEngine:
         One at a time: the next swap would be prepared over one that is not loaded yet.
 
         Raises:
-            WeightsError: the file is not a version of this model; the old weights go on.
+            WeightsError: the file is not a version of this model, or was overwritten; the old
+                weights go on.
+            MixedWeights: it was overwritten while it was loaded; generation stands until the next
+                call.
             EngineError: the swap failed half-way, or the engine died.
         """
         self._check_alive()
@@ -163,7 +166,7 @@ class ThreadedEngine:
         try:
             return await self._answers.within(pause, self._command_timeout_s, "apply weights")
         finally:
-            self._is_swapping = False
+            self._is_swapping = self._inside.stands
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Return log-probs of tokens 1.. under the weights of this moment, nats, at temperature 1.

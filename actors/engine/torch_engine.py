@@ -182,6 +182,7 @@ class TorchStepper:
             if name not in self._shadow:
                 self._shadow[name] = torch.empty_like(parameter)
             self._shadow[name].copy_(tensors[name])
+        staged.check()
 
     def load(self, staged: StagedWeights) -> None:
         """Exchange weights and shadow; nothing is copied, so no size of model makes it longer."""

@@ -215,6 +215,7 @@ class VllmStepper:
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=update_payload(staged))
         self._rpc("finish_weight_update")
+        staged.check()  # all workers have read their parts
 
     def _unsent(self) -> Iterable[Sampled]:
         for key, token_ids, logprobs in take_unsent(self._engine):

@@ -14,7 +14,9 @@ class WeightCounters:
     broadcasts: int = 0
     """Versions received by a group."""
     memory_reads: int = 0
-    """Versions read from the publisher's memory."""
+    """Versions used where they lie in the publisher's memory."""
+    overwritten: int = 0
+    """Of these, overwritten before the engine had them, and fetched again."""
     pulls: int = 0
     """Versions pulled."""
     sparse_pulls: int = 0

@@ -1,13 +1,15 @@
 """Versions that this actor serves to peers: one complete, one arriving.
 
 Tables of where bytes lie and which of them are checked, without sockets. Memory belongs to the
-caller, who releases it here before writing to it again.
+caller, who releases it here before writing to it again. The publisher's, which is written to
+without notice, is offered only as long as it is whole.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from broker.protocol.weight_messages import Chunk, Gone, Later, Pull
@@ -27,8 +29,8 @@ class HeldWeights:
 
     def __init__(self) -> None:
         self._part: _Part | None = None
-        self.whole: tuple[PolicyVersion, mmap.mmap] | None = None
-        """The newest complete version."""
+        self._whole: tuple[PolicyVersion, mmap.mmap] | None = None
+        self._is_whole: Callable[[], bool] | None = None
         self.changed = asyncio.Event()
         """Set when a pull that was put off may have an answer; the share clears it."""
 
@@ -46,21 +48,36 @@ class HeldWeights:
         """Stop offering that version."""
         self._part = None
 
-    def hold(self, version: PolicyVersion, memory: mmap.mmap) -> None:
-        """Offer a whole version, instead of any other."""
-        self.whole, self._part = (version, memory), None
+    @property
+    def whole(self) -> tuple[PolicyVersion, mmap.mmap] | None:
+        """The newest complete version; None once others may lie in its place."""
+        is_gone = self._is_whole is not None and not self._is_whole()
+        return None if is_gone else self._whole
+
+    def hold(
+        self,
+        version: PolicyVersion,
+        memory: mmap.mmap,
+        *,
+        is_whole: Callable[[], bool] | None = None,
+    ) -> None:
+        """Offer a whole version, instead of any other; where it may be overwritten, while it is."""
+        self._whole, self._part = (version, memory), None
+        self._is_whole = is_whole
         self.changed.set()
 
     def release(self) -> None:
         """Stop offering the whole version."""
-        self.whole = None
+        self._whole = self._is_whole = None
 
     def answer(self, pull: Pull) -> Chunk | Later | Gone:
         """Return the slice, or that it comes later, or that it is gone."""
         memory = self._find(pull)
         place = pull.within(len(memory)) if memory is not None else None
         if memory is not None and place is not None:
-            return Chunk(pull.version, pull.offset, memory[place])
+            payload = memory[place]
+            if self._find(pull) is memory:  # still: what has been copied is of that version
+                return Chunk(pull.version, pull.offset, payload)
         if pull.base is not None or memory is not None or self._is_past(pull.version):
             return Gone(pull.version, pull.offset)
         return Later(pull.version, pull.offset)

@@ -1,9 +1,10 @@
-"""Transport through the publisher's memory, for actors of the same machine and user.
+"""The publisher's memory, for actors of the same machine and user: versions used where they lie.
 
 An announcement names the file in which the version lies (`Announce.memory`). Its name cannot be
-guessed, so an actor that finds it is on that machine. No lock is held: if the learner reuses the
-file before it has been read, the checksum shows it, and the version is pulled. A dead reader delays
-no other process.
+guessed, so an actor that finds it is on that machine. It is mapped for reading and nothing is
+copied, so the machine holds the learner's slots and no bytes for each actor. No lock is held: the
+seal beside the file (`broker.weights.seal`) shows when the learner has begun to reuse it, and who
+still reads it then takes a newer version, or pulls. A dead reader delays no other process.
 """
 
 from __future__ import annotations
@@ -12,26 +13,66 @@ import asyncio
 import mmap
 import os
 import stat
+import weakref
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import structlog
 from xxhash import xxh3_128
 
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.weight_messages import Announce, Moved
+from broker.weights.seal import Seal
 from configs.errors import WeightsError
 
 from .counters import WeightCounters
+from .staging_files import StagingFile
 
 log = structlog.get_logger()
 
 SHORT_BYTES = 4 * 2**20
 """Read on the event loop, in a millisecond or two: a thread takes about as long to come and go."""
 BUCKET_BYTES = 2**19
-"""Unit of copying; its checksum is taken right after it, while it is in the core's cache."""
+"""Unit of the checksum: other threads run in between."""
 FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+OPEN_FILES = Path("/proc/self/fd")
+"""Linux has it; elsewhere a file whose name is gone cannot be opened again."""
+
+
+class _Slot:
+    """A slot that is mapped here, for as long as somebody uses it.
+
+    Args:
+        path: Its file.
+        num_bytes: Length that it must have.
+
+    Raises:
+        WeightsError: There is no such file.
+    """
+
+    def __init__(self, path: str, num_bytes: int) -> None:
+        try:
+            self._seal = Seal(Path(path))
+            file = os.open(path, FLAGS)
+        except (OSError, ValueError) as error:
+            raise WeightsError(f"{path} and its seal must be readable, got {error}") from error
+        # Not sooner: the number of a closed file is given to the next one that is opened.
+        weakref.finalize(self, os.close, file)
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
+            raise WeightsError(f"{path} must be a file of {num_bytes} bytes")
+        self.memory = mmap.mmap(file, num_bytes, prot=mmap.PROT_READ)
+        self.path = Path(f"/proc/{os.getpid()}/fd/{file}" if OPEN_FILES.exists() else path)
+        """A name for this actor's engine, which is good when the learner has ended."""
+
+    @property
+    def number(self) -> int:
+        """Of its seal."""
+        return self._seal.number
+
+    def is_still(self, number: int) -> bool:
+        """Return whether nothing has been written there since the seal had this number."""
+        return self.number == number
 
 
 class PublisherMemory:
@@ -44,64 +85,51 @@ class PublisherMemory:
     def __init__(self, counters: WeightCounters) -> None:
         self._counters = counters
         self._folder = Path()
-        self._mapped: dict[int, mmap.mmap] = {}
-        """By inode; kept, because to touch a new mapping first costs a quarter of the copy."""
+        self._slots: dict[str, _Slot] = {}
+        """By name; kept, because to touch a new mapping first costs a quarter of a copy."""
 
     def can_fetch(self, wanted: Announce | Moved) -> bool:
         """Return whether the file of this version is on this machine and may be read."""
         return bool(wanted.memory) and os.access(wanted.memory, os.R_OK)
 
-    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
-        """Copy a version. False: it is no longer there."""
-        read = partial(self.read, wanted.memory, wanted.manifest, memory)
+    async def borrow(self, wanted: Announce | Moved) -> StagingFile | None:
+        """Return a version where it lies, checked; None if it is no longer there."""
         try:
+            slot = self._open(wanted.memory, wanted.manifest.num_bytes)
+            number = slot.number
             if wanted.manifest.num_bytes > SHORT_BYTES:
-                await asyncio.to_thread(read)
+                await asyncio.to_thread(_check, slot, number, wanted.manifest)
             else:
-                read()
+                _check(slot, number, wanted.manifest)
         except WeightsError as error:
             log.warning("publisher's memory not read", reason=str(error))
-            return False
+            return None
         self._counters.memory_reads += 1
-        return True
+        return StagingFile(slot.path, slot.memory, partial(slot.is_still, number))
 
-    def read(self, path: str, manifest: WeightManifest, memory: mmap.mmap) -> None:
-        """Fill `memory` with a version; blocks.
-
-        Raises:
-            WeightsError: It is no longer there, or was written to meanwhile.
-        """
-        checksum = _copy(self._open(path, manifest.num_bytes), memory)
-        if checksum != manifest.checksum:
-            raise WeightsError(
-                f"checksum must be {manifest.checksum}, got {checksum}: overtaken, or corrupt"
-            )
-
-    def _open(self, path: str, num_bytes: int) -> mmap.mmap:
+    def _open(self, path: str, num_bytes: int) -> _Slot:
         folder = Path(path).parent
-        if folder != self._folder:  # of another learner: unmap the memory of the last one
-            self._folder, self._mapped = folder, {}
-        try:
-            file = os.open(path, FLAGS)
-        except OSError as error:
-            raise WeightsError(f"{path} must be readable, got {error.strerror}") from error
-        try:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != num_bytes:
-                raise WeightsError(f"{path} must be a file of {num_bytes} bytes")
-            if found.st_ino not in self._mapped:
-                self._mapped[found.st_ino] = mmap.mmap(file, num_bytes, prot=mmap.PROT_READ)
-            return self._mapped[found.st_ino]
-        finally:
-            os.close(file)
+        if folder != self._folder:  # of another learner: let go of the memory of the last one
+            self._folder, self._slots = folder, {}
+        if path not in self._slots:
+            self._slots[path] = _Slot(path, num_bytes)
+        return self._slots[path]
 
 
-def _copy(source: mmap.mmap, memory: mmap.mmap) -> str:
-    """Copy all bytes; returns the checksum of the copy."""
-    there, here = np.frombuffer(source, np.uint8), np.frombuffer(memory, np.uint8)
-    checksum = xxh3_128()
-    for start in range(0, len(here), BUCKET_BYTES):
-        bucket = here[start : start + BUCKET_BYTES]
-        np.copyto(bucket, there[start : start + BUCKET_BYTES])
-        checksum.update(bucket.data)
-    return checksum.hexdigest()
+def _check(slot: _Slot, number: int, manifest: WeightManifest) -> None:
+    """Show that the version lies there, and has since the seal had this number; blocks.
+
+    Raises:
+        WeightsError: It does not.
+    """
+    if number % 2 == 1:
+        raise WeightsError(f"seal must be closed, got {number}: a newer version is being written")
+    found = xxh3_128()
+    with memoryview(slot.memory) as whole:
+        for start in range(0, len(whole), BUCKET_BYTES):
+            found.update(whole[start : start + BUCKET_BYTES])
+    checksum = found.hexdigest()
+    if checksum != manifest.checksum or not slot.is_still(number):
+        raise WeightsError(
+            f"checksum must be {manifest.checksum}, got {checksum}: overtaken, or corrupt"
+        )

@@ -2,8 +2,10 @@
 
 Consumes messages of the publisher; waits for announcements, for bytes, and for the gate (a running
 evaluation may hold a swap back). Transfer never touches the engine: bytes are staged in shared
-memory and their digest is checked first, so generation pauses for the swap alone. After each swap
-the engine's own log-probs of the probe must agree with the learner's (`checks/probe.py`).
+memory and their digest is checked first, so generation pauses for the swap alone. Bytes in the
+publisher's own memory are checked again after the engine has read them; those that were overwritten
+meanwhile are fetched once more, the newest of them. After each swap the engine's own log-probs of
+the probe must agree with the learner's (`checks/probe.py`).
 
     news ──▶ group, memory, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
                              ▲                                           │           serving
@@ -36,7 +38,13 @@ from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import Join
 from buffer.record.episode import PolicyVersion
-from configs.errors import DeadlineError, WeightsError, first_error
+from configs.errors import (
+    DeadlineError,
+    MixedWeights,
+    WeightsError,
+    WeightsOverwritten,
+    first_error,
+)
 from configs.settings import ActorSettings
 
 from .checks.probe import Difference, ProbeJudge
@@ -69,6 +77,12 @@ async def open_gate() -> None:
 class _Staged:
     manifest: WeightManifest
     file: StagingFile
+
+    @property
+    def weights(self) -> StagedWeights:
+        if self.file.is_whole is None:
+            return StagedWeights(self.file.path, self.manifest)
+        return StagedWeights(self.file.path, self.manifest, self.file.is_whole)
 
 
 class WeightReceiver:
@@ -118,6 +132,8 @@ class WeightReceiver:
                 self._transfer.shared, settings.share_endpoint, folder=keys_folder, caller=caller
             )
         self._staged: _Staged | None = None
+        self._num_overwritten = 0
+        """Versions in a row."""
         self._arrived = asyncio.Event()
         self._served = asyncio.Condition()
         self._serving_since: float | None = None
@@ -228,14 +244,21 @@ class WeightReceiver:
             staged, self._staged = self._staged, None
             assert staged is not None
             try:
-                await self._apply(StagedWeights(staged.file.path, staged.manifest))
+                await self._apply(staged.weights)
             finally:
                 self._files.release(staged.file)
 
     async def _apply(self, staged: StagedWeights) -> None:
         manifest, was_dirty = staged.manifest, self.is_dirty
         self.is_dirty = True
-        self._counters.pause_s += await self._engine.apply(staged)
+        try:
+            staged.check()  # it may have waited at the gate
+            self._counters.pause_s += await self._engine.apply(staged)
+        except WeightsOverwritten as error:
+            self.is_dirty = was_dirty or isinstance(error, MixedWeights)
+            self._fetch_overwritten_again(error)
+            return
+        self._num_overwritten = 0
         logprobs = await self._engine.probe(manifest.probe.token_ids)
         dtype = manifest.tensors[0].dtype
         difference = Difference.of(logprobs, manifest.probe.logprobs)
@@ -254,6 +277,13 @@ class WeightReceiver:
             )
         log.error("probe disagrees; pulling once more", difference=str(difference))
         self._transfer.fetch_again()
+
+    def _fetch_overwritten_again(self, error: WeightsOverwritten) -> None:
+        """Use the newest version where it lies; the second time in a row, take a copy of it."""
+        log.warning("weights not applied", reason=str(error))
+        self._num_overwritten += 1
+        self._counters.overwritten += 1
+        self._transfer.fetch_again(may_borrow=self._num_overwritten < 2)
 
     async def _serve(self, version: PolicyVersion) -> None:
         self.is_dirty = False

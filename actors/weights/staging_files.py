@@ -2,13 +2,15 @@
 
 Three or four alternate: one is being applied, one waits for it, one is being filled, and the newest
 is kept because a sparse update would begin from it. A file whose filling was broken off may still
-be written to by a stuck thread, so it is discarded and never used again.
+be written to by a stuck thread, so it is discarded and never used again. An actor that reads the
+publisher's memory has none: there, the file is the publisher's, and none of this is done to it.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -22,6 +24,8 @@ class StagingFile:
 
     path: Path
     memory: mmap.mmap
+    is_whole: Callable[[], bool] | None = None
+    """Of the publisher's own memory: False once others may lie there. None = it is this actor's."""
 
 
 class StagingFiles:
@@ -63,12 +67,13 @@ class StagingFiles:
         self._shared[file] += 1
 
     def release(self, file: StagingFile) -> None:
-        """Return a file; it may be acquired again when its last user has released it."""
+        """Return a file; one of ours may be acquired again when its last user has released it."""
         if self._shared[file]:
             self._shared[file] -= 1
         else:
             del self._shared[file]
-            self._free.append(file)
+            if file.is_whole is None:
+                self._free.append(file)
 
     def discard(self, file: StagingFile) -> None:
         """Remove a file that a stuck thread may still write to; its memory outlives it."""

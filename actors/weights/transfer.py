@@ -4,10 +4,11 @@ Consumes ANNOUNCE and what follows it; waits for a transport; a newer announceme
 deadline unblocks it. A version comes by the first of these transports that brings it:
 
     group    where the publisher has invited this actor, because the other members wait for it
-    memory   where the publisher is on this machine
+    memory   where the publisher is on this machine: nothing is copied
     pull     in every other case, and where the others fail
 
-The engine is not touched here: bytes are staged, and the receiver applies them.
+The engine is not touched here: bytes are staged, and the receiver applies them. Those in the
+publisher's memory may be overwritten meanwhile; then the receiver has them fetched again.
 """
 
 from __future__ import annotations
@@ -94,7 +95,12 @@ class WeightTransfer:
         updates = WeightUpdates(self.shared, self.counters)
         self._pull = WeightPull(sources, self.shared, updates, self.counters, timeout_s=timeout_s)
         memory = (self._memory,) if sources.has_memory else ()
-        self._transports: tuple[Transport, ...] = (self._group, *memory, self._pull)
+        self._transports: tuple[Transport | PublisherMemory, ...] = (
+            self._group,
+            *memory,
+            self._pull,
+        )
+        self._may_borrow = True
         self._wanted: Announce | Moved | None = None
         self._newest: StagingFile | None = None
         self._tasks = asyncio.TaskGroup()
@@ -136,8 +142,13 @@ class WeightTransfer:
                     self._wanted = message
                 self._pull.on_answer(message)
 
-    def fetch_again(self) -> None:
-        """Fetch the newest version although it is already here."""
+    def fetch_again(self, *, may_borrow: bool = True) -> None:
+        """Fetch the newest version although it is already here.
+
+        Args:
+            may_borrow: Whether it may be used where it lies in the publisher's memory.
+        """
+        self._may_borrow = may_borrow
         self.held = PolicyVersion(self.held.lineage, -1)  # older than all of this lineage
         self._release_newest()
         self._group.expect(None)
@@ -213,27 +224,36 @@ class WeightTransfer:
             wanted = self._wanted  # announced again meanwhile, it may have other sources
             if wanted is None or not (self._is_wanted(version) and transport.can_fetch(wanted)):
                 continue
-            file = self._files.acquire(wanted.manifest.num_bytes)
-            is_whole = False
-            try:
-                is_whole = await transport.fetch(wanted, file.memory)
-            finally:
-                if not is_whole:
-                    self._files.discard(file)
-            if is_whole:
+            if isinstance(transport, PublisherMemory):
+                file = await transport.borrow(wanted) if self._may_borrow else None
+            else:
+                file = await self._fill(transport, wanted)
+            if file is not None:
                 self._hand_over(wanted.manifest, file)
                 return True
         return False
+
+    async def _fill(self, transport: Transport, wanted: Announce | Moved) -> StagingFile | None:
+        """Let a transport fill a file; None if it has not brought the version."""
+        file = self._files.acquire(wanted.manifest.num_bytes)
+        is_whole = False
+        try:
+            is_whole = await transport.fetch(wanted, file.memory)
+        finally:
+            if not is_whole:
+                self._files.discard(file)
+        return file if is_whole else None
 
     def _is_wanted(self, version: PolicyVersion) -> bool:
         return self._wanted is not None and self._wanted.manifest.version == version
 
     def _hand_over(self, manifest: WeightManifest, file: StagingFile) -> None:
         self.held = manifest.version
+        self._may_borrow = True
         self._release_newest()
         self._files.share(file)
         self._newest = file
-        self.shared.hold(manifest.version, file.memory)
+        self.shared.hold(manifest.version, file.memory, is_whole=file.is_whole)
         self._stage(manifest, file)
 
     def _release_newest(self) -> None:

@@ -94,7 +94,8 @@ class WeightUpdates:
         self, updates: Sequence[bytearray], manifest: WeightManifest, memory: mmap.mmap
     ) -> bool:
         """Fill `memory` with a version, from updates to what is held. False: it is not right."""
-        assert self._held.whole is not None
+        if self._held.whole is None:  # overwritten meanwhile, in the publisher's memory
+            return False
         version, base = self._held.whole
         try:
             await asyncio.to_thread(rebuild, memory, base, updates, manifest)

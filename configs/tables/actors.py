@@ -20,7 +20,7 @@ class ActorSettings(Table):
     """`vllm`, or `torch`: a small engine for macOS and quick tests."""
     in_process: bool | None = None
     """Run vLLM inside the actor's process; null = yes on a CPU, no (its core in processes of its
-    own) on a GPU."""
+    own) on a GPU, and with several workers."""
     max_concurrent_episodes: Positive = 256
     """Episodes one actor generates at a time."""
     max_episodes_in_flight: Positive | None = None
@@ -40,7 +40,7 @@ class ActorSettings(Table):
     """Memory for the KV cache, GiB; null = 1 on a CPU, and on a GPU what the engine measures as
     free at its start: set it where learner and actor share a card."""
     tensor_parallel_size: Positive = 1
-    """GPUs per actor."""
+    """GPUs per actor; on a CPU, processes that share the model."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, named as in its `EngineArgs`, such as
     `{max_num_batched_tokens: 8192}`; those that would make log-probs, weights or versions inexact

@@ -33,6 +33,7 @@ def disagreements(settings: AllTables) -> list[str]:
         _broadcasts_to_anybody,
         _keeps_no_best,
         _ends_like_an_error,
+        _has_workers_in_one_process,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
@@ -86,6 +87,16 @@ def _ends_like_an_error(settings: AllTables) -> str | None:
     return (
         f"actors.exit_when_told must be 0 or >= {FIRST_FREE_CODE}, got {code}; "
         f"codes between them are those of errors (docs/fleet.md)"
+    )
+
+
+def _has_workers_in_one_process(settings: AllTables) -> str | None:
+    size = settings.actors.tensor_parallel_size
+    if size == 1 or not settings.actors.in_process:
+        return None
+    return (
+        f"actors.in_process must be null or false with actors.tensor_parallel_size {size}, got "
+        f"true; each of its workers is a process"
     )
 
 

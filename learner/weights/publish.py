@@ -168,7 +168,8 @@ class WeightPublisher:
         self._put_pointer(self._pointed)
 
     def _map(self, index: int) -> mmap.mmap:
-        path = self._folder.create(self._slots.path(index, "free").name, self._num_bytes)
+        path = self._folder.create(self._slots.path(index).name, self._num_bytes)
+        self._slots.add(index)
         with path.open("r+b") as file:
             return mmap.mmap(file.fileno(), self._num_bytes)
 

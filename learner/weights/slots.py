@@ -1,8 +1,9 @@
 """Slots in which the learner hands sealed weights to its publisher; neither ever waits.
 
-A slot is a file of wire bytes with its manifest and its adapter beside it. Its state is its name,
-and a rename is what changes it: of two processes that want the same change exactly one succeeds,
-also while the other is stopped by a debugger, swapped out or dead. No lock can be left behind.
+A slot is a file of wire bytes with its manifest, its adapter and its seal beside it. Its state is
+the name of an empty file, and a rename is what changes it: of two processes that want the same
+change exactly one succeeds, also while the other is stopped by a debugger, swapped out or dead. No
+lock can be left behind.
 
     free ──acquire──▶ writing ──seal──▶ ready ──take──▶ taken ──free──▶ free
                          ▲                │ acquire: a version not taken yet is overtaken
@@ -11,6 +12,10 @@ also while the other is stopped by a debugger, swapped out or dead. No lock can 
 
 Invariant: the publisher holds at most two slots (the current version, and one that is still being
 pulled), so of three there is always one for the learner, and `publish` never waits.
+
+Actors of this machine read a slot where it lies, and hold nothing: the seal (`broker.weights.seal`)
+shows them that the learner has begun to write there. It takes the slot that it left longest ago, so
+they have the time of two more versions to read one.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from pathlib import Path
 from broker.protocol.codec import decode, encode
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.weight_messages import MAX_WEIGHTS_FRAME
+from broker.weights.seal import NUM_BYTES, Seal, seal_of
 
 NUM_SLOTS = 3
 
@@ -34,7 +40,7 @@ class Slot:
     manifest: WeightManifest
     memory: mmap.mmap
     path: Path
-    """The file, for readers on this machine."""
+    """File of its bytes, for readers on this machine."""
     adapter: bytes = b""
     """Of the version; empty = it has none."""
 
@@ -47,13 +53,23 @@ class Slots:
         self._mapped: dict[int, mmap.mmap] = {}
         """For good: to touch a new mapping for the first time costs a tenth of a broadcast."""
         self._base: mmap.mmap | None = None
+        self._seals: dict[int, Seal] = {}
+        """Of the slots that this process writes to, the one left longest ago first."""
+
+    def add(self, index: int) -> None:
+        """Begin to use a slot, whose file is there."""
+        seal_of(self.path(index)).write_bytes(bytes(NUM_BYTES))
+        self._seals[index] = Seal(self.path(index), is_writer=True)
+        self.mark(index, "free").touch()
 
     def acquire(self) -> int:
         """Return a slot to write to, already in state `writing`."""
         for _ in range(NUM_SLOTS):  # the publisher may swap two slots between our two looks
             for state in ("free", "ready"):
-                for index in range(NUM_SLOTS):
+                for index, seal in self._seals.items():
                     if self._move(index, state, "writing"):
+                        seal.open()
+                        self._seals[index] = self._seals.pop(index)  # behind the others
                         return index
         raise AssertionError("the publisher holds every slot")
 
@@ -70,13 +86,14 @@ class Slots:
         self._adapter(index).write_bytes(adapter)
         frame = encode(manifest, run="", incarnation="", seq=index)
         self._manifest(index).write_bytes(frame)
+        self._seals[index].close()
         for other in range(NUM_SLOTS):
             self._move(other, "ready", "free")
         assert self._move(index, "writing", "ready"), f"slot {index} was not being written"
 
     def has_news(self) -> bool:
         """Return whether there is a sealed version to take."""
-        return any(self.path(index, "ready").exists() for index in range(NUM_SLOTS))
+        return any(self.mark(index, "ready").exists() for index in range(NUM_SLOTS))
 
     def take(self) -> Slot | None:
         """Take the sealed version; None if there is none."""
@@ -91,7 +108,7 @@ class Slots:
 
     def reclaim(self) -> None:
         """Undo what a dead publisher held: the newest version is ready again, the rest free."""
-        taken = [i for i in range(NUM_SLOTS) if self.path(i, "taken").exists()]
+        taken = [i for i in range(NUM_SLOTS) if self.mark(i, "taken").exists()]
         taken.sort(key=lambda index: self._read(index).version)
         newest = None if self.has_news() or not taken else taken.pop()
         for index in taken:
@@ -99,8 +116,12 @@ class Slots:
         if newest is not None:
             self._move(newest, "taken", "ready")
 
-    def path(self, index: int, state: str) -> Path:
-        """Return the name of a slot's file in `state`."""
+    def path(self, index: int) -> Path:
+        """Return the file of a slot's bytes."""
+        return self._folder / f"slot-{index}"
+
+    def mark(self, index: int, state: str) -> Path:
+        """Return the file that is there while a slot is in `state`."""
         return self._folder / f"slot-{index}.{state}"
 
     @property
@@ -123,7 +144,7 @@ class Slots:
 
     def _move(self, index: int, before: str, after: str) -> bool:
         try:
-            self.path(index, before).rename(self.path(index, after))
+            self.mark(index, before).rename(self.mark(index, after))
         except FileNotFoundError:
             return False
         return True
@@ -135,7 +156,7 @@ class Slots:
         return manifest
 
     def _open(self, index: int) -> Slot:
-        path = self.path(index, "taken")
+        path = self.path(index)
         if index not in self._mapped:
             with path.open("r+b") as file:
                 self._mapped[index] = mmap.mmap(file.fileno(), 0)

@@ -1,45 +1,55 @@
-"""Versions read from the publisher's memory: by one reader, by a transfer, by processes."""
+"""Versions used where they lie in the publisher's memory: by one reader, a transfer, processes."""
 
 import asyncio
-import mmap
 import os
 import signal
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec import structs
+from xxhash import xxh3_128
 
+from actors.engine.engine import StagedWeights
 from actors.weights import publisher_memory
 from actors.weights.counters import WeightCounters
 from actors.weights.publisher_memory import BUCKET_BYTES, PublisherMemory
 from broker.protocol.manifest import checksum_of
 from broker.protocol.weight_messages import Announce, Join, Moved
+from broker.weights.seal import Seal, seal_of
+from broker.weights.shared_memory import PREFIX
 from buffer.record.episode import PolicyVersion
-from configs.errors import WeightsError
+from configs.errors import WeightsOverwritten
 from learner.weights.server import WeightServer
-from learner.weights.slots import Slots
+from learner.weights.slots import NUM_SLOTS, Slots
 from learner.weights.sparse_chain import SparseChain
-from tests.weights.support.plane import grouped_plane
+from tests.weights.support.plane import Plane, grouped_plane
 from tests.weights.support.scripted_publisher import ScriptedPublisher, contents, manifest, play
 
 NUM_BYTES = 2 * BUCKET_BYTES + 12345
 READERS = ("memory", "publisher")
+BALLAST = 4_000_000  # 16 MB a version
+PAGE = os.sysconf("SC_PAGESIZE")
 
 
 @pytest.fixture
 def sealed(tmp_path):
-    """A version's file, its manifest, and memory for it."""
-    path, whole = tmp_path / "slot-0.taken", os.urandom(NUM_BYTES)
+    """A sealed slot of a version's bytes, and what announces it."""
+    return slot_of(tmp_path / "slot-0", os.urandom(NUM_BYTES))
+
+
+def slot_of(path, whole: bytes, step: int = 1):
     path.write_bytes(whole)
-    described = structs.replace(manifest(1), num_bytes=NUM_BYTES, checksum=checksum_of(whole))
-    return path, described, mmap.mmap(-1, NUM_BYTES)
+    seal_of(path).write_bytes((2).to_bytes(8, "little"))
+    described = structs.replace(manifest(step), num_bytes=len(whole), checksum=checksum_of(whole))
+    return path, Announce(described, 0, memory=str(path))
 
 
-def memory_of_publisher() -> PublisherMemory:
-    return PublisherMemory(WeightCounters())
+def borrow(news, publisher=None):
+    publisher = publisher or PublisherMemory(WeightCounters())
+    return asyncio.run(publisher.borrow(news))
 
 
 def maps_of(path) -> int:
@@ -48,72 +58,122 @@ def maps_of(path) -> int:
     return sum(line.endswith(str(path)) for line in lines)
 
 
-def test_a_version_is_read_whole(sealed):
-    path, described, memory = sealed
+def test_a_version_is_used_where_it_lies(sealed):
+    path, news = sealed
 
-    assert memory_of_publisher().can_fetch(Announce(described, 0, memory=str(path)))
-    memory_of_publisher().read(str(path), described, memory)
+    assert PublisherMemory(WeightCounters()).can_fetch(news)
+    borrowed = borrow(news)
 
-    assert memory[:] == path.read_bytes()
+    assert borrowed.memory[:] == borrowed.path.read_bytes() == path.read_bytes()
+    with pytest.raises(TypeError):
+        borrowed.memory[0] = 0  # it is the learner's
+    assert borrowed.is_whole()
+
+
+def test_the_path_for_the_engine_is_good_when_the_learner_has_ended(sealed):
+    path, news = sealed
+    whole = path.read_bytes()
+    borrowed = borrow(news)
+
+    path.unlink()
+    seal_of(path).unlink()
+
+    assert borrowed.path.read_bytes() == whole
+    assert borrowed.is_whole()
 
 
 def test_a_slot_is_mapped_once_and_let_go_of_with_its_folder(sealed, tmp_path):
-    path, described, memory = sealed
-    publisher = memory_of_publisher()
-    publisher.read(str(path), described, memory)
-    path = path.rename(tmp_path / "slot-0.ready").rename(path)  # the same slot, a version later
-    publisher.read(str(path), described, memory)
+    path, news = sealed
+    publisher = PublisherMemory(WeightCounters())
+    first = borrow(news, publisher)
+    assert borrow(news, publisher).memory is first.memory
     assert maps_of(path) == 1
 
-    next_life = tmp_path / "next" / path.name
-    next_life.parent.mkdir()
-    next_life.write_bytes(path.read_bytes())
-    publisher.read(str(next_life), described, memory)
+    (tmp_path / "next").mkdir()
+    next_life, next_news = slot_of(tmp_path / "next" / path.name, os.urandom(NUM_BYTES))
+    second = borrow(next_news, publisher)
 
+    # What is still being applied stays, and its name cannot become another file's.
+    assert (maps_of(path), maps_of(next_life)) == (1, 1)
+    assert first.path.read_bytes() == path.read_bytes()
+    name = first.path
+    del first
+    assert not name.exists() or name.readlink() != path
     assert (maps_of(path), maps_of(next_life)) == (0, 1)
+    assert second.path.exists()
+
+
+def test_the_next_version_in_a_slot_makes_the_last_one_known_as_gone(sealed):
+    path, news = sealed
+    borrowed = borrow(news)
+    weights = StagedWeights(borrowed.path, news.manifest, borrowed.is_whole)
+    weights.check()
+
+    Seal(path, is_writer=True).open()
+
+    assert not borrowed.is_whole()
+    with pytest.raises(WeightsOverwritten, match="got newer ones in their place"):
+        weights.check()
+    assert borrow(news) is None  # while it is written to
+    Seal(path, is_writer=True).close()
+    assert not borrowed.is_whole()
+    assert borrow(news) is not None  # the same bytes: that version, again
 
 
 def test_what_is_written_to_while_it_is_read_is_refused(sealed, monkeypatch):
-    path, described, memory = sealed
-    copy, copied = np.copyto, []
+    path, news = sealed
+    read: list[int] = []
 
-    def overtaken(target, source):
-        copied.append(len(target))
-        if len(copied) == 2:
-            with path.open("r+b") as writing:
-                writing.seek(NUM_BYTES - 1)
-                writing.write(bytes([path.read_bytes()[-1] ^ 1]))
-        copy(target, source)
+    class Overtaken:
+        """A checksum in the midst of which the learner comes and writes the same bytes again."""
 
-    monkeypatch.setattr(np, "copyto", overtaken)
+        def __init__(self):
+            self.found = xxh3_128()
 
-    with pytest.raises(WeightsError, match="checksum must be"):
-        memory_of_publisher().read(str(path), described, memory)
-    assert len(copied) == 3
+        def update(self, bucket):
+            read.append(len(bucket))
+            if len(read) == 2:
+                Seal(path, is_writer=True).open()
+            self.found.update(bucket)
 
+        def hexdigest(self):
+            return self.found.hexdigest()
 
-def test_a_file_of_another_length_is_refused(sealed):
-    path, described, memory = sealed
-    path.write_bytes(b"short")
+    monkeypatch.setattr(publisher_memory, "xxh3_128", Overtaken)
 
-    with pytest.raises(WeightsError, match=f"must be a file of {NUM_BYTES} bytes"):
-        memory_of_publisher().read(str(path), described, memory)
+    assert borrow(news) is None
+    assert len(read) == 3
 
 
-def test_neither_links_nor_pipes_are_read(sealed, tmp_path):
-    path, described, memory = sealed
-    link, pipe = tmp_path / "link", tmp_path / "pipe"
-    link.symlink_to(path)
-    os.mkfifo(pipe)
+def make_pipe(path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
-    for refused in (link, pipe):
-        with pytest.raises(WeightsError, match="must be"):
-            memory_of_publisher().read(str(refused), described, memory)
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b"short"),
+        lambda path: path.write_bytes(bytes(NUM_BYTES)),
+        lambda path: seal_of(path).unlink(),
+        lambda path: seal_of(path).write_bytes(b""),
+        lambda path: path.rename(path.with_name("other")) and path.symlink_to("other"),
+        make_pipe,
+    ],
+    ids=["short", "other bytes", "no seal", "empty seal", "link", "pipe"],
+)
+def test_what_is_not_a_sealed_file_of_the_version_is_refused(sealed, spoil):
+    path, news = sealed
+    spoil(path)
+
+    assert borrow(news) is None
 
 
 def test_nothing_can_be_read_where_nothing_is_named():
-    for path in ("", "/dev/shm/nyala-slots-of-another-machine/slot-0.taken"):
-        assert not memory_of_publisher().can_fetch(Announce(manifest(1), 0, memory=path))
+    for path in ("", "/dev/shm/nyala-slots-of-another-machine/slot-0"):
+        assert not PublisherMemory(WeightCounters()).can_fetch(
+            Announce(manifest(1), 0, memory=path)
+        )
 
 
 @pytest.fixture
@@ -133,8 +193,7 @@ def _thread(request, monkeypatch):
 )
 @pytest.mark.usefixtures("_thread")
 def test_what_memory_does_not_have_is_pulled(publisher, tmp_path, found, reads, asked):
-    path = tmp_path / "slot-1.taken"
-    path.write_bytes(contents(1))
+    path, _ = slot_of(tmp_path / "slot-1", contents(1))
 
     async def story(stage):
         stage.transfer.on_message(Announce(manifest(1), 0, memory=str(path)))
@@ -151,9 +210,8 @@ def test_what_memory_does_not_have_is_pulled(publisher, tmp_path, found, reads, 
 
 
 def test_a_version_that_moved_is_read_where_the_newer_one_is(publisher, tmp_path, monkeypatch):
-    gone, newer = tmp_path / "slot-0.taken", tmp_path / "slot-1.taken"
-    gone.write_bytes(contents(1))
-    newer.write_bytes(contents(2))
+    gone, _ = slot_of(tmp_path / "slot-0", contents(1))
+    newer, _ = slot_of(tmp_path / "slot-1", contents(2), step=2)
     monkeypatch.setattr(
         publisher, "_reply", lambda pull: publisher.answer(Moved(manifest(2), 0, memory=str(newer)))
     )
@@ -192,7 +250,9 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
 
     async def story():
         slots = Slots(tmp_path)
-        slots.path(0, "writing").write_bytes(contents(1))
+        slots.path(0).write_bytes(contents(1))
+        slots.add(0)
+        assert slots.acquire() == 0
         slots.seal(0, manifest(1))
         server = WeightServer(
             unused, slots, run="toy", broadcast=None, chain=chain, report=lambda sent: None
@@ -210,7 +270,7 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
 
     asyncio.run(asyncio.wait_for(story(), 10.0))
 
-    place = str(tmp_path / "slot-0.taken")
+    place = str(tmp_path / "slot-0")
     assert told == [(b"near", place), (b"far", place)]
 
 
@@ -271,3 +331,69 @@ def test_readers_go_on_with_the_next_publisher(plane, actors):
     read = actors[0].counters()["memory_reads"]
     actors[0].applied(plane.publish())
     assert actors[0].counters()["memory_reads"] == read + 1
+
+
+@pytest.mark.slow
+def test_a_version_that_is_overwritten_while_it_is_read_is_never_served(plane, actors):
+    last = plane.step + 1
+    slow = plane.actor("slow", pull_from=READERS, stops_at=last)
+    slow.wait("synced")
+    unlucky = plane.publish()
+    slow.wait("halfway")
+
+    for _ in range(4):  # into its slot as well
+        newest = plane.publish()
+        actors[0].applied(newest)
+    os.kill(slow.pid, signal.SIGCONT)
+
+    slow.applied(newest)
+    counted = slow.counters()
+    assert (counted["overwritten"], counted["probe_mismatches"]) == (1, 0)
+    assert unlucky.version not in [
+        line["version"] for line in slow.lines if line["event"] == "applied"
+    ]
+    slow.end()
+
+
+@pytest.mark.slow
+def test_a_machine_holds_the_learners_slots_and_no_bytes_for_an_actor(tmp_path):
+    plane = Plane(tmp_path, ballast=BALLAST, broadcast=False)
+    try:
+        plane.publish()
+        actors = [plane.actor(f"actor-{n}", pull_from=READERS) for n in range(3)]
+        for actor in actors:
+            actor.wait("synced", timeout_s=60.0)
+        for _ in range(4):  # every slot has been read
+            newest = plane.publish()
+            for actor in actors:
+                actor.applied(newest)
+
+        num_bytes = newest.num_bytes
+        held = [shared_memory_of(actor.pid) for actor in actors]
+        learner = shared_memory_of(os.getpid(), plane.publisher._folder.path)
+        sidecar = shared_memory_of(plane.publisher_pid)
+    finally:
+        plane.close()
+
+    slots = [str(plane.publisher._folder.path / f"slot-{index}") for index in range(NUM_SLOTS)]
+    for mapped in held:
+        weights = {path: kib for path, kib in mapped.items() if not path.endswith(".seal")}
+        assert set(weights) <= set(slots)
+        assert all(kib["Private_Dirty"] == 0 for kib in weights.values())
+    # Shared pages count in equal parts with each process that has them mapped.
+    all_processes = [*held, learner, sidecar]
+    pss = sum(kib["Pss"] for mapped in all_processes for kib in mapped.values()) * 1024
+    assert pss <= NUM_SLOTS * (num_bytes + 2 * PAGE)
+
+
+def shared_memory_of(pid: int, folder: Path | None = None) -> dict[str, Counter[str]]:
+    """KiB of a process's mappings of files of weights, by file, as the kernel counts them."""
+    found: dict[str, Counter[str]] = {}
+    path = ""
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            path = words[5] if len(words) > 5 else ""
+        elif PREFIX in path and words[-1] == "kB" and (folder is None or str(folder) in path):
+            found.setdefault(path, Counter())[words[0][:-1]] += int(words[1])
+    return found

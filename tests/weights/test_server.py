@@ -24,7 +24,9 @@ def test_another_key_cannot_take_an_actors_weights_from_it(
 
     async def story() -> None:
         slots = Slots(tmp_path)
-        slots.path(0, "writing").write_bytes(contents(1))
+        slots.path(0).write_bytes(contents(1))
+        slots.add(0)
+        assert slots.acquire() == 0
         slots.seal(0, manifest(1))
         server = WeightServer(unused, slots, run="toy", broadcast=None, report=lambda _sent: None)
         monkeypatch.setattr(server._port, "post", lambda route, news: sent.append((route, news)))

@@ -6,6 +6,7 @@ import pytest
 
 from broker.protocol.manifest import Probe, TensorSpec, WeightManifest
 from broker.protocol.weight_messages import CHUNK_BYTES, Pull
+from broker.weights.seal import Seal
 from buffer.record.episode import PolicyVersion
 from learner.weights.slots import NUM_SLOTS, Slot, Slots
 from learner.weights.versions_on_offer import PULL_IDLE_S, VersionsOnOffer
@@ -26,11 +27,12 @@ class Learner:
     def __init__(self, folder) -> None:
         self.slots = Slots(folder)
         for index in range(NUM_SLOTS):
-            self.slots.path(index, "free").write_bytes(bytes(NUM_BYTES))
+            self.slots.path(index).write_bytes(bytes(NUM_BYTES))
+            self.slots.add(index)
 
     def seal(self, step: int) -> None:
         index = self.slots.acquire()
-        with self.slots.path(index, "writing").open("r+b") as file:
+        with self.slots.path(index).open("r+b") as file:
             memory = mmap.mmap(file.fileno(), 0)
         memory[:] = bytes([step]) * NUM_BYTES
         self.slots.seal(index, manifest(step))
@@ -106,6 +108,32 @@ def test_the_learner_never_waits_for_a_publisher_that_stands_still(learner, tmp_
     assert take(publisher).manifest == manifest(19)
 
 
+def test_a_version_lies_there_while_the_next_two_are_written(learner, tmp_path):
+    publisher = Slots(tmp_path)
+    seals = [Seal(learner.slots.path(index)) for index in range(NUM_SLOTS)]
+    announced: list[tuple[Slot, int]] = []
+
+    for step in range(1, 12):
+        learner.seal(step)
+        assert [seals[slot.index].number for slot, _ in announced[-2:]] == [
+            number for _, number in announced[-2:]
+        ]
+        if announced:
+            publisher.free(announced[-1][0])
+        slot = take(publisher)
+        announced.append((slot, seals[slot.index].number))
+
+
+def test_a_seal_is_open_while_the_learner_writes(learner):
+    index = learner.slots.acquire()
+    seal = Seal(learner.slots.path(index))
+    assert (seal.number, seal.is_open) == (1, True)
+
+    learner.slots.seal(index, manifest(1))
+
+    assert (seal.number, seal.is_open) == (2, False)
+
+
 def test_a_dead_publisher_leaves_the_newest_version_to_the_next(learner, tmp_path):
     dead = Slots(tmp_path)
     learner.seal(1)
@@ -116,7 +144,7 @@ def test_a_dead_publisher_leaves_the_newest_version_to_the_next(learner, tmp_pat
     learner.slots.reclaim()
 
     assert take(Slots(tmp_path)).manifest == manifest(2)
-    assert sum(learner.slots.path(i, "free").exists() for i in range(NUM_SLOTS)) == 2
+    assert sum(learner.slots.mark(i, "free").exists() for i in range(NUM_SLOTS)) == 2
 
 
 def test_a_version_sealed_while_the_publisher_was_dead_wins_over_what_it_held(learner, tmp_path):

@@ -66,7 +66,8 @@ class ShadowModel:
         """Load a version into the copy.
 
         Raises:
-            WeightsError: the file is not a whole version of this model; the old weights go on.
+            WeightsError: the file is not a whole version of this model, or was overwritten; the old
+                weights go on.
         """
         manifest, self._is_whole = staged.manifest, False
         tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
@@ -78,6 +79,7 @@ class ShadowModel:
             self.load(tensors)
         else:
             self.copy(self._plan, tensors)
+        staged.check()
         self._is_whole = True
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> FillPlan | None:

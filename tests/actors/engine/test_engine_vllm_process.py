@@ -9,8 +9,6 @@ import asyncio
 import os
 import signal
 import time
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,11 +18,13 @@ from tests.actors.support.engine_battery import (
     TOLERANCE,
     aborts,
     overflow_starts_fresh,
+    overwritten_weights_make_no_token,
     refuses_a_torn_file,
     swaps_under_load,
     switch_at_one_token,
 )
 from tests.actors.support.engine_probe import Bench, tiny_folder
+from tests.actors.support.vllm_plugin import make_plugin_visible
 
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 
@@ -41,7 +41,7 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
     from actors.engine.vllm_engine import vllm_engine
     from actors.engine.vllm_options import VllmOptions
 
-    _make_plugin_visible(tmp_path, monkeypatch)
+    make_plugin_visible(tmp_path, monkeypatch)
     model = tiny_folder(tmp_path / "model", tied=True)
 
     async def story() -> None:
@@ -57,6 +57,7 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
             await overflow_starts_fresh(bench)
             await aborts(bench)
             await refuses_a_torn_file(bench)
+            await overwritten_weights_make_no_token(bench)
             await loses_its_core(bench)
         finally:
             await engine.close()
@@ -84,16 +85,3 @@ async def loses_its_core(bench: Bench) -> None:
     for transcript, tokens in zip(transcripts, [made[key] for key in sorted(made)], strict=True):
         assert transcript.token_ids == list(tokens)
         assert bench.log_ratio(transcript).abs().max() < TOLERANCE
-
-
-def _make_plugin_visible(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where the project is installed, its metadata names the plugin; this stands in elsewhere.
-    if entry_points(group="vllm.general_plugins", name="nyala"):
-        return
-    metadata = folder / "nyala-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: nyala\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[vllm.general_plugins]\nnyala = actors.engine.vllm_weights:register\n"
-    )
-    monkeypatch.syspath_prepend(str(folder))

@@ -20,7 +20,7 @@ import torch
 from actors.engine.engine import Delta, StagedWeights
 from actors.engine.stop_strings import StopStrings
 from buffer.record.episode import VersionSpan
-from configs.errors import SettingsError, WeightsError
+from configs.errors import SettingsError, WeightsError, WeightsOverwritten
 from tests.actors.support.engine_probe import Bench
 from tests.actors.support.tiny_model import reference_logprobs
 
@@ -304,6 +304,32 @@ async def refuses_a_torn_file(bench: Bench) -> None:
     await probe_agrees(bench)
 
 
+async def overwritten_weights_make_no_token(bench: Bench) -> None:
+    """Where others came into the file meanwhile: the old ones go on, or nothing until the next."""
+    before, staged = bench.engine.version, bench.stage_next()
+    overwritten = bench.folder / "overwritten"
+    noise = torch.randn(staged.manifest.num_bytes // 4, generator=torch.Generator().manual_seed(1))
+    overwritten.write_bytes(noise.numpy().tobytes())
+    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    transcripts = bench.submit(*[bench.request(max_tokens=200) for _ in range(6)])
+    await bench.read(lambda: all(t.token_ids for t in transcripts))
+
+    with pytest.raises(WeightsOverwritten, match="got newer ones in their place"):
+        await bench.engine.apply(StagedWeights(overwritten, staged.manifest, lambda: False))
+    assert bench.engine.version == before
+    await bench.engine.apply(staged)
+    await bench.finish(transcripts)
+
+    await probe_agrees(bench)
+    for transcript in transcripts:
+        assert [span.version for span in transcript.versions] == [before, bench.engine.version]
+        switch = transcript.versions[1].start
+        ids = list(transcript.request.token_ids) + transcript.token_ids
+        old = reference_logprobs(bench.models[before], ids)[len(transcript.request.token_ids) - 1 :]
+        gap = (old - torch.tensor(transcript.logprobs)).abs()
+        assert gap[:switch].max() < TOLERANCE
+
+
 async def one_delta_for_each_request(bench: Bench) -> None:
     """However late the reader comes, it gets one joined delta."""
     transcripts = bench.submit(*[bench.request(max_tokens=100) for _ in range(5)])
@@ -333,5 +359,6 @@ BATTERY = (
     keeps_the_loop_free,
     refuses_what_does_not_fit,
     refuses_a_torn_file,
+    overwritten_weights_make_no_token,
     one_delta_for_each_request,
 )

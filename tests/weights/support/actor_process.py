@@ -7,6 +7,7 @@ it, `failed` with the error that ended it.
 
 import asyncio
 import os
+import signal
 from dataclasses import asdict
 from itertools import count
 from multiprocessing.connection import Connection
@@ -28,9 +29,22 @@ from tests.weights.support.toy_model import ToyEngine
 
 
 class TellingEngine(ToyEngine):
-    def __init__(self, say):
+    def __init__(self, say, stops_at=None):
         super().__init__()
         self.say = say
+        self.stops_at = stops_at
+
+    def read(self, staged):
+        """Stop in the middle of one version, as a process that is swapped out."""
+        if staged.manifest.version.step != self.stops_at:
+            return super().read(staged)
+        weights = {}
+        for name, tensor in self.tensors(staged):
+            weights[name] = tensor.clone()
+            if len(weights) == 1:
+                self.say(event="halfway")
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return weights
 
     async def apply(self, staged):
         pause_s = await super().apply(staged)
@@ -68,7 +82,7 @@ def strike_in_collective(strike: int | str, nth: int) -> None:
 
 
 async def live(options: dict, pipe: Connection, say) -> None:
-    engine = TellingEngine(say)
+    engine = TellingEngine(say, options.get("stops_at"))
     engine.spoil = options.get("spoil", 0)
     receiver = WeightReceiver(
         engine,

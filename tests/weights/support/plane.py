@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec import convert
@@ -94,7 +95,7 @@ class Plane:
         folder: Path,
         *,
         ballast: int = 0,
-        model: ToyModel | None = None,
+        model: Any = None,
         trusted_network: bool = False,
         **settings,
     ) -> None:

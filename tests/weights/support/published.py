@@ -53,7 +53,8 @@ class Published:
         self.contents = contents
         self.slots = Slots(folder)
         for index in range(3):
-            self.slots.path(index, "free").write_bytes(bytes(NUM_BYTES))
+            self.slots.path(index).write_bytes(bytes(NUM_BYTES))
+            self.slots.add(index)
         self.base = base
         if base is not None:
             self.slots.base_path.write_bytes(base)
@@ -78,7 +79,7 @@ class Published:
 
     def publish(self, step: int, adapter: bytes = b"") -> None:
         index = self.slots.acquire()
-        self.slots.path(index, "writing").write_bytes(self.contents(step))
+        self.slots.path(index).write_bytes(self.contents(step))
         self.slots.seal(index, self.manifest(step, adapter), adapter)
         slot = self.versions.advance()
         if self.versions.chain is not None and slot is not None:

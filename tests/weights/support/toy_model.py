@@ -4,6 +4,7 @@ The engine stands in for vLLM: what is tested is transfer, order and checks, and
 softmax over a real matrix shows wrong bytes. A real engine's live swap is tested in tests/actors.
 """
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import torch
@@ -62,12 +63,19 @@ class ToyEngine:
         self.applied: list[PolicyVersion] = []
 
     async def apply(self, staged: StagedWeights) -> float:
-        manifest = staged.manifest
-        tensors = named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
-        self.weights = {name: tensor.clone() for name, tensor in tensors}
-        self.version = manifest.version
-        self.applied.append(manifest.version)
+        weights = self.read(staged)
+        staged.check()
+        self.weights = weights
+        self.version = staged.manifest.version
+        self.applied.append(self.version)
         return 0.001
+
+    def tensors(self, staged: StagedWeights) -> Iterator[tuple[str, torch.Tensor]]:
+        manifest = staged.manifest
+        return named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
+
+    def read(self, staged: StagedWeights) -> dict[str, torch.Tensor]:
+        return {name: tensor.clone() for name, tensor in self.tensors(staged)}
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         ids = torch.tensor(token_ids)
