@@ -31,6 +31,7 @@ VERBS = {
     "logs": ("console.live.logs", "Show the logs of a run."),
     "stop": ("console.live.stop", "Stop a run on this machine."),
     "samples": ("console.samples.command", "Show texts that a run has sampled."),
+    "report": ("console.report.command", "Write a run, or several, as one HTML file."),
     "try": ("console.samples.try_command", "Ask the newest model of a run."),
     "actor": ("console.verbs.roles", "Join a run with one more actor."),
     "join-pack": (

@@ -57,6 +57,7 @@ def print_result(console: Console, folder: RunFolder) -> None:
     for text in advice_of(summary):
         print_line(console, f"ADVICE {text}")
     for path, what in (
+        (folder.report, "curves, settings and answers, for a browser"),
         (folder.plot, "reward curve"),
         (folder.path / "model", "trained model (Hugging Face directory)"),
         (folder.path, "metrics, checkpoints, logs"),

@@ -71,6 +71,7 @@ class RunFolder:
         self.model = path / "model"
         self.summary = path / "summary.json"
         self.plot = path / "reward.png"
+        self.report = path / "report.html"
 
     @property
     def state(self) -> RunState:

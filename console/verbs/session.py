@@ -21,6 +21,8 @@ from console.display.result import print_result
 from console.display.reward_plot import draw_reward
 from console.display.snapshot import View
 from console.display.stages import Stages
+from console.report.record.versions import write_versions
+from console.report.write import write_report
 from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
 from console.run.plan import commands, prepare, redis_command
@@ -64,6 +66,7 @@ class Session:
     def run(self) -> int:
         """Start, watch, stop; return the exit code."""
         server = prepare(self._settings, self._folder, redis_url=self._redis_url)
+        write_versions(self._folder.path)
         try:
             with sigterm_as_interrupt():
                 self._make_model()
@@ -76,6 +79,8 @@ class Session:
             for name, each in run.by_environment.items()
         ]
         plot = draw_reward(self._folder, title=f"{run.name}: {', '.join(tasks)}")
+        if plot is not None:
+            self._write_report()
         if outcome is not None and outcome.is_finished:
             print_result(self._console, self._folder)
             return 0
@@ -86,6 +91,15 @@ class Session:
         self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
         self._say(f"  {self._resume_command}")
         return STOPPED if outcome is None else FAILED
+
+    def _write_report(self) -> None:
+        try:
+            write_report([self._folder.path])
+        except Exception as error:  # noqa: BLE001 - a run does not fail for a page about it
+            self._say(
+                f"warning: {self._folder.report} must be writable, got {error!r}; "
+                f"try again with `nyala report {self._folder.path}`"
+            )
 
     def _make_model(self) -> None:
         if self._settings.run.model != "init":

@@ -94,6 +94,8 @@ def test_a_run_goes_to_its_end_and_leaves_its_files(up):
     assert "r: batch 20/20, reward" in out
     assert "held-out accuracy after" in out
     assert (up.run / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert (up.run / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert "torch" in json.loads((up.run / "versions.json").read_text())
     assert {path.name for path in (up.run / "logs").iterdir()} == {
         "redis.log",
         "broker.log",
@@ -103,6 +105,16 @@ def test_a_run_goes_to_its_end_and_leaves_its_files(up):
     }
     assert [row["role"] for row in read_rows(up.run / "ends.jsonl")] == ["actor", "actor", "broker"]
     assert up.processes() == []
+
+
+def test_a_report_that_cannot_be_written_is_a_warning(up):
+    (up.run / "report.html" / "in the way").mkdir(parents=True)
+
+    code, out, _ = up.to_the_end(steps=3)
+
+    assert code == 0
+    assert f"warning: {up.run}/report.html must be writable" in out
+    assert "held-out accuracy after" in out
 
 
 def test_a_finished_run_is_reported_and_only_fresh_runs_it_again(up):

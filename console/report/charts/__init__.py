@@ -1,0 +1,1 @@
+"""Charts as SVG paths: curves over batches, distributions, lives of actors."""

@@ -1,0 +1,131 @@
+"""Charts of one run each: how its ratios and lags are spread, and where the learner's time goes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from console.report.record.figures import PERCENTILES, PHASES
+from console.report.record.runs import Run
+
+from .drawing import Chart, Frame, Key, Shape, Spot, Tick, frame_of, short
+from .thinning import buckets, mean, thinned
+
+MAX_BARS = 24
+STRETCHES = 40  # of the learner's time: shares of single batches jump too much to be read
+
+
+def ratio_chart(run: Run) -> Chart | None:
+    """Draw how importance ratios are spread, batch by batch."""
+    xs = thinned([float(step) for step in run.curves.steps])
+    raw = {p: run.curves.values[f"ratio_percentiles.{p}"] for p in PERCENTILES}
+    lines = {p: list(zip(xs, thinned(values), strict=True)) for p, values in raw.items()}
+    ys = [y for points in lines.values() for _, y in points]
+    frame = frame_of(xs, ys, least=1.0, most=1.0)
+    if frame is None:
+        return None
+    chart = Chart(
+        "Importance ratios",
+        "Trained over sampling policy, by token; 1 = the same policy.",
+        x_ticks=frame.x_ticks(),
+        y_ticks=frame.y_ticks(),
+        legend=[
+            Key("line c0 d0", "median"),
+            Key("band b3", "middle 50 %"),
+            Key("band b2", "90 %"),
+            Key("band b1", "98 %"),
+        ],
+    )
+    for style, low, high in (("b1", "1", "99"), ("b2", "5", "95"), ("b3", "25", "75")):
+        chart.shapes.append(Shape(f"band {style}", frame.band(lines[low], lines[high])))
+    chart.shapes.append(Shape("line c0 d0", frame.line(lines["50"])))
+    lowest = min(filter(math.isfinite, raw["1"]), default=math.nan)
+    highest = max(filter(math.isfinite, raw["99"]), default=math.nan)
+    chart.summary = (
+        f"1st percentile at least {short(lowest)}, 99th percentile at most {short(highest)}"
+    )
+    steps = run.curves.steps
+    for bucket in buckets(len(steps)):
+        values = ", ".join(f"{p} %: {short(mean(raw[p], bucket))}" for p in PERCENTILES)
+        left, width = _stretch(frame, steps[bucket.start], steps[bucket.stop - 1])
+        chart.spots.append(Spot(left, width, f"batch {steps[bucket.start]}\n{values}"))
+    return chart
+
+
+def lag_chart(run: Run) -> Chart | None:
+    """Draw the lags of all trained tokens as a histogram."""
+    total = sum(run.curves.lags.values())
+    if not total:
+        return None
+    largest = max(run.curves.lags)
+    width = math.ceil((largest + 1) / MAX_BARS)
+    shares = [
+        sum(run.curves.lags[lag] for lag in range(start, start + width)) / total
+        for start in range(0, largest + 1, width)
+    ]
+    frame = Frame(-0.5, len(shares) - 0.5, 0.0, max(shares) * 1.04)
+    chart = Chart(
+        "Policy lag of trained tokens",
+        "Share of all tokens by the age of the policy that sampled them, batches.",
+        y_ticks=frame.y_ticks(),
+        x_label="lag",
+    )
+    names = [str(i * width) if width == 1 else f"{i * width}+" for i in range(len(shares))]
+    each = math.ceil(len(names) / 8)
+    chart.x_ticks = [Tick(frame.x(i), name) for i, name in enumerate(names) if i % each == 0]
+    for i, share in enumerate(shares):
+        chart.shapes.append(Shape("bar c0", frame.bar(i - 0.4, i + 0.4, share)))
+        left, wide = _stretch(frame, i, i)
+        chart.spots.append(Spot(left, wide, f"lag {names[i]}: {share:.1%} of tokens"))
+    chart.summary = ", ".join(f"{name}: {s:.1%}" for name, s in zip(names, shares, strict=True))
+    return chart
+
+
+def phase_chart(run: Run) -> Chart | None:
+    """Draw what the learner spends its time on, as shares of each batch."""
+    values, steps = run.curves.values, run.curves.steps[1:]  # the first waits for actors to start
+    spent = {
+        name: [_total([values[key][i] for key in keys]) for i in range(1, len(steps) + 1)]
+        for name, keys in PHASES
+    }
+    stretches = buckets(len(steps), most=STRETCHES)
+    seconds = {name: thinned(each, most=STRETCHES) for name, each in spent.items()}
+    totals = [_total([each[i] for each in seconds.values()]) for i in range(len(stretches))]
+    if not any(totals):
+        return None
+    xs = thinned([float(step) for step in steps], most=STRETCHES)
+    frame = frame_of(xs, [0.0, 100.0], least=0.0, most=100.0)
+    assert frame is not None, "there are batches"
+    chart = Chart(
+        "The learner's time",
+        "Shares in per cent; while it waits for episodes it is idle.",
+        x_ticks=frame.x_ticks(),
+        y_ticks=frame.y_ticks(),
+    )
+    below = [0.0] * len(xs)
+    for colour, (name, each) in enumerate(seconds.items()):
+        shares = [
+            100 * part / all_ if all_ else 0.0 for part, all_ in zip(each, totals, strict=True)
+        ]
+        above = [low + share for low, share in zip(below, shares, strict=True)]
+        low_line, high_line = zip(xs, below, strict=True), zip(xs, above, strict=True)
+        chart.shapes.append(Shape(f"area c{colour}", frame.band(list(low_line), list(high_line))))
+        chart.legend.append(Key(f"area c{colour}", name))
+        below = above
+    whole = sum(totals)
+    shares_of_all = {name: sum(each) / whole for name, each in seconds.items()}
+    chart.summary = ", ".join(f"{name} {share:.1%}" for name, share in shares_of_all.items())
+    for i, bucket in enumerate(stretches):
+        texts = [f"{name} {short(each[i])} s" for name, each in seconds.items()]
+        left, width = _stretch(frame, steps[bucket.start], steps[bucket.stop - 1])
+        chart.spots.append(Spot(left, width, "\n".join([f"batch {steps[bucket.start]}", *texts])))
+    return chart
+
+
+def _stretch(frame: Frame, first: float, last: float) -> tuple[float, float]:
+    left, right = frame.x(first - 0.5), frame.x(last + 0.5)
+    return left, round(max(1.0, right - left), 1)
+
+
+def _total(values: Sequence[float]) -> float:
+    return sum(value for value in values if math.isfinite(value))
