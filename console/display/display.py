@@ -104,6 +104,7 @@ class PlainDisplay:
         self._told: dict[str, str] = {}
         self._last_step = 0
         self._alerts: str | None = None
+        self._advised: set[str] = set()
         self._has_alarm = False
         self._due = clock()
 
@@ -134,6 +135,10 @@ class PlainDisplay:
         if view.progress.alerts not in (None, self._alerts):
             self.log(f"{self._name}: ALERT {view.progress.alerts}; the learner's log says why")
         self._alerts = view.progress.alerts
+        for rule, text in view.progress.advice.items():
+            if rule not in self._advised:
+                self.log(f"{self._name}: ADVICE {text}")
+        self._advised = set(view.progress.advice)
 
     def log(self, text: str) -> None:
         """Print a line."""

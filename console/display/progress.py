@@ -6,12 +6,13 @@ from their beginning.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from console.run.run_folder import RunFolder
 
+from .advice import advice_in
 from .curve import Curve
 from .json_lines import JsonLines, Row, number
 
@@ -65,8 +66,8 @@ class Progress:
     eta_s: float | None = None
     alerts: str | None = None
     """Newest findings of the guards among the last batches, such as `ess, kl at batch 57`."""
-    advice: tuple[str, ...] = ()
-    """What the newest batch's diagnosis advises."""
+    advice: Mapping[str, str] = field(default_factory=dict)
+    """Rule -> sentence, of the newest batch."""
     rewards: tuple[float, ...] = ()
     """Mean sampled reward of all batches, in equal stretches."""
     accuracy_curve: tuple[float, ...] = ()
@@ -165,6 +166,7 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         dropped=_dropped(rows[-1]),
         eta_s=(steps - step) * wall_s / len(timed) if known else None,
         alerts=_newest_alerts(recent),
+        advice=advice_in(rows[-1]),
     )
 
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from console.run.run_folder import RunFolder
 
+from .advice import advice_in
 from .display import print_line
 
 ROWS = {
@@ -54,7 +55,7 @@ def print_result(console: Console, folder: RunFolder) -> None:
     for label, value in rows_of(summary).items():
         table.add_row(label, value)
     console.print(table)
-    for text in advice_of(summary):
+    for text in advice_in(summary).values():
         print_line(console, f"ADVICE {text}")
     for path, what in (
         (folder.report, "curves, settings and answers, for a browser"),
@@ -81,10 +82,3 @@ def rows_of(summary: Mapping[str, object]) -> dict[str, str]:
             rows[label] = "-"
     rest = summary.keys() - ROWS.keys() - {"advice"}
     return rows | {key: str(summary[key]) for key in sorted(rest)}
-
-
-def advice_of(summary: Mapping[str, object]) -> list[str]:
-    """Read the sentences of the advice."""
-    advice = summary.get("advice")
-    given = [each for each in advice if isinstance(each, dict)] if isinstance(advice, list) else []
-    return [str(each["text"]) for each in given if "text" in each]

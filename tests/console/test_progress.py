@@ -201,6 +201,25 @@ def test_plain_lines_tell_each_stage_once_and_figures_now_and_then():
     )
 
 
+def test_advice_is_that_of_the_newest_batch():
+    rows = [row(1, advice=[{"rule": "a", "text": "do it"}]), row(2, advice=[])]
+
+    assert summarise(rows[:1], {}, steps=9).advice == {"a": "do it"}
+    assert summarise(rows, {}, steps=9).advice == {}
+
+
+def test_advice_is_one_line_when_it_begins():
+    out = io.StringIO()
+    clock = iter(range(0, 1000, 10))
+    display = PlainDisplay(Console(file=out), name="demo", clock=lambda: next(clock))
+
+    for step, text in enumerate(["", "do it, 70%", "do it, 80%", "", "do it, 90%"], start=1):
+        display.show(view(step, advice={"a": text} if text else {}))
+
+    advice = [line for line in out.getvalue().splitlines() if "ADVICE" in line]
+    assert advice == ["demo: ADVICE do it, 70%", "demo: ADVICE do it, 90%"]
+
+
 def test_alerts_are_one_line_each_time_they_change():
     now, out = [0.0], io.StringIO()
     display = PlainDisplay(Console(file=out, width=200), name="demo", clock=lambda: now[0])

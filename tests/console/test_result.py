@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from console.display.result import advice_of, rows_of
+from console.display.advice import advice_in
+from console.display.result import rows_of
 
 
 def test_what_did_not_happen_is_left_out_and_what_is_not_known_is_a_dash():
@@ -34,8 +35,9 @@ def test_what_happened_is_counted_with_its_reasons():
 
 
 def test_advice_is_not_a_row_but_a_sentence_of_its_own():
-    summary = {"advice": [{"rule": "groups_flat", "text": "raise it"}, "odd"], "rollbacks": 1}
+    given = [{"rule": "groups_flat", "text": "raise it"}, "odd", {"rule": "no text"}]
+    summary = {"advice": given, "rollbacks": 1}
 
-    assert advice_of(summary) == ["raise it"]
+    assert advice_in(summary) == {"groups_flat": "raise it"}
     assert rows_of(summary) == {"rollbacks": "1"}
-    assert advice_of({}) == []
+    assert advice_in({}) == {}

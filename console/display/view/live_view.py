@@ -26,6 +26,7 @@ TWO_COLUMNS = LEFT + GAP + 60
 CURVE = 60  # more points than that tell nothing more
 FILL = 8  # of the bar of the buffer
 NOTE_LINES = 3  # of a warning
+ADVICE_LINES = 6  # what to do about it stands at the end
 ACTORS_AT_LEAST = 3
 LEAST_SHARE = 0.005  # less is 0 %
 
@@ -170,10 +171,14 @@ class _Page:
         notes += [("CLOSED", each) for each in view.closed]
         if view.progress.alerts is not None:
             notes.append(("ALERT", view.progress.alerts))
-        notes += [("ADVICE", each) for each in view.progress.advice]
+        notes += [("ADVICE", each) for each in view.progress.advice.values()]
         lines = []
         for kind, text in notes:
-            rows = wrapped(printable(text), width - LABEL, most=NOTE_LINES)
+            rows = wrapped(
+                printable(text),
+                width - LABEL,
+                most=ADVICE_LINES if kind == "ADVICE" else NOTE_LINES,
+            )
             for at, row in enumerate(rows):
                 line = Text((kind if not at else "").ljust(LABEL), style="bold red")
                 lines.append(line.append(row, style="not bold default"))

@@ -165,6 +165,17 @@ def test_warnings_stand_in_words_and_stay_where_there_is_little_room():
         assert "ALERT     kl at batch 46" in shown
 
 
+def test_advice_is_shown_up_to_its_remedy():
+    text = " ".join(["answers are cut off"] * 14) + ": raise run.max_completion_tokens"
+    view = recorded_view()
+    view = replace(view, progress=replace(view.progress, advice={"answers_cut_off": text}))
+
+    shown = text_of(view, 80, 40)
+
+    assert "ADVICE    answers are cut off" in shown
+    assert "raise run.max_completion_tokens" in shown
+
+
 def test_what_an_actor_sent_is_written_out():
     evil = actor("actor\x1b[2J", host="h\nost", version="1.\x07")
     bad = replace_sample(recorded_view().sample, prompt="\x1b[31mred", text="a\u202eb")
