@@ -32,6 +32,10 @@ VERBS = {
     "stop": ("console.live.stop", "Stop a run on this machine."),
     "samples": ("console.samples.command", "Show texts that a run has sampled."),
     "report": ("console.report.command", "Write a run, or several, as one HTML file."),
+    "compare": (
+        "console.compare.command",
+        "Compare two runs on the held-out questions that both were asked.",
+    ),
     "try": ("console.samples.try_command", "Ask the newest model of a run."),
     "actor": ("console.verbs.roles", "Join a run with one more actor."),
     "join-pack": (

@@ -16,7 +16,7 @@ VARIABLE = "NYALA_TYPED"
 
 HINT = re.compile(
     r"(?<![\w/])nyala(?= (?:new|up|status|logs|stop|samples|try|actor|learner|broker|keys|buffer|"
-    r"weights|losses|schema|data|env|init-model|chaos|checkpoint|join-pack|report)\b)"
+    r"weights|losses|schema|data|env|init-model|chaos|checkpoint|join-pack|report|compare)\b)"
 )
 
 

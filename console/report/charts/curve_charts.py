@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from console.display.reward_plot import smooth
+from console.report.record.evaluations import Evaluation
 from console.report.record.figures import Figure, Line
-from console.report.record.runs import Evaluation, Run
+from console.report.record.runs import Run
 
 from .drawing import Chart, Frame, Key, Point, Shape, Spot, frame_of, short
 from .thinning import buckets, mean, thinned

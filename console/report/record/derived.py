@@ -13,22 +13,22 @@ from .curves import NAN, Curves
 def add_derived(curves: Curves) -> None:
     """Add `tokens_per_s`, `zero_variance_fraction` and `durations_s` to the figures of a run."""
     values = curves.values
-    durations = _durations(values["wall_s"])
+    seconds = durations(values["wall_s"])
     tokens = [
         made - (0.0 if math.isnan(again) else again)
         for made, again in zip(values["completion_tokens"], values["reused_tokens"], strict=True)
     ]
-    values["durations_s"] = durations
-    values["tokens_per_s"] = _ratios(tokens, durations)
+    values["durations_s"] = seconds
+    values["tokens_per_s"] = _ratios(tokens, seconds)
     values["zero_variance_fraction"] = _ratios(values["zero_variance_groups"], values["groups"])
 
 
-def accumulated(durations: Sequence[float]) -> list[float]:
-    """Add up the seconds of all batches so far."""
-    return list(accumulate(0.0 if math.isnan(each) else each for each in durations))
+def accumulated(values: Sequence[float]) -> list[float]:
+    """Add up what all batches so far have."""
+    return list(accumulate(0.0 if math.isnan(each) else each for each in values))
 
 
-def _durations(walls: Sequence[float]) -> array[float]:
+def durations(walls: Sequence[float]) -> array[float]:
     """Seconds between neighbouring batches; a restart sets `wall_s` back, and has none."""
     gaps = [NAN, *(after - before for before, after in pairwise(walls))]
     return array("d", (gap if gap > 0 else NAN for gap in gaps))
