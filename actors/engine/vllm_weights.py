@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,10 @@ from vllm.model_executor.model_loader.reload import (
 from broker.protocol.manifest import TensorSpec
 from configs.errors import EngineError
 
+from .dma.pinned_files import PinnedFiles, pinned_files
 from .engine import StagedWeights
 from .vllm_private import RELOAD_LOGGER
-from .wire_tensors import named_tensors
+from .wire_tensors import named_tensors, tensors_in
 
 BACKEND = "nyala"
 
@@ -83,6 +84,8 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
 
+    _files: PinnedFiles | None = None
+
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Do nothing: the file is all there is."""
 
@@ -102,9 +105,7 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         Raises:
             EngineError: the file is not a whole version; the model is now a mixture.
         """
-        specs = [_tensor_spec(entry) for entry in update_info.tensors]
-        tensors = named_tensors(Path(update_info.path), specs, update_info.num_bytes)
-        loaded = self.model.load_weights((name, tensor.to(self.device)) for name, tensor in tensors)
+        loaded = self.model.load_weights(self._tensors(update_info))
         missing = missing_in(self._expected, loaded)
         if missing:
             # Half of the model is new by now: not a WeightsError, which would promise the old one.
@@ -115,7 +116,22 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         end_loading(self.model, self.model_config, self.device)
 
     def shutdown(self) -> None:
-        """Hold nothing, release nothing."""
+        """Let go of the files."""
+        if self._files is not None:
+            self._files.close()
+            self._files = None
+
+    def _tensors(self, update_info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor on the device); a card copies them while the layers are loaded."""
+        path, num_bytes = Path(update_info.path), update_info.num_bytes
+        specs = [_tensor_spec(entry) for entry in update_info.tensors]
+        if self.device.type != "cuda":
+            tensors = named_tensors(path, specs, num_bytes)
+        else:
+            self._files = self._files or pinned_files(self.device)
+            tensors = tensors_in(self._files.view(path, num_bytes), specs, num_bytes)
+        for name, tensor in tensors:
+            yield name, tensor.to(self.device, non_blocking=True)
 
 
 def begin_loading(model: nn.Module) -> set[str]:

@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def named_tensors(
     path: Path, tensors: Sequence[TensorSpec], num_bytes: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (name, tensor) in the order of the manifest.
+    """Return (name, tensor) in the order of the manifest.
 
     Args:
         path: File of wire bytes.
@@ -32,7 +33,19 @@ def named_tensors(
     Raises:
         WeightsError: the file cannot be read or does not agree with the layout.
     """
-    mapping = _map(path, num_bytes)
+    return tensors_in(_map(path, num_bytes), tensors, num_bytes)
+
+
+def tensors_in(
+    memory: mmap.mmap | ctypes.Array[ctypes.c_char],
+    tensors: Sequence[TensorSpec],
+    num_bytes: int,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name, tensor) of mapped wire bytes, as `named_tensors` does.
+
+    Raises:
+        WeightsError: they do not agree with the layout.
+    """
     for spec in tensors:
         dtype = TORCH_DTYPES.get(spec.dtype)
         if dtype is None:
@@ -48,7 +61,7 @@ def named_tensors(
                 f"{spec.name} must hold {tuple(shape)} of {spec.dtype} inside {num_bytes} bytes, "
                 f"got {spec.num_bytes} bytes at {spec.offset}; the manifest is not of this file"
             )
-        flat = torch.frombuffer(mapping, dtype=dtype, count=count, offset=spec.offset)
+        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=spec.offset)
         yield spec.name, flat.view(shape)
 
 

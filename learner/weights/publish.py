@@ -17,15 +17,19 @@ import mmap
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import structlog
+import torch
 from msgspec import convert, structs
 from torch import nn
 
 from broker.protocol.manifest import AdapterSpec, Probe, WeightManifest, checksum_of, digest_of
 from broker.protocol.messages import Publication
 from broker.transport.keys import load_public
+from broker.weights.host_pins import Cudart, HostPins
 from broker.weights.object_store import WeightStore
 from broker.weights.shared_memory import SharedFolder
 from buffer.record.episode import PolicyVersion
@@ -88,6 +92,7 @@ class WeightPublisher:
         room = (NUM_SLOTS + self._has_adapters) * self._num_bytes
         self._folder = SharedFolder("slots", num_bytes=room, fallback=fallback)
         self._slots = Slots(self._folder.path)
+        self._pins = _host_pins(settings)
         self._memories = [self._map(index) for index in range(NUM_SLOTS)]
         self._sidecar = Sidecar(
             _publisher_settings(run, settings, slots=self._folder.path, keys=keys),
@@ -142,6 +147,8 @@ class WeightPublisher:
     def close(self) -> None:
         """End the sidecar and free the shared memory."""
         self._sidecar.close()
+        if self._pins is not None:
+            self._pins.close()
         self._folder.close()
 
     def _adapter(self, model: nn.Module) -> tuple[AdapterSpec, bytes]:
@@ -171,7 +178,11 @@ class WeightPublisher:
         path = self._folder.create(self._slots.path(index).name, self._num_bytes)
         self._slots.add(index)
         with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), self._num_bytes)
+            memory = mmap.mmap(file.fileno(), self._num_bytes)
+        refusal = "" if self._pins is None else self._pins.pin(memory)
+        if refusal:
+            log.warning("weights are gathered slowly", reason=refusal)
+        return memory
 
     def _on_line(self, line: dict[str, object]) -> None:
         """Process a line of the sidecar, in the watching thread."""
@@ -223,6 +234,18 @@ class FollowerPublisher:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _host_pins(settings: LearnerSettings) -> HostPins | None:
+    """Return what registers the slots with the driver of the learner's card; None without one."""
+    if settings.device == "cpu" or not torch.cuda.is_available():
+        return None
+
+    def forget_error() -> None:
+        with suppress(RuntimeError):  # a kernel, after whose start torch takes the error
+            torch.ones(1, device="cuda")
+
+    return HostPins(cast("Cudart", torch.cuda.cudart()), forget_error=forget_error)
 
 
 def _publisher_settings(

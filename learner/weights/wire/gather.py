@@ -51,7 +51,9 @@ def gather(
             flat = torch.frombuffer(
                 memory, dtype=tensor.dtype, count=tensor.numel(), offset=spec.offset
             )
-            flat.copy_(tensor.reshape(-1))
+            flat.copy_(tensor.reshape(-1), non_blocking=True)
+    if memory is not None and torch.cuda.is_available():
+        torch.cuda.current_stream().synchronize()  # a card copies to registered memory by itself
 
 
 @torch.no_grad()

@@ -1,0 +1,1 @@
+"""Weights that a card copies out of shared memory by itself."""
