@@ -35,6 +35,7 @@ from configs.hashes import run_hashes
 from configs.settings import BrokerSettings, Settings
 
 from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
+from .metrics_page import ActorPage
 
 FULL_S = 120.0  # twice as long as a key is silent before another may take its place
 FULL_PAUSE_S = 10.0
@@ -97,11 +98,15 @@ async def run_actor(
         gate=gate,
         prepare=lambda: prepare(settings, incarnation),
     )
-    stopping = asyncio.create_task(_stop_with(stop, loop))
+    page = ActorPage(loop, engine, receiver, settings)
+    beside = [asyncio.create_task(work) for work in (_stop_with(stop, loop), page.pulse.keep())]
+    name = incarnation.rpartition("-")[0]
     try:
-        await loop.run()
+        with page.serving(settings, name=name):
+            await loop.run()
     finally:
-        stopping.cancel()
+        for task in beside:
+            task.cancel()
         await client.close()
 
 

@@ -143,11 +143,11 @@ class ActorLoop:
         )
         self._environment = calls = EnvironmentWorkers(actors)
         self._scoring = Scoring(calls, leases=leases, outbox=self._outbox)
-        self._sampling = Sampling(engine, calls, self._scoring, leases=leases, outbox=self._outbox)
-        self._heartbeat = Heartbeat(
+        self.sampling = Sampling(engine, calls, self._scoring, leases=leases, outbox=self._outbox)
+        self.heartbeat = Heartbeat(
             broker,
             engine,
-            self._sampling,
+            self.sampling,
             leases=leases,
             settings=actors,
             on_publication=self._see,
@@ -188,7 +188,7 @@ class ActorLoop:
         log.info("starting", stage="joining the run")
         welcome = await self._broker.hello(self._hello, deadline_s=self._give_up_s)
         self._see(welcome.publication)
-        services.append(tasks.create_task(self._heartbeat.run()))
+        services.append(tasks.create_task(self.heartbeat.run()))
         log.info("starting", stage="loading the environment")
         tools = await self._prepare()
         # Not beside `prepare`: transformers' lazy imports break when two threads meet in them.
@@ -224,9 +224,9 @@ class ActorLoop:
             for _ in range(1 if rewards is None else rewards.num_workers)
         ]
         work = [
-            self._sampling.pump(),
-            self._sampling.begin_turns(),
-            self._sampling.deliver(),
+            self.sampling.pump(),
+            self.sampling.begin_turns(),
+            self.sampling.deliver(),
             self._environment.serve(),
             *scorers,
         ]
@@ -253,14 +253,14 @@ class ActorLoop:
                 log.info("the run has ended")
                 return
             if reply.leases:
-                self._sampling.begin(maker)
+                self.sampling.begin(maker)
             else:
                 await asyncio.sleep(reply.retry_after_s)
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply:
         """Request leases and hold them at once: a drain that comes now releases them."""
         reply = await self._broker.lease(request, deadline_s=self._give_up_s)
-        self._sampling.hold(reply.leases)
+        self.sampling.hold(reply.leases)
         return reply
 
     async def _drain(self) -> None:
@@ -269,7 +269,7 @@ class ActorLoop:
         log.info("draining", in_flight=self._leases.num_active, unacked=len(self._outbox))
         try:
             async with asyncio.timeout(self._drain_s / 2):
-                await self._sampling.stop()
+                await self.sampling.stop()
                 await self._leases.until_active_below(1)
                 await self._outbox.until_below(1)
         except TimeoutError:
@@ -279,7 +279,7 @@ class ActorLoop:
                 await self._release()
 
     async def _release(self) -> None:
-        await self._heartbeat.send_last()
+        await self.heartbeat.send_last()
         leases = [(held.lease.task_id, held.lease.fence) for held in self._leases]
         for start in range(0, len(leases), MAX_RELEASES):
             request = ReleaseRequest(tuple(leases[start : start + MAX_RELEASES]))

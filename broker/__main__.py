@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 import uvloop
 
+from broker.metrics_page import BrokerPage
 from broker.server.server import Broker
 from buffer.store import AsyncStore
 from configs.errors import NyalaError, exit_code
@@ -51,7 +52,9 @@ async def _serve(settings: Settings) -> None:
     try:
         keys = settings.broker.keys or settings.run.folder / "keys"
         audit_file = settings.run.folder / "logs" / "audit.jsonl"
-        await Broker(settings, store, keys=keys, audit_file=audit_file).serve(stop)
+        broker = Broker(settings, store, keys=keys, audit_file=audit_file)
+        async with BrokerPage(broker.parts, store, settings).serving():
+            await broker.serve(stop)
     finally:
         await store.close()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -41,10 +42,12 @@ from learner.model.saved_model import (
     read_weights,
 )
 from learner.model.sequence_cost import SequenceCost
+from learner.reporting.metrics_page import LearnerPage
 from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
 from learner.weights.publish import FollowerPublisher, WeightPublisher
+from learner.weights.server import Sent
 from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 
 from .components import Components
@@ -68,12 +71,14 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
     # A restarted Redis runs no operation of rank 0 before it is recovered.
     admits = (lambda *_: False) if ranks.is_first else None
     url = redis_url(settings.run, settings.buffer)
-    with Store(url, settings.run.name, admits=admits) as raw_store:
+    page = LearnerPage(limit_s=settings.learner.collective_timeout_s)
+    served = page.serving(settings, is_first=ranks.is_first)
+    with served, Store(url, settings.run.name, admits=admits) as raw_store:
         store = RetryingStore(raw_store)
         log.info("starting", stage="loading the model")
         policy = load_policy(settings, ranks, is_trained=True)
         reference = load_reference(settings, ranks, vocabulary=policy.vocabulary)
-        optimizer = ScheduledOptimizer(policy, schedule(settings), settings.learner)
+        optimizer = ScheduledOptimizer(policy, Schedule.of(settings), settings.learner)
         critic = load_critic(policy, settings, ranks)
         checkpoints = make_checkpoints(settings, ranks, critic)
         log.info("starting", stage="taking the run over")
@@ -84,7 +89,7 @@ def run_learner(settings: Settings, stopping: threading.Event) -> bool:
         log.info("starting", stage="starting the publisher")
         parts, under_way = (settings, store, ranks, policy, start), checkpoints.under_way
         coordinator, publisher = (
-            _lead(*parts, under_way=under_way, stopping=stopping)
+            _lead(*parts, under_way=under_way, page=page, stopping=stopping)
             if ranks.is_first
             else _follow(*parts, under_way=under_way)
         )
@@ -146,6 +151,7 @@ def _lead(
     start: StartState,
     *,
     under_way: BackgroundSave,
+    page: LearnerPage,
     stopping: threading.Event,
 ) -> tuple[Coordinator, WeightPublisher]:
     """Make what only rank 0 has."""
@@ -160,9 +166,11 @@ def _lead(
         ledger=ledger,
         vocabulary=policy.vocabulary,
         cost=SequenceCost.of(policy.causal_lm.config.to_dict()),
+        page=page,
         stopping=stopping,
     )
-    return coordinator, make_publisher(settings, store, policy, ledger)
+    publisher = make_publisher(settings, store, policy, ledger, on_delivered=page.delivered)
+    return coordinator, publisher
 
 
 def _follow(
@@ -264,18 +272,6 @@ def load_reference(settings: Settings, ranks: Ranks, *, vocabulary: int) -> Poli
     return reference
 
 
-def schedule(settings: Settings) -> Schedule:
-    """Make the schedule of the learning rate from the settings."""
-    learner = settings.learner
-    return Schedule(
-        peak=learner.lr,
-        warmup_steps=learner.lr_warmup_steps,
-        decay=learner.lr_decay,
-        min_ratio=learner.lr_min_ratio,
-        steps=settings.run.steps,
-    )
-
-
 def recover_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> None:
     """Recover a store that lost writes from the ledger, whichever operation notices."""
     run, buffer = settings.run, settings.buffer
@@ -285,7 +281,12 @@ def recover_from(store: RetryingStore, settings: Settings, ledger: Ledger) -> No
 
 
 def make_publisher(
-    settings: Settings, store: RetryingStore, policy: Policy, ledger: Ledger
+    settings: Settings,
+    store: RetryingStore,
+    policy: Policy,
+    ledger: Ledger,
+    *,
+    on_delivered: Callable[[Sent], None] = lambda _: None,
 ) -> WeightPublisher:
     """Start the weight publisher; its pointer goes into the store under this learner's lineage."""
 
@@ -301,6 +302,7 @@ def make_publisher(
         keys=settings.broker.keys or run.folder / "keys",
         put_pointer=put_pointer,
         probe=_probe(run, policy),
+        on_delivered=on_delivered,
         environment=without_launchers(os.environ),  # its actors may be on other networks
     )
 

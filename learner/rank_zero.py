@@ -35,6 +35,7 @@ from learner.reporting.advice.advisor_thread import AdvisorThread
 from learner.reporting.batch_log import BatchLog
 from learner.reporting.journal import Journal
 from learner.reporting.metrics import StepTimes, Totals
+from learner.reporting.metrics_page import LearnerPage
 from learner.reporting.run_tokenizer import run_vocabulary
 from learner.reporting.sample_writer import SampleWriter
 from learner.reporting.summary import summarise
@@ -60,6 +61,7 @@ class RankZero:
         ledger: Facts that recovery asserts.
         vocabulary: Size of the policy's; larger token ids are refused.
         cost: Of an episode, by which ranks are balanced.
+        page: Shows what is trained and evaluated.
         stopping: Set when the learner is asked to stop.
     """
 
@@ -74,12 +76,13 @@ class RankZero:
         ledger: Ledger,
         vocabulary: int,
         cost: SequenceCost,
+        page: LearnerPage,
         stopping: threading.Event,
     ) -> None:
         self._run = run = settings.run
         self._algorithm = settings.algorithm
         self._store, self._ranks, self._ledger = store, ranks, ledger
-        self._cost, self._stopping = cost, stopping
+        self._cost, self._stopping, self._page = cost, stopping, page
         self._start, self._under_way = start, under_way
         self._journal = Journal(run.folder)
         self._journal.rewind(start.state.step)
@@ -115,9 +118,8 @@ class RankZero:
         self._pressure = CommitPressure(store, settings.buffer)
         self._batch: ClaimedBatch | None = None
         """The newest that was broadcast."""
-        self._claimed_at = 0.0
         self._minutes = settings.learner.checkpoint_minutes or math.inf
-        self._checkpoint_began = time.monotonic()
+        self._claimed_at = self._checkpoint_began = time.monotonic()
         self._recoveries = store.recoveries
         """Recoveries before the newest checkpoint began."""
 
@@ -164,7 +166,7 @@ class RankZero:
         batch, self._batch = self._batch, None
         assert batch is not None, "a batch is trained after it was claimed"
         self._samples.keep_batch(batch.step, batch.episodes)
-        self._batch_log.record(
+        line = self._batch_log.record(
             batch,
             trained,
             times,
@@ -173,6 +175,7 @@ class RankZero:
             sampling_alarms=self._alarm.alarms,
             dropped_samples=self._samples.dropped,
         )
+        self._page.trained(line)
 
     def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
         """Decide for all ranks whether to checkpoint although no number of batches has passed.
@@ -218,6 +221,7 @@ class RankZero:
 
     def after_step(self, step: int) -> None:
         """Check the feeder, evaluate the policy after `step` if it is due, and collect answers."""
+        self._page.pulse.beat()
         self._feeder.check()
         self._evaluate(step)
         self._evaluations.note_sampling()
@@ -227,7 +231,7 @@ class RankZero:
         """Wait for the last evaluation, CANCEL what is left, and write the summary."""
         run, lineage = self._run, self._ledger.lineage
         self._feeder.stop()
-        self._evaluations.finish(until=self._stopping.is_set)
+        self._evaluations.finish(until=self._is_stopping)
         if self._stopping.is_set() and not self._is_evaluated(run.steps):
             return False
         cancelled = self._store.run(operations.cancel(lineage))
@@ -264,12 +268,17 @@ class RankZero:
         deadline = time.monotonic() + KEEPALIVE_S
 
         def is_over() -> bool:
+            self._page.pulse.beat()
             self._feeder.check()
             self._under_way.check()
             self._evaluations.collect()
             return self._stopping.is_set() or time.monotonic() > deadline
 
         return self._claims.wait(step, until=is_over)
+
+    def _is_stopping(self) -> bool:
+        self._page.pulse.beat()
+        return self._stopping.is_set()
 
     def _totals(self) -> Totals:
         """Totals of the run up to now."""
@@ -294,6 +303,7 @@ class RankZero:
             for name, figures in evaluation.environments.items():
                 log.info("evaluated", step=evaluation.step, environment=name, **_rounded(figures))
         self._journal.append("eval", asdict(evaluation))
+        self._page.evaluated(evaluation)
 
 
 def _rounded(figures: Mapping[str, float]) -> dict[str, float]:

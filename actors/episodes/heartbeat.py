@@ -63,6 +63,11 @@ class Heartbeat:
         self._deadline_s = deadline_s
         self._sent_at = float("-inf")
 
+    @property
+    def silent_s(self) -> float:
+        """Time since the broker last answered a heartbeat."""
+        return time.monotonic() - self._sent_at
+
     async def run(self) -> None:
         """Beat until cancelled.
 

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 import structlog
+from msgspec import structs
 
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
+from configs.metrics.figures import BusyTime
 from configs.own_code import explain
 
 from .environment_workers import EnvironmentWorkers
@@ -58,6 +60,8 @@ class Sampling:
         self._reported_tokens = 0
         self.num_tokens = 0
         """Sampled tokens."""
+        self.busy = BusyTime()
+        """Time in which the engine had episodes."""
 
     def hold(self, leases: Iterable[Lease]) -> None:
         """Keep new leases alive from now on; each takes the place of an older one of its task."""
@@ -140,8 +144,11 @@ class Sampling:
         num_recent = self.num_tokens - self._reported_tokens
         rate = num_recent / max(now - self._reported_at, 1e-3)
         self._reported_at, self._reported_tokens = now, self.num_tokens
+        return structs.replace(self.totals(), tokens_per_s=rate)
+
+    def totals(self) -> Figures:
+        """Return the same figures without the rate; from any thread."""
         return Figures(
-            tokens_per_s=rate,
             tokens=float(self.num_tokens),
             in_flight=float(self._leases.num_active),
             unacked=float(len(self._outbox)),
@@ -174,6 +181,7 @@ class Sampling:
             self._in_engine[request.request_id] = held
         if requests:
             self._engine.submit(requests)
+            self.busy.mark(is_busy=True)
 
     def _append(self, delta: Delta) -> None:
         held = self._in_engine.get(delta.request_id)
@@ -197,3 +205,4 @@ class Sampling:
         if held.request_id is not None:
             del self._in_engine[held.request_id]
             held.request_id = None
+            self.busy.mark(is_busy=bool(self._in_engine))

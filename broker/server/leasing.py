@@ -27,7 +27,7 @@ from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import BrokerSettings
 
-from .liveness import Liveness, Peer
+from .liveness import Liveness, Peer, Recoveries
 from .store_cache import StoreCache
 
 UNSERVED = ("WAIT", "EMPTY")
@@ -126,6 +126,7 @@ class Leasing:
         self._shares_at = 0.0
         self.queue = WaitQueue()
         """Woken by the server at every tick, and whenever leases were given back."""
+        self.recoveries = Recoveries(peers)
 
     async def grant(self, peer: Peer, seq: int, request: LeaseRequest) -> LeaseReply | None:
         """Try once to serve a new request; None if a newer one has overtaken it."""
@@ -179,6 +180,7 @@ class Leasing:
         except StoreError:
             self.pause_reaping()
             raise
+        self.recoveries.expired(ids)
         if ids:
             log.info("expired leases returned", count=len(ids))
 
@@ -219,6 +221,7 @@ class Leasing:
                 return self._reply("WAIT", ())
             reply = self._reply("OK", leases)
             peer.granted = (seq, reply)
+            self.recoveries.granted(peer, (lease.task_id for lease in leases))
             self.queue.wake(1)
             return reply
 

@@ -15,7 +15,7 @@ No I/O; the clock is injected.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.structs import asdict
@@ -23,8 +23,10 @@ from msgspec.structs import asdict
 from broker.protocol.messages import Figures, Hello, LeaseReply
 from buffer.operations.values import holder_of
 from buffer.record.episode import PolicyVersion
+from configs.metrics.figures import SECONDS, Histogram
 
 FORGET_AFTER = 10  # heartbeat timeouts: long past any lease, so that only memory is given back
+MAX_TASKS = 65536  # whose holders are remembered: what a thousand actors have at a time
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +79,7 @@ class Liveness:
         self._timeout_s = heartbeat_timeout_s
         self._max_actors = max_actors
         self._max_actors_per_key = max_actors_per_key
-        self._clock = clock
+        self.clock = clock
         self._peers: dict[tuple[str, str], Peer] = {}
         self.has_route: Callable[[bytes], bool] = lambda _route: True
         """Whether a connection stands; set by whoever has the socket."""
@@ -115,19 +117,19 @@ class Liveness:
 
     def gone_of(self, key: str) -> list[Peer]:
         """List the sessions of a key whose process has ended: they leave it their place."""
-        return [peer for peer in self if peer.key == key and self._left(peer)]
+        return [peer for peer in self if peer.key == key and self.has_left(peer)]
 
     def is_elsewhere(self, incarnation: str, key: str, route: bytes) -> bool:
         """Return whether another connection of this key speaks for it, and still stands."""
         peer = self.get(incarnation, key)
-        return peer is not None and peer.route != route and not self._left(peer)
+        return peer is not None and peer.route != route and not self.has_left(peer)
 
     def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> Peer:
         """Add the sender of a HELLO; a repeated HELLO keeps the session."""
         assert self.exceeded_limit(hello.incarnation, key) is None
         peer = self.get(hello.incarnation, key)
         if peer is None:
-            peer = Peer(hello=hello, key=key, tag=tag, route=route, seen_at=self._clock())
+            peer = Peer(hello=hello, key=key, tag=tag, route=route, seen_at=self.clock())
             self._peers[hello.incarnation, key] = peer
         peer.hello, peer.route = hello, route
         self._mark_seen(peer)
@@ -144,7 +146,7 @@ class Liveness:
     def is_suspect(self, peer: Peer) -> bool:
         """Return whether a peer is gone, or silent for too long, and so gets no new lease."""
         is_present = self.get(peer.hello.incarnation, peer.key) is peer
-        return not is_present or self._clock() - peer.seen_at > self._timeout_s
+        return not is_present or self.clock() - peer.seen_at > self._timeout_s
 
     def forget(self, incarnation: str, key: str) -> None:
         """Remove a session that has ended."""
@@ -159,15 +161,64 @@ class Liveness:
 
     def expire(self) -> list[str]:
         """Remove peers that have been silent for very long; return their incarnations."""
-        horizon = self._clock() - FORGET_AFTER * self._timeout_s
+        horizon = self.clock() - FORGET_AFTER * self._timeout_s
         gone = [session for session, peer in self._peers.items() if peer.seen_at < horizon]
         for session in gone:
             del self._peers[session]
         return [name for name, _ in gone]
 
-    def _left(self, peer: Peer) -> bool:
+    def has_left(self, peer: Peer) -> bool:
+        """Return whether a peer is silent for too long, or its connection is gone."""
         return self.is_suspect(peer) or not self.has_route(peer.route)
 
     def _mark_seen(self, peer: Peer) -> None:
-        peer.seen_at = self._clock()
+        peer.seen_at = self.clock()
         peer.is_unreported = True
+
+
+class Recoveries:
+    """Times from the last sign of life of an actor that left to its work in other hands.
+
+    Of leases that this broker granted, to actors that it still has in its table.
+
+    Args:
+        peers: The table.
+    """
+
+    def __init__(self, peers: Liveness) -> None:
+        self._peers = peers
+        self._holders: dict[int, tuple[str, str]] = {}
+        """Task -> incarnation and key of who leased it last."""
+        self._expired: dict[int, float] = {}
+        """Task -> last sign of life of the holder that lost it; until it is leased again."""
+        self.requeues = Histogram(SECONDS)
+        """Until the lease expired."""
+        self.recoveries = Histogram(SECONDS)
+        """Until another actor leased the task."""
+
+    def granted(self, peer: Peer, tasks: Iterable[int]) -> None:
+        """Count tasks that this actor has from now on."""
+        for task_id in tasks:
+            seen_at = self._expired.pop(task_id, None)
+            former = self._former(task_id)
+            if seen_at is None and former is not None and former is not peer:
+                seen_at = former.seen_at if self._peers.has_left(former) else None
+            if seen_at is not None:
+                self.recoveries.observe(self._peers.clock() - seen_at)
+            self._holders.pop(task_id, None)
+            self._holders[task_id] = (peer.hello.incarnation, peer.key)
+        while len(self._holders) > MAX_TASKS:
+            self._expired.pop(oldest := next(iter(self._holders)), None)
+            del self._holders[oldest]
+
+    def expired(self, tasks: Iterable[int]) -> None:
+        """Count tasks whose leases were taken back."""
+        for task_id in tasks:
+            former = self._former(task_id)
+            if former is not None:
+                self.requeues.observe(self._peers.clock() - former.seen_at)
+                self._expired[task_id] = former.seen_at
+
+    def _former(self, task_id: int) -> Peer | None:
+        holder = self._holders.get(task_id)
+        return self._peers.get(*holder) if holder is not None else None

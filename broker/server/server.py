@@ -62,7 +62,7 @@ class Broker:
         self._settings = settings.broker
         self._store = store
         self._keys = keys
-        self._parts = assemble(settings, store, audit_file=audit_file)
+        self.parts = assemble(settings, store, audit_file=audit_file)
         self._pair = load_pair(keys, "broker")
         self._endpoint = settings.broker.endpoint
         store.watch(self._on_new_server)
@@ -80,7 +80,7 @@ class Broker:
             SettingsError: the address cannot be listened on.
         """
         context = zmq.Context()
-        audit = self._parts.audit
+        audit = self.parts.audit
         try:
             with ZapAuthenticator(
                 context,
@@ -120,7 +120,7 @@ class Broker:
 
         async def tick() -> None:
             dispatcher.tick()
-            self._parts.leasing.queue.wake()
+            self.parts.leasing.queue.wake()
 
         async with asyncio.TaskGroup() as group:
             loops = [
@@ -128,10 +128,10 @@ class Broker:
                 for work in (
                     dispatcher.receive(),
                     _every(TICK_S, tick, stop),
-                    _every(PUBLICATION_S, self._parts.cache.refresh_publication, stop),
-                    _every(MEMORY_S, self._parts.cache.refresh_memory, stop),
-                    _every(MEMORY_S, self._parts.cache.refresh_closed, stop),
-                    _every(self._settings.reap_every_s, self._parts.leasing.reap, stop),
+                    _every(PUBLICATION_S, self.parts.cache.refresh_publication, stop),
+                    _every(MEMORY_S, self.parts.cache.refresh_memory, stop),
+                    _every(MEMORY_S, self.parts.cache.refresh_closed, stop),
+                    _every(self._settings.reap_every_s, self.parts.leasing.reap, stop),
                     _every(KEY_CHECK_S, check_keys, stop),
                     _every(HOUSEKEEPING_S, keep_house, stop),
                 )
@@ -147,8 +147,8 @@ class Broker:
             authenticator.allowed,
             keys=self._keys,
             pair=self._pair,
-            peers=self._parts.peers,
-            audit=self._parts.audit,
+            peers=self.parts.peers,
+            audit=self.parts.audit,
         )
 
     def _enrolment(self, authenticator: ZapAuthenticator) -> Enrolment:
@@ -156,8 +156,8 @@ class Broker:
         return Enrolment(
             EnrolledKeys(self._keys, authenticator.allowed, max_keys=most),
             limit=f"broker.max_actors_per_enrolment = {most}",
-            peers=self._parts.peers,
-            audit=self._parts.audit,
+            peers=self.parts.peers,
+            audit=self.parts.audit,
             clock=time.monotonic,
         )
 
@@ -172,15 +172,15 @@ class Broker:
             self._store,
             run=self._run,
             keys=self._keys,
-            peers=self._parts.peers,
-            audit=self._parts.audit,
+            peers=self.parts.peers,
+            audit=self.parts.audit,
             enrolment=enrolment,
             on_change=watch.check_allow_list,
         )
         return Dispatcher(
             router,
             authenticator.allowed,
-            self._parts,
+            self.parts,
             admin,
             run=self._run,
             settings=self._settings,
@@ -189,15 +189,15 @@ class Broker:
     def _on_new_server(self, run_id: str, state: str) -> bool:
         """Accept a Redis that this broker has not met; the store itself closes what must wait."""
         log.info("Redis is new to this broker", run_id=run_id, state=state)
-        self._parts.leasing.pause_reaping()
+        self.parts.leasing.pause_reaping()
         return True
 
     async def _keep_house(self) -> None:
-        peers, audit = self._parts.peers, self._parts.audit
+        peers, audit = self.parts.peers, self.parts.audit
         for incarnation in peers.expire():
             log.info("actor forgotten after long silence", actor=incarnation)
         audit.flush()
-        await self._parts.service.report()
+        await self.parts.service.report()
         suspect = sum(map(peers.is_suspect, peers))
         figures = {"at": time.time(), "actors": len(peers), "suspect": suspect}
         refused = {f"refused_{code}": count for code, count in audit.refusals.items()}

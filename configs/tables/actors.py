@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .base import Endpoint, Positive, Seconds, Table
+from .base import Endpoint, HttpEndpoint, Positive, Seconds, Table
 
 WeightSource = Literal["memory", "peers", "store", "publisher"]
 
@@ -60,6 +60,9 @@ class ActorSettings(Table):
     snapshot_s: Seconds = 1.0
     """Pause between snapshots of unfinished episodes; another actor continues from them after a
     crash."""
+    metrics_endpoint: HttpEndpoint | None = None
+    """Where an actor answers `/metrics`, as `broker.metrics_endpoint`; of several that one command
+    starts, each has the next port."""
     drain_s: Seconds = 10.0
     """Time to give leases back after SIGTERM."""
     exit_when_told: Annotated[int, Field(ge=0, le=125)] = 0

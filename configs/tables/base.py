@@ -11,6 +11,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Endpoint = Annotated[str, Field(pattern=r"^tcp://.+:\d+$")]
+HttpEndpoint = Annotated[str, Field(pattern=r"^http://[^/]+:\d+$")]
 
 
 class Table(BaseModel):

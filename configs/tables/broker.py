@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Endpoint, Positive, Seconds, Table
+from .base import Endpoint, HttpEndpoint, Positive, Seconds, Table
 
 
 class BrokerSettings(Table):
@@ -47,3 +47,6 @@ class BrokerSettings(Table):
     other_endpoints: tuple[Endpoint, ...] = ()
     """More brokers of this run, over the same Redis and with the same key; an actor begins at any
     of them and goes to the next when one is silent."""
+    metrics_endpoint: HttpEndpoint | None = None
+    """Where the broker answers `/metrics`, `/livez` and `/readyz`, such as `http://127.0.0.1:9470`;
+    port 0 = a free one, null = nowhere. Nothing there asks who reads it."""

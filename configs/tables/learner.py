@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Endpoint, Port, Positive, Seconds, Table
+from .base import Endpoint, HttpEndpoint, Port, Positive, Seconds, Table
 
 
 class LearnerSettings(Table):
@@ -103,6 +103,8 @@ class LearnerSettings(Table):
     """Time after which an evaluation closes with what has arrived, once actors sample."""
     max_claim_attempts: Positive = 3
     """Starts of one batch before it is given up."""
+    metrics_endpoint: HttpEndpoint | None = None
+    """Where rank 0 answers `/metrics`, as `broker.metrics_endpoint`."""
     init_layers: Positive = 4
     """`nyala init-model`: layers of the character model."""
     init_width: Annotated[int, Field(ge=64, multiple_of=64)] = 128

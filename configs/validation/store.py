@@ -21,13 +21,18 @@ def store_disagreements(settings: AllTables) -> list[str]:
     return [text for check in checks if (text := check(settings)) is not None]
 
 
+def max_units_in_flight(run: RunSettings, buffer: BufferSettings) -> int:
+    """Return how many groups admission allows between their first lease and their training."""
+    return int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin)
+
+
 def memory_shortage(run: RunSettings, buffer: BufferSettings, limit_bytes: int) -> str | None:
     """Explain, with its arithmetic, when actors may stop for ever under this `maxmemory`; 0 = none.
 
     While a batch fills, Redis holds the episodes that admission allows and what is trained and not
     committed. If both reach `buffer.pause_at_memory` first, the batch never fills.
     """
-    units = int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin)
+    units = max_units_in_flight(run, buffer)
     record = min(
         buffer.inline_bytes if buffer.object_store else buffer.max_episode_bytes,
         BYTES_OF_A_RECORD

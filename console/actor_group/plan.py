@@ -11,6 +11,7 @@ from configs.errors import SettingsError
 from configs.machine.gpus import visible_gpus
 from configs.settings import Settings
 from console.run.placement import environment_of
+from console.run.plan import metrics_flags
 from console.run.process import Command
 from console.run.run_folder import RunFolder
 
@@ -80,7 +81,7 @@ def _command(alone: Command, settings: Settings, number: int, cards: tuple[str, 
     return replace(
         alone,
         name=name,
-        arguments=(*alone.arguments, "--name", name),
+        arguments=(*alone.arguments, "--name", name, *metrics_flags(settings, number)),
         log=RunFolder(scratch(settings.run.folder)).log(name),
         environment=environment_of("actor", settings, gpus=cards),
     )

@@ -11,6 +11,7 @@ from broker.transport.keys import make_client, make_keys
 from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.machine.gpus import visible_gpus
+from configs.metrics.endpoint import endpoint_of
 from configs.secrets import redis_url_of, write_secret
 from configs.settings import BufferSettings, Settings
 
@@ -65,7 +66,10 @@ def commands(settings: Settings, folder: RunFolder) -> list[Command]:
             "actors",
             folder,
             environment_of("actor", settings, gpus=actor_gpus(settings, gpus, number)),
-            flags=("--name", f"actor-{number}", "--key", f"actor-{number}"),
+            flags=(
+                *("--name", f"actor-{number}", "--key", f"actor-{number}"),
+                *metrics_flags(settings, number),
+            ),
         )
         for number in range(settings.actors.count)
     ]
@@ -75,6 +79,14 @@ def commands(settings: Settings, folder: RunFolder) -> list[Command]:
         _command("learner", "learner", "learner", folder, learner),
         *actors,
     ]
+
+
+def metrics_flags(settings: Settings, number: int) -> tuple[str, ...]:
+    """Return the flags that give actor `number` of this machine a page of metrics of its own."""
+    endpoint = settings.actors.metrics_endpoint
+    if endpoint is None or not number:
+        return ()
+    return ("--set", f"actors.metrics_endpoint={endpoint_of(endpoint, number)}")
 
 
 def redis_command(server: RedisServer, folder: RunFolder, settings: Settings) -> Command:

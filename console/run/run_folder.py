@@ -18,6 +18,7 @@ from typing import Any
 
 from configs.errors import SettingsError
 from configs.loader import load
+from configs.metrics.endpoint import TARGETS
 from configs.secrets import FILE_NAME, VARIABLE
 from configs.settings import Settings
 from learner.checkpointing.folders import complete_checkpoints
@@ -34,6 +35,7 @@ HARMLESS_KEYS = {
     "learner.checkpoint_every",
     "learner.eval_timeout_s",
     "learner.keep_checkpoints",
+    "learner.metrics_endpoint",
     "learner.publisher_endpoint",
     "learner.sparse_weights",
     "learner.threads",
@@ -93,6 +95,14 @@ class RunFolder:
         """Read the summary of a finished run."""
         numbers: dict[str, float] = json.loads(self.summary.read_text(encoding="utf-8"))
         return numbers
+
+    def metrics_pages(self) -> dict[str, str]:
+        """Return the pages of metrics that processes of this machine serve, by their names."""
+        pages = {}
+        for file in sorted((self.path / TARGETS).glob("*.json")):
+            (target,) = json.loads(file.read_text(encoding="utf-8"))
+            pages[file.stem] = f"http://{target['targets'][0]}/metrics"
+        return pages
 
     def archive(self, now: datetime | None = None) -> Path:
         """Move the folder out of the way; the answer is where it is now."""

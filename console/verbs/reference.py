@@ -1,4 +1,4 @@
-"""`nyala losses` and `nyala schema`: what the settings of a run can be."""
+"""`nyala losses`, `nyala schema`, `nyala metrics`: what settings can be, what a run writes."""
 
 from __future__ import annotations
 
@@ -43,3 +43,20 @@ def schema() -> None:
     Example: `nyala schema > configs/settings.schema.json`
     """
     sys.stdout.write(json_schema())
+
+
+@app.command()
+def metrics(
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables of docs/metrics.md.")
+    ] = False,
+) -> None:
+    """List all figures of a run, with unit and meaning.
+
+    The keys of metrics.jsonl, and what each role serves for Prometheus.
+
+    Example: `nyala metrics | grep kl_`
+    """
+    from console.display.metrics_list import as_lines, as_markdown  # noqa: PLC0415 - torch
+
+    sys.stdout.write(as_markdown() if markdown else as_lines())

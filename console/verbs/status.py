@@ -81,6 +81,7 @@ def status_of(path: Path) -> dict[str, Any]:
         "checkpoint": folder.newest_checkpoint(),
         "progress": {k: v for k, v in asdict(progress).items() if k not in CURVES},
         "summary": folder.read_summary() if folder.state is RunState.FINISHED else None,
+        "metrics": folder.metrics_pages(),
         "store": store,
     }
 
@@ -120,6 +121,7 @@ def print_status(path: Path, console: Console) -> None:
     lines = [line, _tasks_line(counts), *_closed_lines(shut, path)]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
     lines += [_actor_line(actor) for actor in seen]
+    lines += [f"metrics of {name}: {url}" for name, url in folder.metrics_pages().items()]
     for each in lines:
         print_line(console, printable(each))
 

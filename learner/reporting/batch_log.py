@@ -6,7 +6,7 @@ Owns the totals of the run, and which alerts have been logged. Rank 0 alone has 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 import structlog
@@ -68,8 +68,8 @@ class BatchLog:
         claimed_at: float,
         sampling_alarms: int,
         dropped_samples: int,
-    ) -> None:
-        """Count a batch and append its lines to the journal."""
+    ) -> Mapping[str, object]:
+        """Count a batch and append its lines to the journal; returns that of `metrics.jsonl`."""
         figures = batch_figures(
             batch.episodes,
             step=batch.step,
@@ -93,27 +93,26 @@ class BatchLog:
             "reused_group_ids": sorted(batch.uses),
         }
         self._journal.append("batches", {**version, **groups})
-        self._journal.append(
-            "metrics",
-            {
-                **version,
-                "time": time.time(),
-                "is_replay": batch.is_replay,
-                **asdict(figures),
-                "environments": environment_figures(batch.episodes, self._environment_of),
-                **_training_figures(trained),
-                "alerts": [alert.name for alert in alerts],
-                "advice": self.advice,
-                "sampling_alarms": sampling_alarms,
-                "dropped_samples": dropped_samples,
-                **times.figures(trained_tokens=figures.trained_tokens),
-                "idle_fraction": self.totals.idle_fraction,
-                "wall_s": round(self.totals.wall_s, 3),
-                "filtered_groups": batch.filtered_groups,
-                "dropped_groups": dict(self._dropped.units),
-                "dropped_by_length": dict(self._dropped.episodes_by_length),
-            },
-        )
+        line = {
+            **version,
+            "time": time.time(),
+            "is_replay": batch.is_replay,
+            **asdict(figures),
+            "environments": environment_figures(batch.episodes, self._environment_of),
+            **_training_figures(trained),
+            "alerts": [alert.name for alert in alerts],
+            "advice": self.advice,
+            "sampling_alarms": sampling_alarms,
+            "dropped_samples": dropped_samples,
+            **times.figures(trained_tokens=figures.trained_tokens),
+            "idle_fraction": self.totals.idle_fraction,
+            "wall_s": round(self.totals.wall_s, 3),
+            "filtered_groups": batch.filtered_groups,
+            "dropped_groups": dict(self._dropped.units),
+            "dropped_by_length": dict(self._dropped.episodes_by_length),
+        }
+        self._journal.append("metrics", line)
+        return line
 
     @property
     def advice(self) -> list[dict[str, str]]:

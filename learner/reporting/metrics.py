@@ -27,8 +27,11 @@ class BatchFigures:
     """Figures of a batch's episodes, before any forward pass."""
 
     episodes: int
+    """Episodes of the batch."""
     groups: int
+    """Their prompts."""
     prompt_tokens: int
+    """Of all episodes."""
     completion_tokens: int
     """Environment tokens included."""
     trained_tokens: int
@@ -44,6 +47,7 @@ class BatchFigures:
     response_length_mean: float
     """Completion tokens per episode."""
     response_length_max: int
+    """Of the longest episode."""
     episodes_by_length: dict[str, int]
     """Bucket of completion tokens -> episodes; `dropped_by_length` counts dropped ones."""
     response_truncated_fraction: float
@@ -53,6 +57,7 @@ class BatchFigures:
     policy_lag_mean: float
     """Over trained tokens, batches."""
     policy_lag_max: int
+    """Of the oldest trained token."""
     policy_lag_histogram: dict[str, int]
     """Lag -> trained tokens."""
     mixed_version_episodes: int
@@ -62,8 +67,9 @@ class BatchFigures:
     episodes_by_actor: dict[str, int]
     """Incarnation that finished the episode -> episodes."""
     reused_groups: int
-    """Groups that an earlier batch trained too; the figures above include them."""
+    """Groups that an earlier batch trained too; the other figures include them."""
     reused_episodes: int
+    """Their episodes."""
     reused_tokens: int
     """Their completion tokens: generated for an earlier batch."""
     reused_policy_lag_mean: float

@@ -26,6 +26,7 @@ class Divergence:
     ratio_mean: float
     """Mean of rho = pi/mu; 1 in expectation as long as mu covers pi."""
     ratio_std: float
+    """Standard deviation of rho."""
     ratio_max: float
     """Largest rho."""
     ratio_percentiles: dict[str, float]
@@ -86,10 +87,13 @@ class Divergence:
     entropy: float
     """Mean entropy of pi at the sampling temperature, nats."""
     advantage_mean: float
-    """Over trained tokens, as the three figures that follow."""
+    """Mean over trained tokens."""
     advantage_std: float
+    """Standard deviation over trained tokens."""
     advantage_min: float
+    """Least of a trained token."""
     advantage_max: float
+    """Largest of a trained token."""
 
 
 class Sums(NamedTuple, Generic[T]):

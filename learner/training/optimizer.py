@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from configs.settings import LearnerSettings
+from configs.settings import LearnerSettings, Settings
 from learner.profiling.phases import phase
 
 from .adamw_8bit import AdamW8bit
@@ -36,6 +36,18 @@ class Schedule:
     min_ratio: float
     steps: int
     """Batches of the run; the decay ends at the last one."""
+
+    @classmethod
+    def of(cls, settings: Settings) -> Schedule:
+        """Make the schedule of a run."""
+        learner = settings.learner
+        return cls(
+            peak=learner.lr,
+            warmup_steps=learner.lr_warmup_steps,
+            decay=learner.lr_decay,
+            min_ratio=learner.lr_min_ratio,
+            steps=settings.run.steps,
+        )
 
     def rate(self, step: int) -> float:
         """Learning rate of batch `step`, the first being 1."""

@@ -47,6 +47,7 @@ class BatchOutcome:
     grad_norm: float
     """Largest of the steps', before clipping; not finite where one was skipped."""
     learning_rate: float
+    """Of all the batch's optimizer steps."""
     optimizer_steps: int
     """Skipped ones included."""
     skipped_steps: int

@@ -60,6 +60,7 @@ class WeightPublisher:
             `LostLineage`.
         probe: Computes the learner's log-probs of tokens, at least 2, with which actors check their
             engine after each update. Collective, as `publish` is.
+        on_delivered: Called with the delivery of each version, in a thread of the publisher's.
         environment: What the publisher's process inherits; None = this process's.
     """
 
@@ -72,6 +73,7 @@ class WeightPublisher:
         keys: Path,
         put_pointer: Callable[[Publication], None],
         probe: Callable[[], Probe],
+        on_delivered: Callable[[Sent], None] = lambda _: None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._specs = layout(model, run.dtype)
@@ -86,6 +88,7 @@ class WeightPublisher:
         if settings.weight_store is not None:
             WeightStore(settings.weight_store, run.name)  # a wrong URL is the learner's to report
         self._log = WeightLog(run.folder)
+        self._on_delivered = on_delivered
         self._pointed: Publication | None = None
         self._lock = threading.Lock()  # publishing thread against the one that watches the sidecar
         fallback = (run.folder / "shared").resolve()
@@ -187,7 +190,9 @@ class WeightPublisher:
     def _on_line(self, line: dict[str, object]) -> None:
         """Process a line of the sidecar, in the watching thread."""
         if line.pop("event") == "sent":
-            self._log.delivered(convert(line, Sent))
+            sent = convert(line, Sent)
+            self._log.delivered(sent)
+            self._on_delivered(sent)
             return
         pointed = self._pointed
         if pointed is not None and pointed.endpoint != line["endpoint"]:

@@ -100,7 +100,7 @@ def test_a_killed_actors_episodes_are_continued_where_they_were(redis_url, keys,
     async def story(ring):
         first = Actor(ring, "first", engine=FakeEngine(solve, tokens_per_step=1), kind=KilledLoop)
         hang_after(first.engine, steps)
-        await until_true(lambda: first.loop._sampling.num_tokens >= steps * 2 * GROUP)
+        await until_true(lambda: first.loop.sampling.num_tokens >= steps * 2 * GROUP)
         await asyncio.sleep(0.3)  # several snapshots
         first.life.cancel()
         await asyncio.gather(first.life, return_exceptions=True)
@@ -137,7 +137,7 @@ def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redi
         engine.kept_back = 1
         actor = Actor(ring, "a", engine=engine, snapshot_s=60.0, heartbeat_s=5.0)
         hang_after(engine, 2)
-        await until_true(lambda: actor.loop._sampling.num_tokens > 0)
+        await until_true(lambda: actor.loop.sampling.num_tokens > 0)
         await asyncio.sleep(0.1)
         begun = time.monotonic()
         actor.loop.stop()

@@ -247,7 +247,7 @@ def test_what_is_refused_as_busy_comes_again_later_and_its_sender_counts_as_aliv
     made = Broker._dispatcher
 
     def dispatcher(broker: Broker, *arguments: Any) -> Any:
-        parts.append(broker._parts)
+        parts.append(broker.parts)
         return made(broker, *arguments)
 
     monkeypatch.setattr(Broker, "_dispatcher", dispatcher)

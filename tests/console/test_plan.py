@@ -146,3 +146,36 @@ def test_files_of_the_users_code_become_absolute(tmp_path: Path, monkeypatch) ->
     run = settings(tmp_path, "run.environment=env.py:Env", "run.reward=rewards.py:f").run
     assert (run.environment, run.reward) == (f"{tmp_path}/env.py:Env", f"{tmp_path}/rewards.py:f")
     assert settings(tmp_path, "run.environment=env:Env").run.environment == "env:Env"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "further"),
+    [
+        ("http://127.0.0.1:9480", ["http://127.0.0.1:9481"]),
+        ("http://[::1]:9480", ["http://[::1]:9481"]),
+        ("http://127.0.0.1:0", ["http://127.0.0.1:0"]),
+        (None, []),
+    ],
+)
+def test_each_actor_of_a_machine_has_a_page_of_metrics_of_its_own(
+    tmp_path: Path, endpoint: str | None, further: list[str]
+) -> None:
+    changes = [f"actors.metrics_endpoint={endpoint}"] if endpoint else []
+    plan = settings(tmp_path, *changes)
+    first, second = (
+        [word for word in each.arguments if word.startswith("actors.metrics_endpoint=")]
+        for each in commands(plan, RunFolder(plan.run.folder))
+        if each.role == "actor"
+    )
+
+    assert first == []  # as the run's settings say
+    assert second == [f"actors.metrics_endpoint={each}" for each in further]
+
+
+def test_pages_of_metrics_are_found_in_the_folder_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "broker-9470.json").write_text('[{"targets": ["127.0.0.1:9470"]}]')
+
+    pages = RunFolder(tmp_path).metrics_pages()
+
+    assert pages == {"broker-9470": "http://127.0.0.1:9470/metrics"}

@@ -35,7 +35,7 @@ class Held:
         made, receive = Broker._dispatcher, Router.receive
 
         def dispatcher(broker: Broker, *arguments: Any) -> Dispatcher:
-            self.dispatchers.append((found := made(broker, *arguments), broker._parts.peers))
+            self.dispatchers.append((found := made(broker, *arguments), broker.parts.peers))
             return found
 
         async def held(router: Router) -> list[zmq.Frame]:

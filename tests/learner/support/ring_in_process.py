@@ -22,7 +22,7 @@ from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
 from configs.errors import StoreUnreachable
 from configs.settings import Settings
-from learner.assembly import load_policy, load_reference, recover_from, schedule
+from learner.assembly import load_policy, load_reference, recover_from
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.resume import take_over
 from learner.components import Components
@@ -31,8 +31,9 @@ from learner.loop import Loop
 from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
 from learner.rank_zero import RankZero
+from learner.reporting.metrics_page import LearnerPage
 from learner.training.guards import Guard
-from learner.training.optimizer import ScheduledOptimizer
+from learner.training.optimizer import Schedule, ScheduledOptimizer
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import save_tiny_model
 from tests.learner.support.tiny_run import answer_leases
@@ -159,6 +160,7 @@ class RingInProcess:
         self.ranks = ranks
         self.shelf = Shelf()
         self.stopping = threading.Event()
+        self.page = LearnerPage(limit_s=settings.learner.collective_timeout_s)
         if not Path(settings.run.model_path).exists():
             save_tiny_model(Path(settings.run.model_path))
 
@@ -166,7 +168,7 @@ class RingInProcess:
         """Run one life of the learner beside an actor."""
         settings, ranks = self.settings, self.ranks
         policy = load_policy(settings, ranks)
-        optimizer = ScheduledOptimizer(policy, schedule(settings), settings.learner)
+        optimizer = ScheduledOptimizer(policy, Schedule.of(settings), settings.learner)
         checkpoints = Checkpoints(
             settings.run.folder / "checkpoints", keep=settings.learner.keep_checkpoints, ranks=ranks
         )
@@ -194,6 +196,7 @@ class RingInProcess:
                     ledger=ledger,
                     vocabulary=policy.vocabulary,
                     cost=SequenceCost.of(policy.causal_lm.config.to_dict()),
+                    page=self.page,
                     stopping=self.stopping,
                 ),
                 policy=policy,

@@ -1,0 +1,1 @@
+"""Metrics over HTTP: `/metrics` for Prometheus, `/livez` and `/readyz` for supervisors."""

@@ -1,0 +1,72 @@
+"""Times from an actor's last sign of life to its work in other hands."""
+
+from __future__ import annotations
+
+from broker.server.liveness import MAX_TASKS, Liveness, Recoveries
+from tests.broker.support.fake_clock import FakeClock
+from tests.broker.support.ring import hello
+
+
+class Table:
+    """Two actors and what is counted of them."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.peers = Liveness(
+            heartbeat_timeout_s=6, max_actors=9, max_actors_per_key=1, clock=self.clock
+        )
+        self.recoveries = Recoveries(self.peers)
+        self.a, self.b = (
+            self.peers.admit(hello(name), name, name, name.encode()) for name in ("a", "b")
+        )
+
+    def hear(self, name: str) -> None:
+        assert self.peers.observe(name, name, name.encode()) is not None
+
+
+def test_an_expired_lease_counts_from_the_last_sign_of_life() -> None:
+    table = Table()
+    table.recoveries.granted(table.a, [1, 2])
+    table.clock.now += 5
+    table.hear("a")
+
+    table.clock.now += 15
+    table.recoveries.expired([1])
+    table.clock.now += 3
+    table.recoveries.granted(table.b, [1])
+
+    assert sum(table.recoveries.requeues.counts) == 1
+    assert table.recoveries.requeues.total == 15
+    assert sum(table.recoveries.recoveries.counts) == 1
+    assert table.recoveries.recoveries.total == 18
+
+
+def test_a_task_of_an_actor_that_left_is_recovered_without_having_expired() -> None:
+    table = Table()
+    table.recoveries.granted(table.a, [1])
+    table.peers.has_route = lambda route: route != b"a"
+    table.clock.now += 2
+
+    table.recoveries.granted(table.b, [1])
+
+    assert table.recoveries.recoveries.total == 2
+    assert sum(table.recoveries.requeues.counts) == 0
+
+
+def test_what_a_live_actor_gives_back_is_no_recovery() -> None:
+    table = Table()
+    table.recoveries.granted(table.a, [1])
+    table.clock.now += 2
+
+    table.recoveries.granted(table.b, [1])
+
+    assert sum(table.recoveries.recoveries.counts) == 0
+
+
+def test_holders_of_old_tasks_are_forgotten() -> None:
+    table = Table()
+    table.recoveries.granted(table.a, range(MAX_TASKS + 1))
+
+    table.recoveries.expired([0, 1])
+
+    assert sum(table.recoveries.requeues.counts) == 1

@@ -1,0 +1,89 @@
+"""Keys of `metrics.jsonl` and the learner's page: described is what a real run writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from buffer.record.episode import PolicyVersion
+from configs.metrics.figures import Histogram
+from console.display.metrics_list import as_markdown
+from learner.model.ranks import Ranks
+from learner.reporting.keys import keys
+from learner.reporting.metrics_page import METRICS, LearnerPage
+from learner.training.critic import CriticFigures
+from learner.weights.server import Sent
+from tests.learner.support.ring_in_process import RingInProcess
+from tests.learner.support.tiny_run import tiny_settings
+
+DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
+OF_CRITIC = set(CriticFigures.__slots__)
+
+
+@pytest.mark.slow
+def test_a_real_run_writes_what_is_described_and_shows_it(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = tiny_settings(tmp_path, run={"steps": 2, "eval_every": 2, "eval_episodes": 2})
+    ring = RingInProcess(settings, redis_url, ranks)
+
+    assert ring.live()
+
+    described = {key.name for key in keys()}
+    lines = [
+        json.loads(text)
+        for text in (settings.run.folder / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert {key for line in lines for key in line} == described - OF_CRITIC
+    values = ring.page.values()
+    assert set(values) == {metric.name for metric in METRICS}
+    trained = sum(line["trained_tokens"] for line in lines)
+    assert values["nyala_learner_trained_tokens_total"] == trained
+    assert values["nyala_learner_batches_total"] == 2
+    assert values["nyala_learner_kl_nats"] == lines[-1]["kl_pi_mu_k3"]
+    assert len(dict(values["nyala_learner_accuracy_ratio"])) == 1  # type: ignore[arg-type]
+    assert ring.page.health.not_ready() is None
+
+
+def test_every_key_has_a_unit_and_a_meaning_and_is_described_once() -> None:
+    found = keys()
+
+    assert [key for key in found if not key.unit or not key.meaning] == []
+    assert len({key.name for key in found}) == len(found)
+
+
+def test_the_docs_have_the_tables_that_nyala_metrics_prints() -> None:
+    assert as_markdown().strip() in DOCS.read_text(encoding="utf-8")
+
+
+def test_only_a_version_that_a_group_confirmed_has_a_time() -> None:
+    page = LearnerPage(limit_s=60)
+
+    for members, wall_s in ((2, 0.4), (0, 0.0)):
+        page.delivered(
+            Sent(
+                PolicyVersion(1, 1),
+                actors=2,
+                members=members,
+                epoch=1,
+                is_complete=True,
+                wall_s=wall_s,
+            )
+        )
+
+    values = page.values()
+    times = values["nyala_learner_publish_seconds"]
+    assert isinstance(times, Histogram)
+    assert (values["nyala_learner_published_versions_total"], sum(times.counts)) == (2, 1)
+    assert times.total == 0.4
+
+
+def test_a_learner_is_ready_from_its_first_wait_for_a_batch() -> None:
+    page = LearnerPage(limit_s=60)
+
+    assert page.health.not_ready() == "waits for its start"
+    assert page.health.not_alive() is None
+    page.pulse.beat()
+    assert page.health.not_ready() is None
