@@ -160,6 +160,14 @@ class Engine(Protocol):
         """Log-probs of tokens 1.. under the weights of this moment at temperature 1, nats."""
         ...
 
+    async def read_back(self, staged: StagedWeights) -> list[str] | None:
+        """Name parameters whose stored values are not this version's; None = cannot be read.
+
+        Raises:
+            WeightsError: the file is gone.
+        """
+        ...
+
     async def close(self) -> None:
         """Stop the engine and free its memory; running requests end without a delta."""
         ...
@@ -233,6 +241,14 @@ class Stepper(Protocol):
 
         Raises:
             WeightsOverwritten: they were read only now, and are a mixture; another `load` follows.
+        """
+        ...
+
+    def read_back(self, staged: StagedWeights) -> list[str] | None:
+        """Name parameters whose stored values are not this version's; None = cannot be read.
+
+        Raises:
+            WeightsError: the file is gone.
         """
         ...
 

@@ -17,7 +17,7 @@ from functools import partial
 import structlog
 
 from buffer.record.episode import PolicyVersion
-from configs.errors import EngineDied, EngineError, MixedWeights, WeightsOverwritten
+from configs.errors import EngineDied, EngineError, MixedWeights, WeightsError, WeightsOverwritten
 from configs.worker import Worker
 
 from .engine import Delta, Request, Sampled, StagedWeights, Stepper
@@ -119,6 +119,14 @@ class EngineThread:
         self._stepper.resume()
         self._stall.moved()
         pause.set_result(time.monotonic() - begun)
+
+    def read_back(self, staged: StagedWeights, answer: Future[list[str] | None]) -> None:
+        """Compare what the model has stored with a version."""
+        try:
+            answer.set_result(self._stepper.read_back(staged))
+        except WeightsError as error:  # of the file alone, which may be gone; the model is whole
+            answer.set_exception(error)
+        self._stall.moved()
 
     def probe(
         self, key: int, token_ids: tuple[int, ...], answer: Future[tuple[float, ...]]

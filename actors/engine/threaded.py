@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, EngineDied, EngineError, SettingsError
@@ -24,6 +25,8 @@ from .engine_thread import EngineThread, HandOver
 from .token_versions import DeltaInbox
 from .waits.answers import Answers
 from .waits.stall import LOOK_S, StallWatch
+
+T = TypeVar("T")
 
 KILLED_S = 5.0
 """From the kill of an engine that hangs to the end of its thread, which hands its tokens over."""
@@ -162,11 +165,7 @@ class ThreadedEngine:
         self._check_alive()
         pause: Future[float] = Future()
         self._commands.put(partial(self._inside.apply, staged, pause))
-        self._is_swapping = True
-        try:
-            return await self._answers.within(pause, self._command_timeout_s, "apply weights")
-        finally:
-            self._is_swapping = self._inside.stands
+        return await self._without_tokens(pause, "apply weights")
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         """Return log-probs of tokens 1.. under the weights of this moment, nats, at temperature 1.
@@ -185,6 +184,20 @@ class ThreadedEngine:
         self._commands.put(partial(self._inside.probe, self._new_key(), token_ids, answer))
         return await self._answers.within(answer, self._command_timeout_s, "probe")
 
+    async def read_back(self, staged: StagedWeights) -> list[str] | None:
+        """Name parameters whose stored values are not this version's; None = cannot be read.
+
+        No step runs meanwhile.
+
+        Raises:
+            WeightsError: the file is gone.
+            EngineError: the engine died.
+        """
+        self._check_alive()
+        answer: Future[list[str] | None] = Future()
+        self._commands.put(partial(self._inside.read_back, staged, answer))
+        return await self._without_tokens(answer, "read weights back")
+
     async def close(self) -> None:
         """Stop the thread and free the model."""
         if self._thread is None or not self._thread.is_alive:
@@ -196,6 +209,14 @@ class ThreadedEngine:
             raise DeadlineError(
                 f"the engine must stop within {limit_s} s, got no end of its step; kill the process"
             )
+
+    async def _without_tokens(self, answer: Future[T], command: str) -> T:
+        """Wait for a command that tokens wait for too: that is no silence."""
+        self._is_swapping = True
+        try:
+            return await self._answers.within(answer, self._command_timeout_s, command)
+        finally:
+            self._is_swapping = self._inside.stands
 
     def _new_key(self) -> int:
         self._next_key += 1

@@ -190,6 +190,16 @@ class TorchStepper:
         for name, parameter in self._parameters.items():
             parameter.data, self._shadow[name] = self._shadow[name], parameter.data
 
+    def read_back(self, staged: StagedWeights) -> list[str] | None:
+        """Compare every parameter with the file."""
+        manifest = staged.manifest
+        tensors = named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
+        return [
+            name
+            for name, tensor in tensors
+            if not torch.equal(self._parameters[name], tensor.to(self._device))
+        ]
+
     def check(self) -> None:
         """Do nothing: the model lives in the thread that asks."""
 

@@ -170,6 +170,14 @@ class VllmStepper:
         self._num_swaps += 1
         self._begin_waiting_again()
 
+    def read_back(self, staged: StagedWeights) -> list[str] | None:
+        """Compare what the shadow copy was exchanged for with the file."""
+        if self._shadow is None:
+            return None
+        manifest = staged.manifest
+        tensors = named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
+        return self._shadow.read_back(dict(tensors))
+
     def resume(self) -> None:
         """Let the scheduler run again."""
         self._engine.wake_up(tags=["scheduling"])

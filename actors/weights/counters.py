@@ -30,6 +30,11 @@ class WeightCounters:
     """Of these, from the object store."""
     digest_mismatches: int = 0
     probe_mismatches: int = 0
+    read_backs: int = 0
+    """Swaps after which the engine's storage was read."""
+    read_back_s: float = 0.0
+    """That took, summed; no token was made meanwhile."""
+    storage_mismatches: int = 0
     transfer_s: float = 0.0
     """From an announcement to staged bytes, summed; generation goes on meanwhile."""
     pause_s: float = 0.0

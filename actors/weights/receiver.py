@@ -5,7 +5,8 @@ evaluation may hold a swap back). Transfer never touches the engine: bytes are s
 memory and their digest is checked first, so generation pauses for the swap alone. Bytes in the
 publisher's own memory are checked again after the engine has read them; those that were overwritten
 meanwhile are fetched once more, the newest of them. After each swap the engine's own log-probs of
-the probe must agree with the learner's (`checks/probe.py`).
+the probe must agree with the learner's (`checks/probe.py`), and now and then what it has stored
+with what it was given (`checks/read_back.py`).
 
     news ──▶ group, memory, pull ──▶ staged, digest right ──▶ gate ──▶ apply ──▶ probe right:
                              ▲                                           │           serving
@@ -48,6 +49,7 @@ from configs.errors import (
 from configs.settings import ActorSettings
 
 from .checks.probe import Difference, ProbeJudge
+from .checks.read_back import StorageCheck
 from .counters import WeightCounters
 from .links import Caller, PublisherLink
 from .share import WeightShare
@@ -64,6 +66,8 @@ class Swapping(Protocol):
     async def apply(self, staged: StagedWeights) -> float: ...
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]: ...
+
+    async def read_back(self, staged: StagedWeights) -> list[str] | None: ...
 
 
 Gate = Callable[[], Awaitable[None]]
@@ -126,6 +130,7 @@ class WeightReceiver:
         )
         self._counters = self._transfer.counters
         self._judge = ProbeJudge(settings.probe_tolerance)
+        self._storage = StorageCheck(engine, self._counters)
         self._share: WeightShare | None = None
         if settings.share_endpoint is not None and keys_folder is not None:
             self._share = WeightShare(
@@ -259,24 +264,33 @@ class WeightReceiver:
             self._fetch_overwritten_again(error)
             return
         self._num_overwritten = 0
+        fault = await self._probe(manifest)
+        fault = fault or await self._storage.fault(staged, is_again=was_dirty)
+        if not fault:
+            self._counters.updates += 1
+            await self._serve(manifest.version)
+            return
+        if was_dirty:
+            raise WeightsError(
+                f"{fault} twice in a row; engine and learner do not compute the same model"
+            )
+        log.error("weights in the engine are wrong; pulling once more", reason=fault)
+        self._transfer.fetch_again()
+
+    async def _probe(self, manifest: WeightManifest) -> str:
+        """Compare what the engine computes with what the learner does; empty = they agree."""
         logprobs = await self._engine.probe(manifest.probe.token_ids)
         dtype = manifest.tensors[0].dtype
         difference = Difference.of(logprobs, manifest.probe.logprobs)
         bound = self._judge.bound(manifest.probe, dtype)
         if self._judge.accepts(difference, manifest.probe, dtype):
-            self._counters.updates += 1
             self._counters.note_probe(difference.mean, difference.largest)
-            await self._serve(manifest.version)
-            return
+            return ""
         self._counters.probe_mismatches += 1
-        if was_dirty:
-            raise WeightsError(
-                f"log-probs of the probe under weights {tuple(manifest.version)} must differ from "
-                f"the learner's by {bound} nats, got {difference} twice in a row; engine and "
-                "learner do not compute the same model"
-            )
-        log.error("probe disagrees; pulling once more", difference=str(difference))
-        self._transfer.fetch_again()
+        return (
+            f"log-probs of the probe under weights {tuple(manifest.version)} must differ from the "
+            f"learner's by {bound} nats, got {difference}"
+        )
 
     def _fetch_overwritten_again(self, error: WeightsOverwritten) -> None:
         """Use the newest version where it lies; the second time in a row, take a copy of it."""

@@ -59,6 +59,9 @@ class NoEngine:
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         return (0.0,) * (len(token_ids) - 1)
 
+    async def read_back(self, _: Any) -> None:
+        """It stores nothing."""
+
 
 async def no_engine() -> NoEngine:
     return NoEngine()

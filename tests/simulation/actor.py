@@ -78,6 +78,9 @@ class TableEngine:
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         raise NotImplementedError("the simulated weights need no probe")
 
+    async def read_back(self, staged: StagedWeights) -> list[str] | None:
+        raise NotImplementedError("the simulated weights are not stored")
+
     async def close(self) -> None:
         self._running.clear()
 

@@ -191,6 +191,30 @@ def test_a_probe_that_disagrees_twice_ends_the_actor(plane):
     actor.end()
 
 
+def test_a_tensor_that_lags_by_a_millionth_is_found_and_cured_by_pulling_again(plane):
+    plane.publish()
+
+    actor = plane.actor("lags", lag=1)
+
+    actor.wait("synced")
+    counters = actor.counters()
+    assert (counters["probe_mismatches"], counters["storage_mismatches"]) == (0, 1)
+    assert counters["pulls"] == 2
+    assert counters["read_backs"] == 2, "the second one although the first was just before"
+    actor.end()
+
+
+def test_a_tensor_that_lags_twice_ends_the_actor(plane):
+    plane.publish()
+
+    actor = plane.actor("lags-on", lag=2)
+
+    failed = actor.wait("failed")
+    assert failed["kind"] == "WeightsError"
+    assert "got other values in ['mix.bias'] (1 in all) twice in a row" in failed["text"]
+    actor.end()
+
+
 def test_weights_of_a_lower_lineage_are_refused(plane, actors):
     newer = plane.publish(lineage=2)
     for actor in actors:

@@ -34,13 +34,10 @@ from broker.protocol.manifest import TensorSpec
 from configs.errors import WeightsError
 
 from .plan import FillPlan, make_plan
+from .stored import stale_parameters
 
 KNOWN_METHODS = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """Methods that compute with their parameters and `PACKED` alone."""
-
-LARGEST_PLANNED_BYTES = 2 * 2**30
-"""To find a plan takes the memory of two more models for a moment, and of a larger model the loader
-takes a smaller share of the time."""
 
 
 class ShadowModel:
@@ -84,8 +81,6 @@ class ShadowModel:
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> FillPlan | None:
         """Find the places of a version's tensors; None where only the loader has them."""
-        if sum(spec.num_bytes for spec in specs) > LARGEST_PLANNED_BYTES:
-            return None
         return make_plan(self._new_model(), specs, _load)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -115,6 +110,10 @@ class ShadowModel:
                     weight = plan.whole(f"{prefix}.weight", tensors)
                     layer.weight = nn.Parameter(weight, requires_grad=False)
                 layer.quant_method.process_weights_after_loading(layer)
+
+    def read_back(self, tensors: Mapping[str, Tensor]) -> list[str] | None:
+        """Name parameters in use that are not this version's; None where there is no plan."""
+        return None if self._plan is None else stale_parameters(self._model, self._plan, tensors)
 
     def exchange(self) -> None:
         """Exchange the two; nothing is copied, so no size of model makes it longer."""

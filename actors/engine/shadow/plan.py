@@ -1,125 +1,168 @@
-"""Plan of a fill: which rows of which parameter each tensor of a version becomes.
+"""Plan of a fill: which part of which parameter each tensor of a version becomes.
 
 vLLM's loader puts one tensor after the other into its place, and counts, wraps and copies in Python
-on the way. Where they end up is the same each time, so it is found out once: a model of that shape
-is loaded with tensors that hold their own number, and the numbers are read where they have arrived.
-Random values then go both ways, through the loader and by the plan; where one of them differs there
-is no plan, and the loader goes on.
+on the way. Where they end up is the same each time, so it is recorded once: the loader runs over
+tensors without contents, and its copies are noted instead of made. They may be shards of a tensor
+or of a fused parameter. Where it does anything but copy there is no plan, and the loader goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from actors.engine.wire_tensors import TORCH_DTYPES
 from broker.protocol.manifest import TensorSpec
 
-BASE = 100
-"""Numbers of tensors are written in digits below this, which any dtype holds exactly."""
-
 Load = Callable[[nn.Module, Iterable[tuple[str, Tensor]]], object]
+
+_COPY = torch.ops.aten.copy_.default
+_FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default)
+"""With zeros, of the rows of padding."""
+
+
+class Part(NamedTuple):
+    """A part of a tensor, as `torch.as_strided` takes it."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, view: Tensor) -> Part:
+        """Describe a view of a tensor that begins its storage."""
+        return cls(tuple(view.shape), view.stride(), int(view.storage_offset()))
+
+    def inside(self, whole: Tensor) -> Tensor:
+        """Return this part of a contiguous tensor."""
+        return whole.as_strided(self.size, self.stride, self.offset + whole.storage_offset())
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of a parameter that are one tensor of a version."""
+class Piece:
+    """A part of a parameter that is a part of a tensor of a version."""
 
-    start: int
-    stop: int
+    place: Part
     tensor: str
+    source: Part
 
 
 class FillPlan:
-    """Rows of every parameter.
+    """Pieces of every parameter.
 
     Args:
-        rows: By the name of the parameter.
+        pieces: By the name of the parameter.
+        shapes: Of the parameters.
     """
 
-    def __init__(self, rows: Mapping[str, Sequence[Rows]]) -> None:
-        self._rows = rows
+    def __init__(
+        self, pieces: Mapping[str, Sequence[Piece]], shapes: Mapping[str, torch.Size]
+    ) -> None:
+        self._pieces = pieces
+        self.shapes = shapes
 
-    def parts(self, parameter: str, tensors: Mapping[str, Tensor]) -> list[tuple[Rows, Tensor]]:
-        """Return the parts of a parameter, in order."""
-        return [(rows, tensors[rows.tensor]) for rows in self._rows[parameter]]
+    def parts(self, parameter: str, tensors: Mapping[str, Tensor]) -> Iterable[tuple[Part, Tensor]]:
+        """Yield each part of a parameter with its value."""
+        for piece in self._pieces[parameter]:
+            yield piece.place, piece.source.inside(tensors[piece.tensor])
 
     def whole(self, parameter: str, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return a parameter; without a copy where it is one tensor."""
-        parts = [tensor for _, tensor in self.parts(parameter, tensors)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        """Return a parameter, zeros where it is padded; without a copy where it is one tensor."""
+        shape, parts = self.shapes[parameter], list(self.parts(parameter, tensors))
+        if len(parts) == 1 and parts[0][1].shape == shape:
+            return parts[0][1]
+        made = torch.zeros(shape, dtype=parts[0][1].dtype)
+        self.copy(parameter, tensors, made)
+        return made
 
     def copy(self, parameter: str, tensors: Mapping[str, Tensor], into: Tensor) -> None:
         """Copy a parameter into its place."""
-        for rows, tensor in self.parts(parameter, tensors):
-            into[rows.start : rows.stop].copy_(tensor)
+        for place, value in self.parts(parameter, tensors):
+            place.inside(into).copy_(value)
 
 
 @torch.no_grad()
 def make_plan(model: nn.Module, specs: Sequence[TensorSpec], load: Load) -> FillPlan | None:
-    """Find the places of a version's tensors.
+    """Record the places of a version's tensors.
 
     Args:
-        model: New, not processed for its kernels; its weights are lost.
+        model: Not processed for its kernels; of its weights the padding may be set to zero.
         specs: Tensors of a version.
         load: vLLM's loader.
 
     Returns:
-        None where a tensor becomes something else than rows of one parameter.
+        None where a tensor becomes something else than parts of parameters.
     """
-    numbers: dict[str, Tensor] = {}
-    for factor in (1, BASE):
-        _clear(model)
-        load(model, _digits(specs, factor))
-        for name, parameter in model.named_parameters():
-            digits = parameter.flatten(1) if parameter.ndim > 1 else parameter[:, None]
-            if not bool((digits == digits[:, :1]).all()):
+    # Never written to, they take no memory; all live on, so that each has a storage of its own.
+    tensors = [(spec.name, torch.empty(spec.shape, dtype=_dtype(spec))) for spec in specs]
+    recorder = _Recorder(dict(model.named_parameters()), dict(tensors))
+    with recorder:
+        load(model, iter(tensors))
+    return recorder.plan()
+
+
+def _dtype(spec: TensorSpec) -> torch.dtype:
+    return TORCH_DTYPES[spec.dtype]
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes copies from tensors into parameters in place of making them."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._parameters = parameters
+        self._parameter_at = {_storage(each): name for name, each in parameters.items()}
+        self._tensor_at = {_storage(each): name for name, each in tensors.items()}
+        self._pieces: dict[str, dict[Part, Piece]] = {name: {} for name in parameters}
+        self._is_exact = len(self._parameter_at) == len(parameters)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Note a copy; judge whatever else is done with a tensor or a parameter."""
+        del types
+        values = tree_leaves((args, kwargs))
+        given = [_storage(each) for each in values if isinstance(each, Tensor)]
+        into = self._parameter_at.get(given[0]) if given else None
+        if func is _COPY and into is not None and given[1] in self._tensor_at:
+            place, value = args[0], args[1]
+            piece = Piece(Part.of(place), self._tensor_at[given[1]], Part.of(value))
+            self._pieces[into][piece.place] = piece
+            self._is_exact &= place.shape == value.shape
+            return place
+        is_ours = any(each in self._tensor_at or each in self._parameter_at for each in given)
+        is_padding = func in _FILLS and not any(args[1:])
+        self._is_exact &= func.is_view or is_padding or not is_ours
+        return func(*args, **(kwargs or {}))
+
+    def plan(self) -> FillPlan | None:
+        """Return what was recorded; None where it is not all, or parts overlap."""
+        if not self._is_exact:
+            return None
+        for name, pieces in self._pieces.items():
+            if sum(map(_numel, pieces)) > self._parameters[name].numel():
                 return None
-            digit = digits[:, 0].to(torch.int64) - 1
-            numbers[name] = numbers.get(name, 0) + factor * digit
-    rows = {name: list(_runs(found, specs)) for name, found in numbers.items()}
-    plan = FillPlan(rows)
-    return plan if _agrees(plan, model, specs, load) else None
+        used = Counter(piece.tensor for each in self._pieces.values() for piece in each.values())
+        if len(used) < len(self._tensor_at):
+            return None
+        found = {name: tuple(each.values()) for name, each in self._pieces.items()}
+        return FillPlan(found, {name: each.shape for name, each in self._parameters.items()})
 
 
-def _digits(specs: Sequence[TensorSpec], factor: int) -> Iterator[tuple[str, Tensor]]:
-    for number, spec in enumerate(specs):
-        digit = number // factor % BASE + 1  # 0 = nothing was loaded
-        yield spec.name, torch.full(spec.shape, digit, dtype=TORCH_DTYPES[spec.dtype])
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
-def _runs(numbers: Tensor, specs: Sequence[TensorSpec]) -> Iterator[Rows]:
-    """Yield runs of one number; below 0 are rows that nothing was loaded into."""
-    found, counts = torch.unique_consecutive(numbers, return_counts=True)
-    start = 0
-    for number, count in zip(found.tolist(), counts.tolist(), strict=True):
-        if 0 <= number < len(specs):
-            yield Rows(start, start + count, specs[number].name)
-        start += count
-
-
-def _agrees(plan: FillPlan, model: nn.Module, specs: Sequence[TensorSpec], load: Load) -> bool:
-    random = torch.Generator().manual_seed(0)
-    tensors = {
-        spec.name: torch.randn(spec.shape, generator=random).to(TORCH_DTYPES[spec.dtype])
-        for spec in specs
-    }
-    _clear(model)
-    load(model, tensors.items())
-    for name, parameter in model.named_parameters():
-        ours = torch.zeros_like(parameter)
-        for rows, tensor in plan.parts(name, tensors):
-            if tensor.shape != ours[rows.start : rows.stop].shape:
-                return False
-        plan.copy(name, tensors, ours)
-        if not torch.equal(ours, parameter):
-            return False
-    return True
-
-
-def _clear(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        parameter.zero_()
+def _numel(part: Part) -> int:
+    return torch.Size(part.size).numel()

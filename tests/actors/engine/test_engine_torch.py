@@ -13,6 +13,7 @@ import torch
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchOptions, TorchStepper, torch_engine
+from actors.engine.wire_tensors import named_tensors
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError, WeightsError
 from learner.model.output_layer import output_layer, score_tokens, softmax_of
@@ -20,6 +21,7 @@ from learner.model.policy import Policy, probe_logprobs
 from learner.model.saved_model import load_causal_lm
 from tests.actors.support.engine_battery import BATTERY, probe_agrees, swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
+from tests.actors.support.stale_tensors import lagging
 from tests.actors.support.tiny_model import make_model, stage
 from tests.learner.support.random_models import save_random_model
 
@@ -49,6 +51,25 @@ async def open_bench(folder: Path, *, tied: bool) -> Bench:
 @pytest.mark.parametrize("check", BATTERY, ids=lambda check: check.__name__)
 def test_torch_engine(check: Callable[[Bench], Coroutine], bench: Bench, runner: asyncio.Runner):
     runner.run(check(bench))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_tensor_that_lags_by_a_step_is_read_back(tmp_path, dtype):
+    model = tiny_folder(tmp_path / "model", tied=True)
+    stepper = TorchStepper(TorchOptions(str(tmp_path / "model"), max_model_len=64, dtype=dtype))
+    stepper.start()
+    staged = stage(model, tmp_path / "weights", PolicyVersion(0, 1), dtype=dtype)
+    manifest = staged.manifest
+    tensors = dict(named_tensors(staged.path, manifest.tensors, manifest.num_bytes))
+
+    for name, behind in lagging(tensors, count=200):
+        for each, value in behind.items():
+            stepper._parameters[each].data.copy_(value)
+        assert stepper.read_back(staged) == [name]
+
+    stepper.prepare(staged)
+    stepper.load(staged)
+    assert stepper.read_back(staged) == []
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from torch import nn
 
 from actors.engine.vllm_private import PACKED
 from actors.engine.wire_tensors import named_tensors
+from buffer.record.episode import PolicyVersion
 from tests.actors.support.engine_battery import BATTERY, TOLERANCE, probe_agrees, swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
-from tests.actors.support.tiny_model import reference_logprobs
+from tests.actors.support.stale_tensors import lagging
+from tests.actors.support.tiny_model import reference_logprobs, stage
 
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 
@@ -43,7 +46,9 @@ def bench(runner, tmp_path_factory) -> Iterator[Bench]:
     runner.run(bench.engine.close())
 
 
-async def open_bench(folder: Path, *, tied: bool, **engine_args: int) -> Bench:
+async def open_bench(
+    folder: Path, *, tied: bool, dtype: str = "float32", **engine_args: int
+) -> Bench:
     from actors.engine.vllm_engine import vllm_engine
     from actors.engine.vllm_options import VllmOptions
 
@@ -52,6 +57,7 @@ async def open_bench(folder: Path, *, tied: bool, **engine_args: int) -> Bench:
         str(folder / "model"),
         max_model_len=256,
         max_concurrent=64,
+        dtype=dtype,
         engine_args=engine_args,
     )
     engine = vllm_engine(options)
@@ -122,6 +128,41 @@ def test_a_fill_by_the_plan_equals_one_by_the_loader(bench, runner):
     }
     runner.run(bench.engine.apply(staged))
     runner.run(probe_agrees(bench))
+
+
+def test_every_tensor_that_lags_by_a_step_is_read_back(bench, runner):
+    runner.run(finds_what_lags(bench, "float32"))
+    runner.run(bench.engine.apply(bench.stage_next()))
+
+
+def test_in_bfloat16_too(runner, tmp_path):
+    async def story() -> None:
+        bench = await open_bench(tmp_path, tied=False, dtype="bfloat16")
+        await finds_what_lags(bench, "bfloat16")
+        await bench.engine.close()
+
+    runner.run(story())
+
+
+async def finds_what_lags(bench: Bench, dtype: str) -> None:
+    """In either of the two copies of the model, packed weights and tied ones among them."""
+    shadow = bench.engine._stepper._shadow  # type: ignore[attr-defined]
+    staged = stage(bench.model, bench.folder / "lags", PolicyVersion(9, 9), dtype=dtype)
+    tensors = dict(named_tensors(staged.path, staged.manifest.tensors, staged.manifest.num_bytes))
+    bench.models[PolicyVersion(9, 9)] = copy.deepcopy(bench.model)
+    await bench.engine.apply(staged)
+    assert await bench.engine.read_back(staged) == []
+    rows = shadow._plan._pieces
+
+    for name, behind in lagging(tensors, count=200):
+        shadow.copy(shadow._plan, behind)
+        shadow._is_whole = True
+        shadow.exchange()
+        found = await bench.engine.read_back(staged)
+        assert [name in {piece.tensor for piece in rows[each]} for each in found or ()] == [True]
+
+    await bench.engine.apply(staged)
+    assert await bench.engine.read_back(staged) == []
 
 
 def test_untied_embeddings_swap_as_exactly(runner, tmp_path, monkeypatch):

@@ -300,6 +300,8 @@ async def refuses_a_torn_file(bench: Bench) -> None:
     with pytest.raises(WeightsError, match=r"must be a readable file"):
         await bench.engine.apply(StagedWeights(bench.folder / "absent", staged.manifest))
 
+    with pytest.raises(WeightsError, match=r"must be a readable file"):
+        await bench.engine.read_back(StagedWeights(bench.folder / "absent", staged.manifest))
     assert bench.engine.version == version
     await probe_agrees(bench)
 

@@ -140,6 +140,9 @@ class FakeEngine:
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         return tuple(math.nan for _ in token_ids[1:])
 
+    async def read_back(self, staged: StagedWeights) -> list[str] | None:
+        return None
+
     async def close(self) -> None:
         self.closed = True
 

@@ -108,6 +108,9 @@ class CoreStepper:
     def load(self, staged: StagedWeights) -> None:
         pass
 
+    def read_back(self, staged: StagedWeights) -> list[str] | None:
+        return None
+
     def check(self) -> None:
         self._watch.check()
 

@@ -83,7 +83,7 @@ def strike_in_collective(strike: int | str, nth: int) -> None:
 
 async def live(options: dict, pipe: Connection, say) -> None:
     engine = TellingEngine(say, options.get("stops_at"))
-    engine.spoil = options.get("spoil", 0)
+    engine.spoil, engine.lag = options.get("spoil", 0), options.get("lag", 0)
     receiver = WeightReceiver(
         engine,
         ActorSettings(

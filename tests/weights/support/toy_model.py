@@ -54,18 +54,24 @@ def probe_logprobs(model: nn.Module, token_ids: tuple[int, ...]) -> list[float]:
 
 
 class ToyEngine:
-    """Applies staged bytes; `spoil` makes it compute something else, as stale weights would."""
+    """Applies staged bytes; `spoil` makes it compute something else, as stale weights would.
+
+    `lag` leaves a tensor behind by a step that no probe sees.
+    """
 
     def __init__(self) -> None:
         self.version = PolicyVersion(0, 0)
         self.weights: dict[str, torch.Tensor] = {}
-        self.spoil = 0
+        self.spoil = self.lag = 0
         self.applied: list[PolicyVersion] = []
 
     async def apply(self, staged: StagedWeights) -> float:
         weights = self.read(staged)
         staged.check()
         self.weights = weights
+        if self.lag:
+            self.lag -= 1
+            self.weights["mix.bias"] += 1e-6
         self.version = staged.manifest.version
         self.applied.append(self.version)
         return 0.001
@@ -76,6 +82,13 @@ class ToyEngine:
 
     def read(self, staged: StagedWeights) -> dict[str, torch.Tensor]:
         return {name: tensor.clone() for name, tensor in self.tensors(staged)}
+
+    async def read_back(self, staged: StagedWeights) -> list[str] | None:
+        return [
+            name
+            for name, tensor in self.tensors(staged)
+            if not torch.equal(tensor, self.weights[name])
+        ]
 
     async def probe(self, token_ids: tuple[int, ...]) -> tuple[float, ...]:
         ids = torch.tensor(token_ids)

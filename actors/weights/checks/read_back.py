@@ -1,0 +1,104 @@
+"""Reading back of what an engine has stored: after so many swaps that it costs next to nothing.
+
+The probe compares what an engine computes, and so cannot see a tensor that lags by a small step.
+What lies in the engine's storage can be compared value by value, with the file that it was loaded
+from, and that file once more with its checksum. While it is read no token is made; so after a
+reading that took t seconds the next one waits for t / `SHARE`, and comes with the swap after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from actors.engine.engine import StagedWeights
+from actors.weights.counters import WeightCounters
+from broker.protocol.manifest import checksum_of
+from configs.errors import WeightsError
+
+SHARE = 0.01
+"""Of an engine's time, for reading."""
+
+
+class Readable(Protocol):
+    """The part of `Engine` that is used here."""
+
+    async def read_back(self, staged: StagedWeights) -> list[str] | None: ...
+
+
+class StorageCheck:
+    """Decides when an engine is read, and what that shows.
+
+    Args:
+        engine: Whose storage is read.
+        counters: Where readings are counted.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        engine: Readable,
+        counters: WeightCounters,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._counters = counters
+        self._clock = clock
+        self._due = clock()
+        self._is_readable = True
+
+    async def fault(self, staged: StagedWeights, *, is_again: bool) -> str:
+        """Return what is wrong with the weights that were swapped in; empty = nothing is seen.
+
+        Args:
+            staged: What was swapped in.
+            is_again: The weights before these were wrong: read now.
+        """
+        begun = self._clock()
+        if not self._is_readable or (begun < self._due and not is_again):
+            return ""
+        try:
+            stale = await self._engine.read_back(staged)
+            fault = _text(staged, stale) if stale else await asyncio.to_thread(_file_fault, staged)
+        except (WeightsError, OSError) as error:
+            structlog.get_logger().info(
+                "weights were gone before they were read", reason=str(error)
+            )
+            return ""
+        if stale is None:
+            self._is_readable = False
+            structlog.get_logger().info("stored weights cannot be read back; the probe remains")
+            return ""
+        took_s = self._clock() - begun
+        self._due = begun + took_s / SHARE
+        self._counters.read_backs += 1
+        self._counters.read_back_s += took_s
+        if not staged.is_whole():  # overwritten meanwhile: the comparison was with another version
+            return ""
+        self._counters.storage_mismatches += bool(fault)
+        return fault
+
+
+def _text(staged: StagedWeights, stale: list[str]) -> str:
+    return (
+        f"what the engine has stored of weights {tuple(staged.manifest.version)} must be what it "
+        f"was given, got other values in {stale[:3]} ({len(stale)} in all)"
+    )
+
+
+def _file_fault(staged: StagedWeights) -> str:
+    with staged.path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with mapping:
+        if checksum_of(mapping) == staged.manifest.checksum:
+            return ""
+    return (
+        f"the file of weights {tuple(staged.manifest.version)} must have its checksum still, got "
+        "another one after the swap: this machine's memory is corrupt, it was so"
+    )
