@@ -75,11 +75,10 @@ def temperature_low(window: Window, settings: Settings, holds: bool) -> str | No
     groups = total(recent, lambda each: each.groups)
     alike = total(recent, lambda each: each.flat_groups) / groups
     entropy = middle(recent, lambda each: each.entropy)
-    is_alike = alike > ALIKE or holds
-    if temperature >= COLD or not (is_alike and entropy < SURE):
+    if temperature >= COLD or not (alike > ALIKE or entropy < SURE or holds):
         return None
     return (
         f"at run.temperature {temperature:g} the policy has {entropy:.2g} nats of entropy per "
         f"token and {alike:.0%} of the last {groups:.0f} groups had equal rewards: answers to a "
-        f"prompt are all the same, so none is better than another; set run.temperature to 1.0"
+        f"prompt hardly differ, and none is better than another; set run.temperature to 1.0"
     )

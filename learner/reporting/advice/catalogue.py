@@ -35,16 +35,17 @@ RULES: tuple[Rule, ...] = (
         explains=frozenset({"learning_rate_high", "lag_high"}),
     ),
     Rule(
+        "temperature_low",
+        answer_rules.temperature_low,
+        batches=2,
+        explains=SYMPTOMS | {"entropy_gone", "learning_rate_high", "lag_high"},
+    ),
+    Rule(
         "learning_rate_high",
         training_rules.learning_rate_high,
         batches=3,
-        explains=OF_ANSWERS | {"lag_high", "entropy_gone", "answers_cut_off", "groups_dropped"},
-    ),
-    Rule(
-        "temperature_low",
-        answer_rules.temperature_low,
-        batches=3,
-        explains=SYMPTOMS | {"entropy_gone"},
+        explains=OF_ANSWERS
+        | {"lag_high", "entropy_gone", "answers_cut_off", "groups_dropped", "stop_token_ignored"},
     ),
     Rule("answers_cut_off", answer_rules.answers_cut_off, batches=3, explains=OF_ANSWERS),
     Rule("answers_not_read", reward_rules.answers_not_read, batches=3, explains=SYMPTOMS),

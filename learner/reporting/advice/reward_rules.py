@@ -13,6 +13,8 @@ UNREAD, UNREAD_NO_MORE = 0.5, 0.3
 FLAT, FLAT_NO_MORE = 0.8, 0.6
 SOLVED = 0.9  # of the best reward: groups without variance are what success looks like
 FAR_APART, APART_NO_MORE = 0.5, 0.3  # standard deviations between an actor and the others
+NEARBY = 2  # batches before and behind
+FEWEST_GROUPS = 8
 SIGNIFICANT = 4.0  # standard errors: once in ten thousand looks, and looks overlap
 SHOWN = 200  # characters of an exception
 
@@ -61,14 +63,19 @@ def reward_constant(window: Window, settings: Settings, holds: bool) -> str | No
     if lowest != highest:
         return None
     episodes = total(recent, lambda each: each.episodes)
-    parts = sorted({part for each in recent for part in each.varying_parts})
-    if parts:
+    parts = ", ".join(sorted({part for each in recent for part in each.varying_parts}))
+    judge = settings.run.reward or f"the score of {settings.run.environment}"
+    if parts and settings.rewards.weights:
         why = (
-            f"although {', '.join(parts)} of it differs: give that a weight in rewards.weights "
-            f"(now {settings.rewards.weights or 'empty, the sum of all parts'})"
+            f"although {parts} of it differs: give that a weight in rewards.weights (now "
+            f"{settings.rewards.weights})"
+        )
+    elif parts:
+        why = (
+            f"although {parts} differs: {judge} (run.reward) does not see it; try it on right and "
+            f"wrong answers with `nyala env test`"
         )
     else:
-        judge = settings.run.reward or f"the score of {settings.run.environment}"
         why = (
             f"so there is nothing to learn from: {judge} judges no answer better than another; "
             f"look at answers with `nyala samples {settings.run.folder}`, at right ones with "
@@ -104,11 +111,11 @@ def groups_flat(window: Window, settings: Settings, holds: bool) -> str | None:
 
 
 def actor_unlike_others(window: Window, settings: Settings, holds: bool) -> str | None:
-    """Find an actor whose rewards are much lower than the others' in the same batches."""
+    """Find an actor whose rewards are much lower than the others' at the same time."""
     found = []
     for name in window.newest.actors:
         difference, error, spread, groups = _against_others(window, name)
-        if not spread or groups < 4:
+        if not spread:
             continue
         apart = -difference / spread
         if apart > (APART_NO_MORE if holds else FAR_APART) and -difference > SIGNIFICANT * error:
@@ -117,38 +124,37 @@ def actor_unlike_others(window: Window, settings: Settings, holds: bool) -> str 
         return None
     _, name, difference, groups = max(found)
     return (
-        f"the rewards of {name} are {difference:.2g} below those of the other actors in the same "
-        f"batches ({groups} groups): its answers or its judge are not theirs; look at `nyala "
+        f"the rewards of {name} are {difference:.2g} below those of the other actors at the same "
+        f"time ({groups} groups): its answers or its judge are not theirs; look at `nyala "
         f"samples {settings.run.folder} --actor {name}`, compare its machine, packages and "
         f"actors.engine_args (now {settings.actors.engine_args or '{}'}), and stop it"
     )
 
 
 def _against_others(window: Window, name: str) -> tuple[float, float, float, int]:
-    """Compare within batches, as rewards rise from batch to batch.
+    """Compare with batches nearby, as rewards rise, and one actor may have made a whole batch.
 
     Returns:
         The difference of an actor's mean reward from the others', its standard error (of groups as
         wholes, for their episodes are alike), the spread of rewards, and the actor's groups.
     """
-    weighted, weight, squares, batches, groups = 0.0, 0.0, 0.0, 0, 0
-    for each in window.last(20):
+    recent = window.last(20)
+    difference, own_groups = 0.0, 0
+    for at, each in enumerate(recent):
         own = each.actors.get(name)
-        others = [share for other, share in each.actors.items() if other != name]
-        if own is None or not others:
-            continue
-        theirs = sum(share.groups for share in others)
-        mean = sum(share.reward * share.groups for share in others) / theirs
-        amount = own.groups * theirs / (own.groups + theirs)
-        weighted += amount * (own.reward - mean)
-        weight += amount
-        squares += each.reward_std**2
-        batches += 1
-        groups += own.groups
-    if batches < 4:
+        nearby = recent[max(0, at - NEARBY) : at + NEARBY + 1]
+        others = [share for one in nearby for who, share in one.actors.items() if who != name]
+        if own is not None and others:
+            theirs = sum(share.groups for share in others)
+            mean = sum(share.reward * share.groups for share in others) / theirs
+            difference += own.groups * (own.reward - mean)
+            own_groups += own.groups
+    all_groups = sum(share.groups for each in recent for share in each.actors.values())
+    if own_groups < FEWEST_GROUPS or all_groups - own_groups < FEWEST_GROUPS:
         return 0.0, 0.0, 0.0, 0
-    spread = math.sqrt(squares / batches)
-    return weighted / weight, spread / math.sqrt(weight), spread, groups
+    spread = math.sqrt(total(recent, lambda each: each.reward_std**2) / len(recent))
+    error = spread * math.sqrt(1 / own_groups + 1 / (all_groups - own_groups))
+    return difference / own_groups, error, spread, own_groups
 
 
 def _shortened(text: str) -> str:

@@ -7,18 +7,15 @@ from configs.tables.algorithm import CLIP_BOUNDS
 
 from .window import Window, middle, total
 
-FAR, FAR_NO_MORE = (
-    0.1,
-    0.05,
-)  # nats per token that the policy moves in a batch; the demo's most: 0.03
-COLLAPSED_AFTER = 0.3  # nats: a jump such as no good run makes
+FAR, FAR_NO_MORE = 0.3, 0.15  # nats per token in a batch; the demo's most: 0.03
+USUAL = 0.05
+COLLAPSED_AFTER = 0.5  # nats: a jump such as no good run makes
 GONE, GONE_NO_MORE = 0.1, 0.15  # of the first entropy
 SURE = 0.05  # nats: below it hardly any answer differs from another
 SOLVED = 0.9
 DISAGREE, DISAGREE_NO_MORE = 0.1, 0.05  # nats; bfloat16 against bfloat16 is at 0.01 to 0.03
 ENOUGH_TOKENS = 100
 BOUND_FACTOR = 5.0
-CLIPPED = 0.3
 
 
 def engine_disagrees(window: Window, settings: Settings, holds: bool) -> str | None:
@@ -50,7 +47,7 @@ def learning_rate_high(window: Window, settings: Settings, holds: bool) -> str |
     if moved > (FAR_NO_MORE if holds else FAR):
         return (
             f"the policy moves {moved:.2g} nats per token in a batch, where good runs move less "
-            f"than {FAR_NO_MORE:g}: learner.lr (now {rate:g}) is too high; take a tenth of it, and "
+            f"than {USUAL:g}: learner.lr (now {rate:g}) is too high; take a tenth of it, and "
             f"begin anew from the last good checkpoint"
         )
     entropy, first = middle(recent, lambda each: each.entropy), window.first_entropy

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from learner.reporting.advice.advisor import Advisor
 from learner.reporting.advice.catalogue import RULES
 from learner.reporting.advice.evidence import ActorShare, Evidence
+from learner.reporting.advice.rule import Rule
 from learner.reporting.advice.window import Window
 from tests.learner.support.advice.demo_evidence import (
     ROOT,
@@ -107,6 +109,17 @@ CASES = [
         r"the rewards of bad-1 are 0\.55 below",
     ),
     Case(
+        "actor_unlike_others",
+        lambda e: {
+            "actors": {
+                name: replace(each, episodes=256, groups=16)
+                for name, each in two_actors({"reward": 0.05})["actors"].items()
+                if (name == "bad-1") == (e.step % 4 < 2)
+            }
+        },
+        r"the rewards of bad-1 are 0\.55 below",
+    ),
+    Case(
         "entropy_gone",
         lambda _: {"entropy": 0.001, "reward_mean": 0.3, "flat_groups": 15},
         r"fell from 0\.\d+ to 0\.001 .*algorithm\.entropy_bonus \(now 0\)",
@@ -120,7 +133,14 @@ CASES = [
     Case(
         "reward_constant",
         lambda _: {**flat(1.0), "varying_parts": ("exact",)},
-        r"although exact of it differs.*rewards\.weights",
+        r"although exact of it differs.*rewards\.weights \(now {'score': 1\.0}\)",
+        {"rewards__weights": "{score: 1.0}"},
+    ),
+    Case(
+        "reward_constant",
+        lambda _: {**flat(0.0), "varying_parts": ("exact", "position")},
+        r"reward 0, although exact, position differs: r\.py:f \(run\.reward\) does not see it",
+        {"run__reward": "r.py:f"},
     ),
     Case(
         "groups_flat",
@@ -216,15 +236,28 @@ def test_a_rule_needs_evidence_of_several_batches():
 
 
 def test_advice_does_not_flicker_about_a_threshold():
-    around = broken(lambda e: {"cut_off": round(e.episodes * (0.55 if e.step % 4 < 2 else 0.42))})
+    cut = broken(lambda e: {"cut_off": round(e.episodes * (0.55 if e.step % 20 < 10 else 0.42))})
 
-    holds = [
-        any(a.rule == "answers_cut_off" for a in each)
-        for each in considered(demo_settings(), around)
-    ]
+    after = considered(demo_settings(), cut)
 
-    changes = sum(now != before for before, now in pairwise(holds))
-    assert changes <= 1
+    holds = [any(each.rule == "answers_cut_off" for each in advice) for advice in after]
+    assert sum(now != before for before, now in pairwise(holds)) == 1
+    assert holds[-1]
+
+
+def test_two_good_batches_between_bad_ones_are_no_recovery():
+    every_third = Rule("third", lambda w, _, __: None if w.newest.step % 3 else "bad", batches=1)
+    advisor = Advisor(demo_settings(), [every_third])
+
+    after = [advisor.consider(each) for each in demo()[:12]]
+
+    assert [bool(each) for each in after] == [False] * 2 + [True] * 10
+
+
+def test_few_failures_are_no_advice():
+    few = broken(lambda e: store(e, data_failures=4 if e.step >= 25 else 0), begin=0, batches=30)
+
+    assert considered(demo_settings(), [replace(e, episodes=8) for e in few])[-1] == ()
 
 
 def test_advice_ends_when_the_fault_does():
