@@ -28,6 +28,7 @@ VERBS = {
     ),
     "up": ("console.verbs.up", "Start a whole run on this machine."),
     "status": ("console.verbs.status", "Show how far a run is."),
+    "top": ("console.live.top", "Watch a run."),
     "logs": ("console.live.logs", "Show the logs of a run."),
     "stop": ("console.live.stop", "Stop a run on this machine."),
     "samples": ("console.samples.command", "Show texts that a run has sampled."),

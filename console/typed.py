@@ -15,8 +15,8 @@ VARIABLE = "NYALA_TYPED"
 """Set by `./run` to its own name as it was typed."""
 
 HINT = re.compile(
-    r"(?<![\w/])nyala(?= (?:new|up|status|logs|stop|samples|try|actor|learner|broker|keys|buffer|"
-    r"weights|losses|schema|data|env|init-model|chaos|checkpoint|join-pack|report|compare)\b)"
+    r"(?<![\w/])nyala(?= (?:new|up|status|top|logs|stop|samples|try|actor|learner|broker|keys|"
+    r"buffer|weights|losses|schema|data|env|init-model|chaos|checkpoint|join-pack|report|compare)\b)"
 )
 
 

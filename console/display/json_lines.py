@@ -44,7 +44,7 @@ class JsonLines:
         if len(rest) == MAX_READ_BYTES:  # no line of ours is so long
             whole = rest
         self._offset += len(whole) + len(newline)
-        rows = [_parse(line) for line in whole.splitlines() if line.startswith(b"{")]
+        rows = [parse(line) for line in whole.splitlines() if line.startswith(b"{")]
         return [row for row in rows if row is not None]
 
     def skip_to_end(self) -> None:
@@ -59,7 +59,7 @@ def read_rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
     with path.open("rb") as file:
-        rows = [_parse(line) for line in file if line.startswith(b"{")]
+        rows = [parse(line) for line in file if line.startswith(b"{")]
     return [row for row in rows if row is not None]
 
 
@@ -72,7 +72,8 @@ def number(row: Row, *keys: str, default: float = 0.0) -> float:
     return default
 
 
-def _parse(line: bytes) -> Row | None:
+def parse(line: bytes) -> Row | None:
+    """Read a line; None if it is not a JSON object."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

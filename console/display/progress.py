@@ -109,6 +109,11 @@ class RunProgress:
             accuracy_curve=self._accuracies.points,
         )
 
+    @property
+    def newest_at(self) -> float:
+        """When the newest batch was trained, Unix time; 0 before the first."""
+        return number(list(self._rows.values())[-1], "time") if self._rows else 0.0
+
     @staticmethod
     def _read(lines: JsonLines, forget: Callable[[], None]) -> list[Row]:
         lives = lines.num_files

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
-from .json_lines import JsonLines, Row
+from .json_lines import JsonLines, Row, parse
+
+TAIL_BYTES = 64 * 1024  # of a log: stages are logged while there is little else
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a process was doing."""
+
+    name: str
+    at: float
+    """When it began, Unix time."""
 
 
 class Stages:
@@ -65,7 +78,22 @@ class Stages:
         return self._errors.pop(name, None)
 
     def _time(self, row: Row) -> float:
-        try:
-            return datetime.fromisoformat(str(row.get("timestamp"))).timestamp()
-        except ValueError:
-            return self._clock()
+        return _time(row) or self._clock()
+
+
+def newest_stage(log: Path) -> Stage | None:
+    """Read the newest stage in the end of a log; None if there is none."""
+    with log.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        lines = file.read(TAIL_BYTES).split(b"\n")
+    for line in reversed(lines):
+        if b'"stage"' in line and (row := parse(line)) is not None and "stage" in row:
+            return Stage(str(row["stage"]), _time(row) or 0.0)
+    return None
+
+
+def _time(row: Row) -> float | None:
+    try:
+        return datetime.fromisoformat(str(row.get("timestamp"))).timestamp()
+    except ValueError:
+        return None

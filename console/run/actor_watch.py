@@ -144,11 +144,13 @@ class ActorWatch:
     def _watch(self) -> None:
         try:
             with Store(self._url, run=self._run) as store:
-                while self._receive():
+                is_open = True
+                while is_open:
                     try:
                         self._look(store)
                     except NyalaError:
                         self._newest = None
+                    is_open = self._receive()
         finally:
             self._newest = None
 

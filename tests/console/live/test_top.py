@@ -1,0 +1,153 @@
+"""`nyala top`: a run seen from another terminal, from its folder and its store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from buffer import operations
+from buffer.store import Store
+from configs.loader import save
+from configs.settings import Settings
+from console.display.stages import TAIL_BYTES, newest_stage
+from console.live.local_run import LocalRun
+from console.main import app
+from console.run.run_folder import RunFolder
+from tests.console.support.recorded_run import FOLDER, rows
+from tests.console.support.waiting import wait_until
+from tests.learner.support.tiny_run import begin_run, tiny_settings
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return tiny_settings(tmp_path)
+
+
+@pytest.fixture
+def folder(settings: Settings) -> RunFolder:
+    """A run that has trained some batches."""
+    folder = RunFolder(settings.run.folder)
+    save(settings, folder.config)
+    newest = rows()
+    newest[-1]["time"] = time.time()
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in newest))
+    shutil.copy(FOLDER.evaluations, folder.evaluations)
+    shutil.copy(FOLDER.samples, folder.samples)
+    return folder
+
+
+@pytest.fixture
+def run(folder: RunFolder) -> Iterator[LocalRun]:
+    run = LocalRun(folder)
+    yield run
+    run.close()
+
+
+def log_stage(folder: RunFolder, name: str, stage: str, at: float) -> None:
+    path = folder.log(name)
+    path.parent.mkdir(exist_ok=True)
+    stamp = datetime.fromtimestamp(at, UTC).isoformat()
+    with path.open("a") as file:
+        file.write(json.dumps({"event": "starting", "stage": stage, "timestamp": stamp}) + "\n")
+
+
+def test_a_run_is_seen_through_its_files_and_its_store(
+    redis_url: str, settings: Settings, folder: RunFolder, run: LocalRun
+) -> None:
+    folder.redis_url.write_text(redis_url)
+    with Store(redis_url, settings.run.name) as store:
+        begin_run(store, settings.run)
+        store.run(operations.actor_seen({"actor-7": {"host": "elsewhere", "capacity": "8"}}))
+
+    wait_until(lambda: run.look().actors != ())
+
+    view = run.look()
+    assert (view.progress.step, view.is_training, view.alarm) == (47, True, None)
+    assert [(actor.incarnation, actor.fields["host"]) for actor in view.actors] == [
+        ("actor-7", "elsewhere")
+    ]
+    assert view.actors_alive == 1
+    assert view.fill is not None
+    per_batch = (settings.run.max_policy_lag + 1) * settings.run.groups_per_batch
+    assert (view.fill.groups, view.fill.admitted) == (0, per_batch)
+    assert view.sample is not None
+    assert view.sample.prompt == "simaba>"
+
+
+def test_a_learner_that_starts_again_is_seen_starting(folder: RunFolder, run: LocalRun) -> None:
+    trained_at = json.loads(folder.metrics.read_text().splitlines()[-1])["time"]
+    log_stage(folder, "learner", "waiting for episodes", trained_at - 10)
+    log_stage(folder, "actor-0", "loading the engine", trained_at + 10)
+    assert run.look().is_training
+
+    log_stage(folder, "learner", "importing torch", trained_at + 10)
+
+    view = run.look()
+    assert not view.is_training
+    assert view.stages == {"actor-0": "loading the engine", "learner": "importing torch"}
+
+
+def test_a_run_that_nobody_keeps_up_is_not_mistaken_for_a_slow_one(
+    folder: RunFolder, run: LocalRun
+) -> None:
+    assert run.look().alarm == f"not running; to go on: nyala up {folder.path}"
+    with folder.locked():
+        assert run.look().alarm is None
+
+
+def test_a_run_that_has_waited_for_actors_says_so(
+    redis_url: str, settings: Settings, folder: RunFolder
+) -> None:
+    late = settings.model_copy(
+        update={"console": settings.console.model_copy(update={"alarm_s": 0.5})}
+    )
+    save(late, folder.config)
+    folder.redis_url.write_text(redis_url)
+    with Store(redis_url, settings.run.name) as store:
+        begin_run(store, settings.run)
+        lineage = store.run(operations.begin_lineage(0, 0))
+        assert lineage is not None
+        store.run(operations.claim(lineage, 1, 1, start=True))
+    run = LocalRun(folder)
+    try:
+        wait_until(lambda: str(run.look().alarm).startswith("no actor was heard at all"))
+    finally:
+        run.close()
+
+
+def test_the_newest_stage_is_read_from_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "learner.log"
+    log.write_text('{"stage": "old", "timestamp": "1970-01-01T00:00:01Z"}\nTraceback: "stage"\n')
+    stage = newest_stage(log)
+    assert stage is not None
+    assert (stage.name, stage.at) == ("old", 1.0)
+
+    with log.open("a") as file:
+        file.write("x" * TAIL_BYTES + "\n")
+    assert newest_stage(log) is None
+
+
+def test_a_finished_run_is_shown_with_its_result(folder: RunFolder) -> None:
+    folder.summary.write_text(json.dumps({"steps": 47}))
+
+    answer = CliRunner().invoke(app, ["top", os.fspath(folder.path)])
+
+    assert answer.exit_code == 0, answer.output
+    assert "batch 47/" in answer.output
+    assert "has finished" in answer.output
+    assert "batches  47" in answer.output
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(app, ["top", os.fspath(tmp_path)])
+
+    assert answer.exit_code == 2
+    assert "must be the folder of a run" in answer.output
