@@ -107,6 +107,13 @@ class AdvisorThread:
         log.info("advice", batches=self._batches, cpu_s=round(self._cpu_s, 3))
 
     def _work(self) -> None:
+        try:
+            self._advise()
+        except BaseException:
+            self.advice = ()  # what held may end, and nobody would notice
+            raise
+
+    def _advise(self) -> None:
         while (seen := self._queue.get()) is not None:
             before = {each.rule for each in self.advice}
             self.advice = self._advisor.consider(self._evidence(seen))
