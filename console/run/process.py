@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -99,7 +100,7 @@ class Process:
         return self._child.pid if self._child is not None else None
 
     def start(self) -> None:
-        with self._log.open() as log:
+        with self._log.open() as log, held_back():
             self._child = subprocess.Popen(
                 self._command.arguments,
                 stdin=subprocess.DEVNULL,
@@ -108,7 +109,7 @@ class Process:
                 env=dict(self._command.environment),
                 start_new_session=True,
             )
-        self._groups.add(self._child.pid)
+            self._groups.add(self._child.pid)
 
     def poll(self) -> int | None:
         if self._child is None:
@@ -142,3 +143,26 @@ class Process:
         assert self._child is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back: one between a fork and its record would leave an orphan.
+
+    Python calls handlers in its main thread alone; in any other there is nothing to hold back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in came:
+            signal.raise_signal(each)

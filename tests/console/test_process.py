@@ -12,6 +12,7 @@ from console.display.json_lines import JsonLines
 from console.run import process_log
 from console.run.process import Command, Process
 from console.run.process_guard import follow
+from console.run.supervisor import sigterm_as_interrupt
 from tests.console.support.recorded_groups import Groups
 from tests.console.support.waiting import is_alive, read_pid, wait_until
 
@@ -54,6 +55,27 @@ def test_the_exit_code_and_the_signal_that_ended_a_process_are_known(start):
 
     wait_until(lambda: done.poll() == 3)
     wait_until(lambda: killed.poll() == -9)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_process_that_starts_while_we_are_asked_to_stop_is_known(tmp_path, monkeypatch, number):
+    groups = Groups()
+    sleep = (sys.executable, "-c", "import time; time.sleep(600)")
+    process = Process(Command("x", "actor", sleep, tmp_path / "x.log", dict(os.environ)), groups)
+    popen = subprocess.Popen
+
+    def interrupted(*arguments, **options):
+        child = popen(*arguments, **options)
+        os.kill(os.getpid(), number)
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with sigterm_as_interrupt(), pytest.raises(KeyboardInterrupt):
+        process.start()
+
+    assert groups.calls == [("+", process.pid)]
+    assert process.poll() is None
+    process.kill()
 
 
 def test_a_log_is_two_files_at_most_however_much_is_written(start, tmp_path, monkeypatch):
