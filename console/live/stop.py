@@ -11,9 +11,10 @@ from rich.console import Console
 
 from configs.errors import NyalaError
 from configs.loader import load
+from configs.settings import Settings
 from console.arguments import Run
 from console.display.display import print_line
-from console.run.run_folder import run_folder_of
+from console.run.run_folder import RunFolder, run_folder_of
 
 PAUSE_S = 0.1
 STOPS = 4  # of processes one after the other, each within console.stop_timeout_s
@@ -31,11 +32,29 @@ def stop(run: Run) -> None:
     Example: `nyala stop runs/demo`
     """
     folder, console = run_folder_of(run), Console()
-    holder = folder.holder
-    if holder is None:
+    if folder.holder is None:
         print_line(console, f"no `nyala up` of {folder.path} works on this machine")
         return
-    limit_s = STOPS * load(folder.config).console.stop_timeout_s
+    print_line(console, f"stopping process {folder.holder}: actors drain, the learner saves")
+    stop_run(folder)
+    print_line(console, f"stopped; to go on: nyala up {folder.path}")
+
+
+def stop_limit_s(settings: Settings) -> float:
+    """Return the longest time that an orderly end of a run may take."""
+    return STOPS * settings.console.stop_timeout_s
+
+
+def stop_run(folder: RunFolder) -> None:
+    """Have the `nyala up` of a run end, and wait until it has; there may be none.
+
+    Raises:
+        NyalaError: It is another user's, or does not end in time.
+    """
+    holder = folder.holder
+    if holder is None:
+        return
+    limit_s = stop_limit_s(load(folder.config))
     try:
         os.kill(holder, signal.SIGTERM)
     except PermissionError:
@@ -45,7 +64,6 @@ def stop(run: Run) -> None:
         ) from None
     except ProcessLookupError:
         pass  # it has just ended
-    print_line(console, f"stopping process {holder}: actors drain, the learner saves")
     deadline = time.monotonic() + limit_s
     while folder.holder == holder:
         if time.monotonic() > deadline:
@@ -54,4 +72,3 @@ def stop(run: Run) -> None:
                 f"look at `nyala logs {folder.path}`"
             )
         time.sleep(PAUSE_S)
-    print_line(console, f"stopped; to go on: nyala up {folder.path}")

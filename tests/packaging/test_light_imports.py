@@ -67,3 +67,7 @@ def test_asking_for_the_help_of_a_verb_loads_no_heavy_library():
     modules = {module for module, _ in VERBS.values()}
 
     assert not loaded_by(*modules) & {"torch", "transformers", "vllm"}
+
+
+def test_the_python_interface_loads_no_heavy_library():
+    assert not loaded_by("nyala") & {"torch", "transformers", "vllm", "zmq"}

@@ -1,0 +1,1 @@
+"""Runs from Python: what `import nyala` offers."""

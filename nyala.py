@@ -1,0 +1,16 @@
+"""Nyala from Python, in a script or a notebook; loads neither torch nor vLLM.
+
+    import nyala
+
+    run = nyala.create_run("mine.yaml", learner={"lr": 1e-6})
+    run.wait()
+    print(run.summary["held_out_accuracy_after"], run.model_path)
+
+Sampling and training happen in processes of their own, as those of the command `nyala up` do.
+"""
+
+from configs.errors import NyalaError, SettingsError
+from console.api.creation import create_run, open_run
+from console.api.run import Run
+
+__all__ = ["NyalaError", "Run", "SettingsError", "create_run", "open_run"]
