@@ -8,6 +8,10 @@
                share this machine's cores, and over a link of 10 Gbit/s, which needs root)
     pause      pauses of generation: ours beside a blocking broadcast of one parameter after
                the other, with the torch engine (it exchanges a shadow copy) and vLLM (in place)
+    held       bytes of weights that the learner's machine holds, and what a swap copies and takes:
+               actors that read the publisher's memory in place, beside ones that copy it first
+    fill       CPU seconds of a fill of vLLM's second copy of a model on a CPU, by its loader and by
+               our plan, beside those of the demo's sampling between two fills
     sparse     a real run at lr 1e-6 in bfloat16: bytes of sparse updates beside all bytes
     fan_out    the same path to 1..16 receivers, without engines, by memory, group and pull
     peers      pulls from a publisher with a scarce network card, alone and from each other
@@ -31,6 +35,8 @@ from typing import Any
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.weights.fan_out import WAYS, ScarceCard, peers_fewer, pull_through
+from benchmarks.weights.fill import fill
+from benchmarks.weights.held import held, ratios_of
 from benchmarks.weights.pause import blocking_pauses, our_pauses
 from benchmarks.weights.ring import WeightRing, parameters_of
 from benchmarks.weights.sparse import plot_density, sparse_run
@@ -38,7 +44,7 @@ from benchmarks.weights.transport import digest, memcpy, raw_broadcast
 from configs.logging import configure_logging
 from console.chaos.faults.network_namespace import SecondNetwork, obstacle
 
-ARMS = ("broadcast", "pause", "sparse", "fan_out", "peers")
+ARMS = ("broadcast", "pause", "held", "fill", "sparse", "fan_out", "peers")
 MIB = 2**20
 PASS_MIB = 120
 """At least so much is sent in a pass: a few versions of 4 MiB would say little."""
@@ -122,6 +128,8 @@ def main() -> None:
     measures = {
         "broadcast": broadcast,
         "pause": pause,
+        "held": memory_held,
+        "fill": fills,
         "sparse": sparse,
         "fan_out": fan_out,
         "peers": peers,
@@ -197,6 +205,24 @@ def pause(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, 
     return found
 
 
+def memory_held(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
+    """Copies of a version on the learner's machine, by model; two actors."""
+    found = {}
+    for width, layers in size.models:
+        measured = held(
+            folder / f"{width}", receivers=2, width=width, layers=layers, updates=size.updates
+        )
+        found[f"{round(measured['in_place']['mib'])}_mib"] = measured
+        say(f"held at width {width}: {measured}")
+    return found
+
+
+def fills(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:  # noqa: ARG001 - as every arm
+    """CPU milliseconds of a fill of a model like the demo's."""
+    say(f"fill: {(found := fill(folder / 'model', width=128, layers=3))}")
+    return found
+
+
 def sparse(folder: Path, size: Size, *, say: Callable[[str], None]) -> dict[str, Any]:
     """A run for each learning rate, with the density of its changes version by version."""
     found = {}
@@ -250,6 +276,10 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         found[f"{kind}_{name}"] = round(shorter, 1)
     for name, run in arms.get("sparse", {}).items():
         found[f"sparse_bytes_fewer_{name}"] = run["fewer"]
+    for name, ways in arms.get("held", {}).items():
+        found |= ratios_of(ways, name)
+    if "fill" in arms:
+        found["loader_over_plan"] = arms["fill"]["loader_over_plan"]
     return found | (peers_fewer(arms["peers"]) if "peers" in arms else {})
 
 

@@ -1,32 +1,33 @@
 """CPU seconds of one fill of the CPU engine's shadow copy: by vLLM's loader, by the plan.
 
-    python -m benchmarks.weights.fill [--width 128] [--layers 4]
-
 `packing` is the part of the plan that packs matrices for the CPU's kernels, which any fill has to
 do. All three take turns in one run; each figure is the least of several. Wants vLLM on a CPU.
+
+A fill happens once a version. `sampling_ms` is what the same engine takes for the demo's share of
+one actor in a version, every episode of full length.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.support.machine import describe_machine
+from actors.engine.engine import Request
 from benchmarks.weights.pause import VOCABULARY, _save_model
 
 ROUNDS = 15
+EPISODES, PROMPT_TOKENS, COMPLETION_TOKENS = 128, 9, 12
+"""Of configs/demo.yaml: half of a batch, for one of its two actors."""
 
 
 @torch.no_grad()
-def measure(folder: Path, width: int, layers: int) -> dict[str, float]:
-    """Fill the copy of a model, again and again."""
+def fill(folder: Path, *, width: int, layers: int) -> dict[str, float]:
+    """Fill the copy of a model, again and again, and sample what is sampled between two fills."""
     from actors.engine.vllm_engine import VllmStepper
     from actors.engine.vllm_options import VllmOptions
     from actors.engine.vllm_private import PACKED
@@ -67,26 +68,30 @@ def measure(folder: Path, width: int, layers: int) -> dict[str, float]:
             begun = time.thread_time()
             arm()
             least[name] = min(least[name], time.thread_time() - begun)
+    least["sampling"] = min(_sampling_s(stepper, start) for start in range(3))
     stepper.close()
     ms = {f"{name}_ms": round(1000 * seconds, 2) for name, seconds in least.items()}
     return {
         **ms,
         "loader_over_plan": round(least["loader"] / least["plan"], 2),
+        "share_of_actor": round(least["plan"] / (least["plan"] + least["sampling"]), 4),
+        "share_of_actor_by_loader": round(
+            least["loader"] / (least["loader"] + least["sampling"]), 4
+        ),
         "making_the_plan_ms": round(1000 * planned_s, 1),
         "parameters": sum(t.numel() for t in tensors.values()),
     }
 
 
-def main() -> None:
-    """Print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--width", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), chosen.width, chosen.layers)
-    print(json.dumps({"machine": describe_machine(), "vocabulary": VOCABULARY, **found}, indent=1))
-
-
-if __name__ == "__main__":
-    main()
+def _sampling_s(stepper: Any, start: int) -> float:
+    """Return CPU seconds of the process for the demo's episodes of one actor and version."""
+    for number in range(EPISODES):
+        token_ids = tuple(2 + (number * 7 + i) % (VOCABULARY - 2) for i in range(PROMPT_TOKENS))
+        key = 1 + start * EPISODES + number
+        stepper.admit(
+            key, Request(str(key), token_ids, COMPLETION_TOKENS, 1.0, ()), COMPLETION_TOKENS
+        )
+    began = time.process_time()
+    while stepper.has_work:
+        list(stepper.step())
+    return time.process_time() - began

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import uvloop
 from msgspec import convert, structs
@@ -77,6 +79,7 @@ class Place:
     shares: bool
     pull_from: tuple[WeightSource, ...]
     network: str | None
+    copies: bool
 
 
 class WeightRing:
@@ -92,6 +95,7 @@ class WeightRing:
         route: Gives the address at which receivers reach the publisher's.
         network: Network of the receivers (`console.chaos.faults.network_namespace`); None = ours.
         probe: Computes the learner's side of the probe.
+        copies: Whether receivers copy what they find in the publisher's memory, as they once did.
         settings: Of the learner.
     """
 
@@ -107,6 +111,7 @@ class WeightRing:
         route: Callable[[str], str] = str,
         network: str | None = None,
         probe: Callable[[nn.Module], Probe] = lambda _: Probe((1, 2), (0.0,)),
+        copies: bool = False,
         **settings: Any,
     ) -> None:
         from learner.weights.publish import WeightPublisher
@@ -117,6 +122,8 @@ class WeightRing:
         self._pointed = 0.0
         self._model = model
         self._step = 0
+        self.swaps: list[dict[str, Any]] = []
+        """Of every receiver in `pull`: step, pause and bytes that it has copied."""
         self._run = RunSettings(
             name="weights", model="none", directory=folder, trusted_network=network is not None
         )
@@ -134,7 +141,9 @@ class WeightRing:
         publication = structs.replace(publication, endpoint=route(publication.endpoint))
         for number in range(receivers):
             ours, theirs = FORKS.Pipe()
-            place = Place(f"actor-{number}", folder, publication, shares, pull_from, network)
+            place = Place(
+                f"actor-{number}", folder, publication, shares, pull_from, network, copies
+            )
             process = FORKS.Process(target=_receive, args=(place, theirs, engine), daemon=True)
             process.start()
             theirs.close()
@@ -175,7 +184,9 @@ class WeightRing:
         while waiting:
             for pipe in wait(waiting, TIMEOUT_S):
                 assert isinstance(pipe, Connection)
-                if pipe.recv()["step"] == self._step:
+                swap = pipe.recv()
+                self.swaps.append(swap)
+                if swap["step"] == self._step:
                     waiting.discard(pipe)
         return time.perf_counter() - self._pointed
 
@@ -189,11 +200,40 @@ class WeightRing:
             if applied["step"] == self._step:
                 return float(applied["pause_s"])
 
+    def pids(self) -> dict[int, bool]:
+        """All processes that have weights mapped, and whether each is a receiver."""
+        receivers = {process.pid: True for process, _ in self._receivers if process.pid is not None}
+        return {os.getpid(): False, self._publisher._sidecar.pid: False, **receivers}
+
     def close(self) -> None:
         for process, _ in self._receivers:
             process.kill()
             process.join()
         self._publisher.close()
+
+
+@dataclass(slots=True)
+class _Copied:
+    num_bytes: int = 0
+
+
+def _copy_first(receiver: Any) -> _Copied:
+    """Make a receiver copy each version into a file of its own before its engine has it."""
+    transfer, copied = receiver._transfer, _Copied()
+    borrow = transfer._memory.borrow
+
+    async def copy(wanted: Any) -> Any:
+        lent = await borrow(wanted)
+        if lent is None:
+            return None
+        file = transfer._files.acquire(len(lent.memory))
+        here, there = (np.frombuffer(each.memory, np.uint8) for each in (file, lent))
+        await asyncio.to_thread(np.copyto, here, there)
+        copied.num_bytes += len(here)
+        return file
+
+    transfer._memory.borrow = copy
+    return copied
 
 
 def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> None:
@@ -213,16 +253,18 @@ def _receive(place: Place, pipe: Connection, make_engine: Callable[[], Any]) -> 
             staging=place.folder / "staging",
             keys_folder=place.folder / "keys",
         )
+        copied = _copy_first(receiver) if place.copies else _Copied()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(receiver.run())
             version = await receiver.first_sync(place.publication)
             tasks.create_task(engine.generate())
             pipe.send("synced")
             while True:
-                paused_s = receiver.counters.pause_s
+                paused_s, copied.num_bytes = receiver.counters.pause_s, 0
                 await receiver.newer_than(version)
                 version = receiver.version
-                pipe.send({"step": version.step, "pause_s": receiver.counters.pause_s - paused_s})
+                swap = {"step": version.step, "pause_s": receiver.counters.pause_s - paused_s}
+                pipe.send({**swap, "copied_bytes": copied.num_bytes})
 
     if place.network is not None:
         enter(place.network)

@@ -35,6 +35,13 @@ def test_every_ratio_is_better_when_larger():
             "torch_5_mib": {"pause_s": figures(0.001), "blocking_s": figures(0.05)},
             "vllm_5_mib": {"pause_s": figures(0.01), "blocking_s": figures(0.05)},
         },
+        "held": {
+            "5_mib": {
+                "copied": {"copies_held": 9.0, "served_s": 0.2},
+                "in_place": {"copies_held": 3.0, "served_s": 0.1},
+            }
+        },
+        "fill": {"loader_over_plan": 2.5},
         "sparse": {"lr_1e-06": {"fewer": 120.0}},
     }
 
@@ -46,6 +53,9 @@ def test_every_ratio_is_better_when_larger():
         "pause_shorter_shadow_torch_5_mib": 50.0,
         "pause_shorter_vllm_5_mib": 5.0,
         "sparse_bytes_fewer_lr_1e-06": 120.0,
+        "copies_fewer_5_mib": 3.0,
+        "served_sooner_5_mib": 2.0,
+        "loader_over_plan": 2.5,
     }
     assert ratios({"fan_out": {}}) == {}
 

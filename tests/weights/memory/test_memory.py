@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from actors.engine.engine import StagedWeights
 from actors.weights import publisher_memory
 from actors.weights.counters import WeightCounters
 from actors.weights.publisher_memory import BUCKET_BYTES, PublisherMemory
+from benchmarks.support.shared_files import shared_files
 from broker.protocol.manifest import checksum_of
 from broker.protocol.weight_messages import Announce, Join, Moved
 from broker.weights.seal import Seal, seal_of
-from broker.weights.shared_memory import PREFIX
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsOverwritten
 from learner.weights.server import WeightServer
@@ -369,31 +368,23 @@ def test_a_machine_holds_the_learners_slots_and_no_bytes_for_an_actor(tmp_path):
                 actor.applied(newest)
 
         num_bytes = newest.num_bytes
-        held = [shared_memory_of(actor.pid) for actor in actors]
-        learner = shared_memory_of(os.getpid(), plane.publisher._folder.path)
-        sidecar = shared_memory_of(plane.publisher_pid)
+        held = [shared_files(actor.pid) for actor in actors]
+        learner, sidecar = shared_files(os.getpid()), shared_files(plane.publisher_pid)
     finally:
         plane.close()
 
-    slots = [str(plane.publisher._folder.path / f"slot-{index}") for index in range(NUM_SLOTS)]
+    slots = {plane.publisher._folder.path / f"slot-{index}" for index in range(NUM_SLOTS)}
     for mapped in held:
-        weights = {path: kib for path, kib in mapped.items() if not path.endswith(".seal")}
-        assert set(weights) <= set(slots)
-        assert all(kib["Private_Dirty"] == 0 for kib in weights.values())
+        weights = {path: count for path, count in mapped.items() if path.suffix != ".seal"}
+        assert set(weights) == slots
+        assert all(count["Private_Dirty"] == 0 for count in weights.values())
     # Shared pages count in equal parts with each process that has them mapped.
     all_processes = [*held, learner, sidecar]
-    pss = sum(kib["Pss"] for mapped in all_processes for kib in mapped.values()) * 1024
-    assert pss <= NUM_SLOTS * (num_bytes + 2 * PAGE)
-
-
-def shared_memory_of(pid: int, folder: Path | None = None) -> dict[str, Counter[str]]:
-    """KiB of a process's mappings of files of weights, by file, as the kernel counts them."""
-    found: dict[str, Counter[str]] = {}
-    path = ""
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        words = line.split()
-        if not words[0].endswith(":"):
-            path = words[5] if len(words) > 5 else ""
-        elif PREFIX in path and words[-1] == "kB" and (folder is None or str(folder) in path):
-            found.setdefault(path, Counter())[words[0][:-1]] += int(words[1])
-    return found
+    folder = plane.publisher._folder.path
+    pss = sum(
+        count["Pss"]
+        for mapped in all_processes
+        for path, count in mapped.items()
+        if path.is_relative_to(folder)
+    )
+    assert NUM_SLOTS * num_bytes <= pss <= NUM_SLOTS * (num_bytes + 2 * PAGE)
