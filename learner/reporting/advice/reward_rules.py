@@ -67,13 +67,18 @@ def reward_constant(window: Window, settings: Settings, holds: bool) -> str | No
     judge = settings.run.reward or f"the score of {settings.run.environment}"
     if parts and settings.rewards.weights:
         why = (
-            f"although {parts} of it differs: give that a weight in rewards.weights (now "
-            f"{settings.rewards.weights})"
+            f"although its parts differ ({parts}): give those that count a weight in "
+            f"rewards.weights (now {settings.rewards.weights})"
         )
     elif parts:
         why = (
-            f"although {parts} differs: {judge} (run.reward) does not see it; try it on right and "
-            f"wrong answers with `nyala env test`"
+            f"although its parts differ ({parts}): {judge} (run.reward) does not see it; try it on "
+            f"right and wrong answers with `nyala env test`"
+        )
+    elif highest == window.best_reward > 0:
+        why = (
+            f"the best so far: its questions are solved, or {judge} rewards everything; take "
+            f"harder questions for run.environment (now {settings.run.environment})"
         )
     else:
         why = (

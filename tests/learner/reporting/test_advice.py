@@ -133,15 +133,16 @@ CASES = [
     Case(
         "reward_constant",
         lambda _: {**flat(1.0), "varying_parts": ("exact",)},
-        r"although exact of it differs.*rewards\.weights \(now {'score': 1\.0}\)",
+        r"although its parts differ \(exact\).*rewards\.weights \(now {'score': 1\.0}\)",
         {"rewards__weights": "{score: 1.0}"},
     ),
     Case(
         "reward_constant",
         lambda _: {**flat(0.0), "varying_parts": ("exact", "position")},
-        r"reward 0, although exact, position differs: r\.py:f \(run\.reward\) does not see it",
+        r"0, although its parts differ \(exact, position\): r\.py:f \(run\.reward\) does not",
         {"run__reward": "r.py:f"},
     ),
+    Case("reward_constant", lambda _: flat(1.0), r"reward 1, the best so far: .*solved"),
     Case(
         "groups_flat",
         lambda _: {"flat_groups": 15, "reward_mean": 0.1},
