@@ -24,6 +24,7 @@ from actors.environments.base import Conversation
 from actors.environments.registry import for_each, naming, try_environment
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
+from actors.membership.worker_line import WorkerLine
 from actors.rewards.pool import RewardPool
 from actors.weights.links import Caller
 from broker.client.client import BrokerClient
@@ -72,7 +73,7 @@ async def run_actor(
     client = _client(settings, keys, incarnation)
     gc.disable()  # what importing makes stays: looking for garbage in it takes a fifth of the time
     try:
-        engine, device = make_engine(settings)
+        engine, device = make_engine(settings, line := line_to_worker(settings))
         from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
     finally:
         gc.freeze()
@@ -85,6 +86,7 @@ async def run_actor(
         staging=settings.run.folder / "staging",
         keys_folder=keys_folder,
         device=device,
+        place=line,
         gate=gate.wait,
     )
     loop = ActorLoop(
@@ -169,8 +171,30 @@ async def _reward_pools(
     return found
 
 
-def make_engine(settings: Settings) -> tuple[Engine, str]:
-    """Return the engine of an actor, not started, and the device it runs on."""
+def line_to_worker(settings: Settings) -> WorkerLine | None:
+    """Listen for the first worker of an actor's engine; None where that is the actor's process."""
+    return None if runs_in_process(settings) else WorkerLine()
+
+
+def runs_in_process(settings: Settings) -> bool:
+    """Return whether an actor's engine runs in the actor's own process."""
+    from actors.engine.device import engine_device  # noqa: PLC0415 - torch
+
+    actors = settings.actors
+    if actors.engine == "torch":
+        return True
+    if actors.in_process is not None:
+        return actors.in_process
+    return engine_device() == "cpu" and actors.tensor_parallel_size == 1
+
+
+def make_engine(settings: Settings, line: WorkerLine | None = None) -> tuple[Engine, str]:
+    """Return the engine of an actor, not started, and the device it runs on.
+
+    Args:
+        settings: Of the run.
+        line: To the first worker of an engine in processes of its own.
+    """
     from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
     run, actors = settings.run, settings.actors
@@ -194,8 +218,6 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
     from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
 
     check_engine_args(actors.engine_args)
-    is_one = device == "cpu" and actors.tensor_parallel_size == 1
-    in_process = is_one if actors.in_process is None else actors.in_process
     return vllm_engine(
         VllmOptions(
             model=run.model_path,
@@ -203,7 +225,8 @@ def make_engine(settings: Settings) -> tuple[Engine, str]:
             dtype=run.dtype,
             head_dtype=run.head_dtype,
             max_concurrent=actors.max_concurrent_episodes,
-            in_process=in_process,
+            in_process=runs_in_process(settings),
+            line=line.path if line is not None else "",
             threads=actors.threads,
             kv_cache_gib=actors.kv_cache_gib,
             gpu_memory_utilization=actors.gpu_memory_utilization,

@@ -83,7 +83,7 @@ class VllmStepper:
             raise EngineError(refused_arguments(self._options.engine_args, error)) from error
         if not self._options.in_process:
             self._watch = CoreWatch(core_client(self._engine))
-        self._rpc("init_weight_transfer_engine", init_info={})
+        self._rpc("init_weight_transfer_engine", init_info={"line": self._options.line})
         if self._options.in_process and engine_device() == "cpu":
             from .shadow.model import shadow_of  # noqa: PLC0415 - vLLM
 

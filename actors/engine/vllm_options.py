@@ -31,6 +31,9 @@ class VllmOptions:
     """Of the logits; None = `dtype`."""
     max_concurrent: int = 256
     in_process: bool = True
+    line: str = ""
+    """Where the first worker of an engine in processes of its own connects, to be a member of
+    weight groups (`actors/membership`); empty = nowhere."""
     threads: int = 1
     """OpenMP threads on a CPU."""
     kv_cache_gib: int | None = None

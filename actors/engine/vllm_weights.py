@@ -34,6 +34,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from actors.membership.worker_member import serve_actor
 from broker.protocol.manifest import TensorSpec
 from configs.errors import EngineError
 
@@ -66,7 +67,9 @@ def update_payload(staged: StagedWeights) -> dict[str, Any]:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """Nothing to set up: there is no connection to a trainer."""
+    """Place of the actor, see `actors/membership`."""
+
+    line: str = ""
 
 
 @dataclass
@@ -87,7 +90,9 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     _files: PinnedFiles | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Do nothing: the file is all there is."""
+        """Let the first worker be a member of weight groups, for all: they load the same file."""
+        if init_info.line and self.parallel_config.rank == 0:
+            serve_actor(init_info.line, str(self.device))
 
     def start_weight_update(self) -> None:
         """Make the model take checkpoint tensors; no forward may run until `finish`."""

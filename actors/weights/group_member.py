@@ -7,22 +7,19 @@ for the collective; a deadline or an ABORT unblocks it. Keeps the group from ver
 from __future__ import annotations
 
 import asyncio
-import mmap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
-from broker.protocol.manifest import WeightManifest, digest_of
+from actors.membership.place import MemberPlace
+from broker.protocol.manifest import WeightManifest
 from broker.protocol.weight_messages import Abort, Ack, Announce, Epoch, Fault, Moved, Ready, Send
-from broker.weights.group_thread import GroupThread
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
 from .counters import WeightCounters
-
-if TYPE_CHECKING:
-    from .group import ReceivingGroup
+from .staging_files import StagingFile
 
 log = structlog.get_logger()
 EpochMessage = Epoch | Send | Abort
@@ -34,19 +31,25 @@ class GroupMember:
     Args:
         post: Sends a message to the publisher; may lose it.
         counters: Counts versions received.
+        place: Where groups are joined.
         timeout_s: Time from the announcement to the last byte.
     """
 
     def __init__(
-        self, post: Callable[[object], bool], counters: WeightCounters, *, timeout_s: float
+        self,
+        post: Callable[[object], bool],
+        counters: WeightCounters,
+        *,
+        place: MemberPlace,
+        timeout_s: float,
     ) -> None:
         self._post = post
+        self._place = place
         self._counters = counters
         self._timeout_s = timeout_s
         self._expected: PolicyVersion | None = None
         self._inbox: asyncio.Queue[EpochMessage] = asyncio.Queue()
         self._epoch: Epoch | None = None
-        self._group: GroupThread[ReceivingGroup] | None = None
 
     @property
     def is_expecting(self) -> bool:
@@ -69,12 +72,12 @@ class GroupMember:
         """Return whether an epoch of this version is expected."""
         return wanted.manifest.version == self._expected
 
-    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
-        """Receive the expected version. False: `memory` holds a mixture."""
+    async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
+        """Receive the expected version. False: `file` holds a mixture."""
         version = wanted.manifest.version
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._follow(wanted.manifest, memory)
+                await self._follow(wanted.manifest, file)
         except (TimeoutError, WeightsError) as error:
             self._decline(version, str(error) or f"no success within {self._timeout_s:g} s")
             return False
@@ -89,44 +92,27 @@ class GroupMember:
 
     def leave(self) -> None:
         """Leave the group without waiting for it."""
-        if self._group is not None:
-            self._group.leave()
-        self._group = self._epoch = None
+        self._place.leave()
+        self._epoch = None
 
-    async def _follow(self, manifest: WeightManifest, memory: mmap.mmap) -> None:
+    async def _follow(self, manifest: WeightManifest, file: StagingFile) -> None:
         while True:
             match await self._inbox.get():
                 case Epoch() as epoch:
-                    self._enter(epoch)
+                    self._epoch = epoch
+                    await self._place.enter(epoch)
                     self._post(Ready(epoch.number, epoch.version))
                 case Send():
-                    await self._receive(manifest, memory)
+                    await self._receive(manifest, file)
                     return
                 case Abort() as abort:
                     raise WeightsError(f"the publisher ended the epoch: {abort.reason}")
 
-    def _enter(self, epoch: Epoch) -> None:
-        """Prepare to be in this group; its thread joins when SEND comes."""
-        if not epoch.fresh:
-            if self._epoch is None or self._epoch.number != epoch.number:
-                raise WeightsError(f"weight group {epoch.number} must be one of ours, got no such")
-            return
-        self.leave()
-        self._epoch = epoch
-        self._group = GroupThread(lambda: _join(epoch), name=f"weights-{epoch.number}")
-
-    async def _receive(self, manifest: WeightManifest, memory: mmap.mmap) -> None:
-        group, epoch = self._group, self._epoch
-        if group is None or epoch is None:
+    async def _receive(self, manifest: WeightManifest, file: StagingFile) -> None:
+        epoch = self._epoch
+        if epoch is None:
             raise WeightsError("SEND must follow EPOCH, got it alone")
-
-        def receive(joined: ReceivingGroup) -> str:
-            # While one bucket is digested, the next are on their way.
-            return digest_of(
-                joined.receive(memory, bucket_bytes=epoch.bucket_bytes, send_s=epoch.send_s)
-            )
-
-        arriving = group.call(receive)
+        arriving = asyncio.create_task(self._place.receive(file.path, file.memory))
         interrupt = asyncio.create_task(self._inbox.get())
         try:
             both: list[asyncio.Future[Any]] = [arriving, interrupt]
@@ -148,9 +134,3 @@ class GroupMember:
         log.warning("weight epoch left", epoch=number, reason=reason)
         self.leave()
         self._post(Fault(number, version, reason))
-
-
-def _join(epoch: Epoch) -> ReceivingGroup:
-    from .group import ReceivingGroup  # noqa: PLC0415 - torch
-
-    return ReceivingGroup(epoch)

@@ -20,6 +20,7 @@ from .counters import WeightCounters
 from .held import HeldWeights
 from .slices import SlicePull
 from .sources import Source, WeightSources
+from .staging_files import StagingFile
 from .updates import WeightUpdates
 
 log = structlog.get_logger()
@@ -66,12 +67,13 @@ class WeightPull:
         if self._slices is not None:
             self._slices.on_answer(answer)
 
-    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
+    async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
         """Pull a version. False: the publisher has a newer one, or the digest is wrong.
 
         Raises:
             DeadlineError: No source has brought anything for too long.
         """
+        memory = file.memory
         adapter, chain = self._adapter_of(wanted), self._chain_to(wanted)
         if adapter is None and not chain:
             is_right = await self._fetch_all(wanted.manifest, wanted.sources, memory)

@@ -35,6 +35,7 @@ from typing import Protocol
 import structlog
 
 from actors.engine.engine import StagedWeights
+from actors.membership.place import MemberPlace, OwnProcess
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import Join
@@ -99,7 +100,8 @@ class WeightReceiver:
         staging: Folder for models that do not fit into shared memory.
         keys_folder: Keys of the run, among them those that may pull from here; for
             `actors.share_endpoint`.
-        device: `cuda` if this process can be in an NCCL group.
+        device: `cuda` if `place` can be in an NCCL group.
+        place: Where weight groups are joined; None = this process.
         gate: Returns when a swap may happen; bounds its own waiting.
     """
 
@@ -112,11 +114,13 @@ class WeightReceiver:
         staging: Path,
         keys_folder: Path | None = None,
         device: str = "cpu",
+        place: MemberPlace | None = None,
         gate: Gate = open_gate,
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._device = device
+        self._place = place or OwnProcess()
         self._gate = gate
         self._files = StagingFiles("staging", fallback=staging)
         self._link = PublisherLink(caller=caller, join=self._join, on_message=self._on_message)
@@ -126,6 +130,7 @@ class WeightReceiver:
             post=self._link.post,
             sources=self._sources,
             stage=self._stage,
+            place=self._place,
             timeout_s=settings.weight_timeout_s,
         )
         self._counters = self._transfer.counters
@@ -202,6 +207,7 @@ class WeightReceiver:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._transfer.run())
                 tasks.create_task(self._link.run())
+                tasks.create_task(self._place.run())
                 if self._share is not None:
                     tasks.create_task(self._share.run())
                 tasks.create_task(self._apply_all())
@@ -216,7 +222,9 @@ class WeightReceiver:
         has_publisher, reads_memory = self._sources.has_publisher, self._transfer.reads_memory
         return Join(
             version=self._transfer.held,
-            can_group=has_publisher and not self.is_dirty and not reads_memory,
+            can_group=(
+                has_publisher and self._place.is_open and not self.is_dirty and not reads_memory
+            ),
             device=self._device,
             paused_s=self._counters.pause_s,
             served_s=served_s,

@@ -14,13 +14,13 @@ publisher's memory may be overwritten meanwhile; then the receiver has them fetc
 from __future__ import annotations
 
 import asyncio
-import mmap
 import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import structlog
 
+from actors.membership.place import MemberPlace, OwnProcess
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.weight_messages import Abort, Announce, Chunk, Epoch, Moved, Send
 from buffer.record.episode import PolicyVersion
@@ -53,10 +53,10 @@ class Transport(Protocol):
         """Return whether this version may come this way."""
         ...
 
-    async def fetch(self, wanted: Announce | Moved, memory: mmap.mmap) -> bool:
-        """Fill `memory` with a version and check it.
+    async def fetch(self, wanted: Announce | Moved, file: StagingFile) -> bool:
+        """Fill a file with a version and check it.
 
-        Unless this returns True, a thread may still write to `memory`.
+        Unless this returns True, a thread may still write to it.
 
         Raises:
             DeadlineError: No progress is made, and no other transport is left to try.
@@ -73,6 +73,7 @@ class WeightTransfer:
         sources: Sources of pulls.
         stage: Receives each whole version with its file.
         timeout_s: Time for a broadcast, and for a pull to make progress.
+        place: Where groups are joined; None = this process.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class WeightTransfer:
         sources: WeightSources,
         stage: Callable[[WeightManifest, StagingFile], None],
         timeout_s: float,
+        place: MemberPlace | None = None,
     ) -> None:
         self.counters = WeightCounters()
         self.shared = HeldWeights()
@@ -90,7 +92,9 @@ class WeightTransfer:
         self._files = files
         self._sources = sources
         self._stage = stage
-        self._group = GroupMember(post, self.counters, timeout_s=timeout_s)
+        self._group = GroupMember(
+            post, self.counters, place=place or OwnProcess(), timeout_s=timeout_s
+        )
         self._memory = PublisherMemory(self.counters)
         updates = WeightUpdates(self.shared, self.counters)
         self._pull = WeightPull(sources, self.shared, updates, self.counters, timeout_s=timeout_s)
@@ -238,7 +242,7 @@ class WeightTransfer:
         file = self._files.acquire(wanted.manifest.num_bytes)
         is_whole = False
         try:
-            is_whole = await transport.fetch(wanted, file.memory)
+            is_whole = await transport.fetch(wanted, file)
         finally:
             if not is_whole:
                 self._files.discard(file)

@@ -37,7 +37,7 @@ from learner.weights.server import Sent
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["actors.weights.group", "actors.weights.receiver", "learner.weights.publish"]
+    ["actors.membership.group", "actors.weights.receiver", "learner.weights.publish"]
 )
 NUM_TENSORS = 50
 TIMEOUT_S = 120.0

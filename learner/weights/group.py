@@ -87,7 +87,7 @@ class SendingGroup:
     def __init__(self, plan: GroupPlan, listener: socket.socket) -> None:
         timeout = timedelta(seconds=plan.join_s)
         port = listener.getsockname()[1]
-        self._store = TCPStore(
+        self._store: TCPStore | None = TCPStore(
             plan.host,
             port,
             is_master=True,
@@ -97,7 +97,7 @@ class SendingGroup:
         )
         self._device = DEVICES[plan.backend]
         self._can_abort = plan.backend == "nccl"
-        self._group = _open(self._store, plan, timeout)
+        self._group: Any = _open(self._store, plan, timeout)
 
     def send(self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float) -> None:
         """Broadcast these bytes in buckets. A return does not mean that they have arrived.
@@ -120,11 +120,16 @@ class SendingGroup:
         if self._device == "cuda":
             torch.cuda.synchronize()
 
+    def abort(self) -> None:
+        """End the collective under way, from another thread; gloo's ends at its deadline."""
+        group = self._group
+        if self._can_abort and group is not None:
+            group.abort()
+
     def close(self) -> None:
         """Close all connections, which wakes members that still wait."""
-        if self._can_abort:
-            self._group.abort()
-        del self._group, self._store
+        self.abort()
+        self._group = self._store = None
 
 
 def _left(deadline: float) -> timedelta:

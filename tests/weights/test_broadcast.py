@@ -35,6 +35,9 @@ class FakeGroup:
         if self.is_broken:
             raise RuntimeError("connection closed by peer")
 
+    def abort(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

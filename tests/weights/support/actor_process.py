@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from actors.weights import group as weight_group
+from actors.membership import group as weight_group
 from actors.weights.held import HeldWeights
 from actors.weights.links import Caller
 from actors.weights.receiver import WeightReceiver
@@ -52,6 +52,17 @@ class TellingEngine(ToyEngine):
         return pause_s
 
 
+class BlindEngine(TellingEngine):
+    """Says what the learner says: of a model that it cannot compute, only bytes matter here."""
+
+    async def apply(self, staged):
+        self.logprobs = staged.manifest.probe.logprobs
+        return await super().apply(staged)
+
+    async def probe(self, token_ids):
+        return self.logprobs
+
+
 def lie_to_others() -> None:
     """Make this process send other actors slices that are not what they should be."""
 
@@ -82,7 +93,8 @@ def strike_in_collective(strike: int | str, nth: int) -> None:
 
 
 async def live(options: dict, pipe: Connection, say) -> None:
-    engine = TellingEngine(say, options.get("stops_at"))
+    made = BlindEngine if options.get("is_blind") else TellingEngine
+    engine = made(say, options.get("stops_at"))
     engine.spoil, engine.lag = options.get("spoil", 0), options.get("lag", 0)
     receiver = WeightReceiver(
         engine,

@@ -2,12 +2,14 @@
 
 What it shares with NCCL, as the headers of torch 2.13 have it: no member talks to another before
 the first broadcast, which meets all of them within the communicator's deadline; each work is waited
-for with a deadline; `abort` cuts a member off. That NCCL keeps them is not shown by it.
+for with a deadline; `abort` cuts a member off, and ends its waits. That NCCL keeps them is not
+shown by it.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,8 +20,24 @@ import pytest
 from torch import distributed
 from torch.distributed import ProcessGroupGloo
 
-from actors.weights import group as receiving
+from actors.membership import group as receiving
 from learner.weights import group as sending
+
+
+class FakeWork:
+    """A collective under way: an abort of its group from any thread ends a wait for it."""
+
+    def __init__(self, group: FakeNccl, work: Any) -> None:
+        self._group = group
+        self._work = work
+
+    def wait(self, timeout: timedelta) -> None:
+        deadline = time.monotonic() + timeout.total_seconds()
+        while not self._work.is_completed():
+            if self._group.is_aborted or time.monotonic() > deadline:
+                raise RuntimeError("aborted" if self._group.is_aborted else "timed out")
+            time.sleep(0.001)
+        self._work.wait()
 
 
 class FakeNccl:
@@ -43,7 +61,7 @@ class FakeNccl:
         assert not self.is_aborted
         if self._gloo is None:
             self._gloo = self._meet()
-        return self._gloo.broadcast(tensors, options)
+        return FakeWork(self, self._gloo.broadcast(tensors, options))
 
     def abort(self) -> None:
         self.is_aborted = True

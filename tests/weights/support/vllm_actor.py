@@ -18,6 +18,7 @@ from actors.weights.links import Caller
 from actors.weights.receiver import WeightReceiver
 from broker.protocol.manifest import WeightManifest
 from broker.transport.keys import load_pair
+from configs.errors import EngineError
 from configs.settings import ActorSettings
 from tests.actors.support.tiny_model import perturb
 from tests.weights.support.plane import Plane
@@ -43,7 +44,7 @@ async def receiving(
     receiver = WeightReceiver(
         engine,
         ActorSettings(weight_timeout_s=TIMEOUT_S, pull_from=sources),
-        caller=Caller(load_pair(plane.keys, "actor"), "toy", "-".join(sources)),
+        caller=Caller(load_pair(plane.keys, "actor"), "toy", f"vllm-{sources[0]}"),
         staging=plane.folder / "staging",
         **options,
     )
@@ -53,5 +54,5 @@ async def receiving(
         yield receiver
     finally:
         running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+        with contextlib.suppress(asyncio.CancelledError, EngineError):
             await running

@@ -1,5 +1,8 @@
 """The receiving end of a weight group: a torch process group of its own, beside vLLM's.
 
+Over NCCL a bucket arrives in the memory of this member's card and goes on to the host at once,
+where it is digested: beside the engine's own memory a card needs room for the buckets under way.
+
 Listens only on the address from which this machine reaches the publisher. Every function blocks and
 belongs in a `GroupThread`. The group is of no use after an exception.
 """
@@ -37,14 +40,25 @@ class _Bucket:
 
 
 class ReceivingGroup:
-    """One member of a weight group."""
+    """One member of a weight group; made and used in one thread, but for `abort`.
 
-    def __init__(self, epoch: Epoch) -> None:
+    Args:
+        epoch: The group, and this member's rank.
+        device: Card of a group of NCCL; None = the first.
+    """
+
+    def __init__(self, epoch: Epoch, *, device: str | None = None) -> None:
         timeout = timedelta(seconds=epoch.join_s)
-        self._store = TCPStore(epoch.host, epoch.port, is_master=False, timeout=timeout)
+        self._store: TCPStore | None = TCPStore(
+            epoch.host, epoch.port, is_master=False, timeout=timeout
+        )
         self._device = DEVICES[epoch.backend]
+        if self._device == "cuda":
+            # A thread begins on the first card, and on the stream that a process shares by default.
+            torch.cuda.set_device(torch.device(device or "cuda:0"))
+            torch.cuda.set_stream(torch.cuda.Stream())
         self._can_abort = epoch.backend == "nccl"
-        self._group = _open(self._store, epoch, timeout)
+        self._group: Any = _open(self._store, epoch, timeout)
 
     def receive(
         self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float
@@ -75,11 +89,16 @@ class ReceivingGroup:
         work = self._group.broadcast([on_device], options)
         return _Bucket(memory, on_host, on_device, work)
 
+    def abort(self) -> None:
+        """End the collective under way, from another thread; gloo's ends at its deadline."""
+        group = self._group
+        if self._can_abort and group is not None:
+            group.abort()
+
     def close(self) -> None:
         """Close all connections."""
-        if self._can_abort:
-            self._group.abort()
-        del self._group, self._store
+        self.abort()
+        self._group = self._store = None
 
 
 def _arrived(bucket: _Bucket, deadline: float) -> memoryview:

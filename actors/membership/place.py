@@ -1,0 +1,68 @@
+"""The place in which this actor is a member of weight groups: its own process, or a worker's."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from pathlib import Path
+from typing import Protocol
+
+from broker.protocol.weight_messages import Epoch
+
+from .member_thread import MemberThread
+
+
+class MemberPlace(Protocol):
+    """Where groups are joined; steered from the actor's event loop, which never waits in it."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a group could be joined there now."""
+        ...
+
+    async def run(self) -> None:
+        """Keep it open until cancelled, or until it has gone."""
+        ...
+
+    async def enter(self, epoch: Epoch) -> None:
+        """Prepare to be in this group, in place of any other.
+
+        Raises:
+            WeightsError: This cannot be.
+        """
+        ...
+
+    async def receive(self, path: Path, memory: mmap.mmap) -> str:
+        """Fill the file at `path`, which is mapped as `memory`; return its digest.
+
+        Raises:
+            WeightsError: It failed, or the place has gone: the bytes are a mixture.
+        """
+        ...
+
+    def leave(self) -> None:
+        """Leave the group without waiting for it."""
+        ...
+
+
+class OwnProcess:
+    """This process, where the engine is in it."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self._member = MemberThread()
+
+    async def run(self) -> None:
+        """Do nothing: it is always open."""
+
+    async def enter(self, epoch: Epoch) -> None:
+        """Prepare to be in this group, in place of any other."""
+        self._member.enter(epoch)
+
+    async def receive(self, path: Path, memory: mmap.mmap) -> str:  # noqa: ARG002 - it is mapped
+        """Fill `memory` in a thread."""
+        return await asyncio.wrap_future(self._member.receive(memory))
+
+    def leave(self) -> None:
+        """Leave the group without waiting for it."""
+        self._member.leave()
