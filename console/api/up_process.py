@@ -43,6 +43,7 @@ class UpProcess:
         """
         self.log = log
         self._stop_s = stop_s
+        self._is_asked = False
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -101,13 +102,19 @@ class UpProcess:
         how = "was stopped" if code == STOPPED else f"ended with exit code {code}"
         raise NyalaError(f"`nyala up` must go on to the last batch, got one that {how}:\n{last}")
 
+    def ask_to_stop(self) -> None:
+        """Let it begin to end in order; asked a second time it would end at once."""
+        if not self._is_asked:
+            self._process.send_signal(signal.SIGTERM)  # to nobody if it has ended
+        self._is_asked = True
+
     def stop(self) -> None:
-        """End it in order.
+        """End it in order, and wait until it has.
 
         Raises:
             NyalaError: It does not end in time.
         """
-        self._process.send_signal(signal.SIGTERM)  # to nobody if it has ended
+        self.ask_to_stop()
         try:
             self._process.wait(self._stop_s)
         except subprocess.TimeoutExpired:

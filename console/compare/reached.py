@@ -27,10 +27,11 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The evaluations of a run, and the tokens that it had trained at each."""
+    """The evaluations of a run, and the tokens and seconds that each of its batches ended at."""
 
     evaluations: Sequence[Evaluation]
     tokens_by_step: dict[int, float]
+    spent_by_step: dict[int, float]
 
     @property
     def best(self) -> float:
@@ -48,11 +49,13 @@ def read_course(folder: Path) -> Course:
     """Read how a run went."""
     files = RunFolder(folder)
     curves = read_curves(files.metrics, KEYS)
-    spent_s = accumulated(durations(curves.values["wall_s"]))
     tokens = accumulated(curves.values["trained_tokens"])
+    spent_s = accumulated(durations(curves.values["wall_s"]))
+    spent_by_step = dict(zip(curves.steps, spent_s, strict=True))
     return Course(
-        read_evaluations(files.evaluations, dict(zip(curves.steps, spent_s, strict=True))),
+        read_evaluations(files.evaluations, spent_by_step),
         dict(zip(curves.steps, tokens, strict=True)),
+        spent_by_step,
     )
 
 

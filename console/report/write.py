@@ -45,28 +45,38 @@ def write_report(folders: Sequence[Path], path: Path | None = None) -> Path:
 
 def render(runs: Sequence[Run]) -> str:
     """Return the page."""
+    return (
+        page_templates(PAGE)
+        .get_template("report.html.jinja")
+        .render(
+            title=" beside ".join(run.name for run in runs),
+            heads=[
+                {"name": run.name, "headline": headline(run), "advice": _advice(run)}
+                for run in runs
+            ],
+            tiles=tiles(runs[0]) if len(runs) == 1 else [],
+            figures=figure_rows(runs),
+            sections=sections_of(runs),
+            answers=[run for run in runs if run.changes.shown],
+            settings=setting_rows(runs),
+            versions=version_rows(runs),
+            written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            most=MOST,
+        )
+    )
+
+
+def page_templates(folder: Path) -> Environment:
+    """Return the templates of a folder, beside those of a report; all have its style as `css`."""
     templates = Environment(
-        loader=FileSystemLoader(PAGE),
+        loader=FileSystemLoader([folder, PAGE]),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_without_controls,
     )
     templates.filters["short"] = short
-    return templates.get_template("report.html.jinja").render(
-        title=" beside ".join(run.name for run in runs),
-        css=(PAGE / "report.css").read_text(encoding="utf-8"),
-        heads=[
-            {"name": run.name, "headline": headline(run), "advice": _advice(run)} for run in runs
-        ],
-        tiles=tiles(runs[0]) if len(runs) == 1 else [],
-        figures=figure_rows(runs),
-        sections=sections_of(runs),
-        answers=[run for run in runs if run.changes.shown],
-        settings=setting_rows(runs),
-        versions=version_rows(runs),
-        written=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        most=MOST,
-    )
+    templates.globals["css"] = (PAGE / "report.css").read_text(encoding="utf-8")
+    return templates
 
 
 def _without_controls(value: object) -> object:

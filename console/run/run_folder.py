@@ -231,18 +231,22 @@ def refuse_changes(folder: RunFolder, settings: Settings) -> None:
     Raises:
         SettingsError: Settings differ that the result depends on; names each with both values.
     """
-    begun = load(folder.config)
-    changes = [
-        f"\n  $.{key} was {old!r}, got {new!r}"
-        for key, (old, new) in _differences(begun, settings).items()
-        if key not in HARMLESS_KEYS and key.partition(".")[0] not in HARMLESS_TABLES
-    ]
+    changes = changes_of_result(folder, settings)
     if changes:
         raise SettingsError(
             f"an unfinished run must keep the settings it was begun with, got {len(changes)} "
             f"different in {folder.path}; restore them, or begin anew with --fresh:"
             + "".join(changes)
         )
+
+
+def changes_of_result(folder: RunFolder, settings: Settings) -> list[str]:
+    """Write the settings that a run was not begun with, of those that its result depends on."""
+    return [
+        f"\n  $.{key} was {old!r}, got {new!r}"
+        for key, (old, new) in _differences(load(folder.config), settings).items()
+        if key not in HARMLESS_KEYS and key.partition(".")[0] not in HARMLESS_TABLES
+    ]
 
 
 def _differences(old: Settings, new: Settings) -> dict[str, tuple[object, object]]:

@@ -31,7 +31,7 @@ def accumulated(values: Sequence[float]) -> list[float]:
 def durations(walls: Sequence[float]) -> array[float]:
     """Seconds between neighbouring batches; a restart sets `wall_s` back, and has none."""
     gaps = [NAN, *(after - before for before, after in pairwise(walls))]
-    return array("d", (gap if gap > 0 else NAN for gap in gaps))
+    return array("d", (gap if gap > 0 else NAN for gap in gaps[: len(walls)]))
 
 
 def _ratios(upper: Sequence[float], lower: Sequence[float]) -> array[float]:

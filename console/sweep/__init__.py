@@ -1,0 +1,1 @@
+"""Runs of one settings file with several values: `nyala sweep`."""

@@ -1,0 +1,101 @@
+"""`sweep.html`: the runs of a sweep as a table, their curves, and their score over each setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs import durable
+from console.report.charts.drawing import Chart, Key, Shape, Spot, Tick, frame_of, short
+from console.report.write import page_templates
+
+from .grid import Axis
+from .outcome import Outcome, ranked
+
+PAGE = Path(__file__).parent / "page"
+COLOURS = 8
+
+
+def write_sweep(path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[Outcome]) -> Path:
+    """Write the page; an earlier one is replaced."""
+    order = ranked(outcomes)
+    charts = [_curves(order), *(_scores(axis, order) for axis in axes if len(axis.values) > 1)]
+    text = (
+        page_templates(PAGE)
+        .get_template("sweep.html.jinja")
+        .render(
+            title=name,
+            charts=[chart for chart in charts if chart is not None],
+            rows=[outcome.row() for outcome in order],
+        )
+    )
+    durable.replace_file(path, text)
+    return path
+
+
+def _curves(outcomes: Sequence[Outcome]) -> Chart | None:
+    """Draw the held-out accuracy of all runs; colours are used again beyond eight."""
+    places = [place for each in outcomes for place in each.accuracies]
+    frame = frame_of([x for x, _ in places], [y for _, y in places], least=0.0, most=1.0)
+    if frame is None:
+        return None
+    chart = Chart(
+        "Held-out accuracy",
+        "Of each run, the best first.",
+        x_ticks=frame.x_ticks(),
+        y_ticks=frame.y_ticks(),
+    )
+    for number, each in enumerate(outcomes):
+        style = f"c{number % COLOURS} d{min(number // COLOURS, 2)}"
+        chart.shapes.append(Shape(f"line {style}", frame.line(each.accuracies)))
+        chart.legend.append(Key(f"line {style}", _label(each)))
+        chart.spots += [
+            Spot(
+                frame.x(x) - 5,
+                10,
+                f"{_label(each)}: {short(y)} after {x:.0f} batches",
+                y=frame.y(y) - 5,
+                height=10,
+            )
+            for x, y in each.accuracies
+        ]
+    chart.summary = "; ".join(f"{_label(each)}: {short(each.accuracy)}" for each in outcomes)
+    return chart
+
+
+def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
+    """Draw the last accuracy (the reward where there is none) of all runs over one setting."""
+    has_accuracy = any(math.isfinite(each.accuracy) for each in outcomes)
+    scores = [(each, each.accuracy if has_accuracy else each.reward) for each in outcomes]
+    known = [(each, score) for each, score in scores if math.isfinite(score)]
+    width = len(axis.values)
+    frame = frame_of([-0.5, width - 0.5], [score for _, score in known], least=0.0)
+    if frame is None:
+        return None
+    what = "Held-out accuracy" if has_accuracy else "Reward"
+    chart = Chart(
+        f"{what} by {axis.path}",
+        "A dot for each run, at its end.",
+        y_ticks=frame.y_ticks(),
+        x_ticks=[Tick(frame.x(i), value) for i, value in enumerate(axis.values)],
+        x_label="",
+    )
+    for each, score in known:
+        x = float(axis.values.index(each.point.values[axis.path]))
+        chart.shapes.append(Shape("dots c0 d0", frame.line([(x, score)])))
+        chart.spots.append(
+            Spot(
+                frame.x(x) - 6,
+                12,
+                f"{_label(each)}: {short(score)}",
+                y=frame.y(score) - 6,
+                height=12,
+            )
+        )
+    chart.summary = "; ".join(f"{_label(each)}: {short(score)}" for each, score in known)
+    return chart
+
+
+def _label(outcome: Outcome) -> str:
+    return ", ".join(f"{path} {value}" for path, value in outcome.point.values.items())

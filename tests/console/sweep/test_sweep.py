@@ -1,0 +1,142 @@
+"""`nyala sweep`: runs with stand-ins for the roles, made once, gone on with, and summed up."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from console.api import up_process
+from console.main import app
+from console.run.run_folder import RunFolder
+from console.sweep.grid import grid as grid_of
+from console.sweep.grid import parse_axis
+from console.sweep.outcome import outcome_of, ranked
+from console.sweep.page import write_sweep
+from tests.console.support.made_run import answers, made_run
+from tests.console.support.stand_in_up import MODULE
+from tests.console.support.waiting import wait_until
+
+ROOT = Path(__file__).parents[3]
+SETTINGS = """
+run: {{name: r, directory: "{directory}", model: init, environment: calculator, steps: 3}}
+broker: {{endpoint: "tcp://127.0.0.1:0"}}
+actors: {{count: 1, engine: torch}}
+console: {{refresh_s: 0.05, stop_timeout_s: 5}}
+"""
+INTERRUPTIBLE = """
+import sys
+from tests.console.support.stand_in_up import use_stand_ins
+use_stand_ins()
+from console.main import app
+app(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.delenv("NYALA_REDIS_URL", raising=False)
+    monkeypatch.setattr(up_process, "UP", (*MODULE, "{}"))
+    monkeypatch.chdir(ROOT)
+    path = tmp_path / "mine.yaml"
+    path.write_text(SETTINGS.format(directory=tmp_path))
+    return path
+
+
+def sweep(*arguments):
+    return CliRunner().invoke(app, ["sweep", *map(str, arguments)])
+
+
+@pytest.mark.live
+def test_runs_are_made_once_and_more_values_make_more_runs(config, tmp_path):
+    first = sweep(config, "--over", "learner.lr=1e-6,3e-6", "--jobs", 2)
+
+    folder = tmp_path / "r-sweep"
+    assert first.exit_code == 0, first.output
+    assert f"2 runs in {folder}, 0 of them finished already" in first.output
+    made = [folder / name / "summary.json" for name in ("r-lr_1e-6", "r-lr_3e-6")]
+    written = [path.stat().st_mtime_ns for path in made]
+
+    again = sweep(config, "--over", "learner.lr=3e-6,1e-5,1e-6")
+
+    assert again.exit_code == 0, again.output
+    assert "3 runs in" in again.output
+    assert "2 of them finished already" in again.output
+    assert "run 3 of 3: nyala top" in again.output
+    assert [path.stat().st_mtime_ns for path in made] == written
+    assert (folder / "r-lr_1e-5" / "report.html").exists()
+    assert "r-lr_1e-5" in (folder / "sweep.html").read_text()
+
+    other = sweep(config, "--over", "learner.lr=1e-6", "--set", "run.group_size=4")
+
+    assert other.exit_code == 2
+    assert "the runs of a sweep must keep the settings they were begun with" in other.stderr
+    assert "$.run.group_size was 8, got 4" in other.stderr
+
+
+@pytest.mark.live
+def test_a_run_that_fails_does_not_end_the_others(config, monkeypatch):
+    monkeypatch.setattr(up_process, "UP", (*MODULE, '{"learner": "refuses"}'))
+
+    done = sweep(config, "--over", "run.seed=1,2")
+
+    assert done.exit_code == 1
+    assert done.output.count("has failed; ") == 2
+    assert "run.reward must be good, got bad" in done.output
+    assert done.output.count("unfinished") == 2
+
+
+@pytest.mark.live
+def test_an_interrupted_sweep_stops_its_runs_in_order(config, tmp_path):
+    folder = tmp_path / "r-sweep" / "r-seed_1"
+    command = [sys.executable, "-c", INTERRUPTIBLE, "sweep", str(config)]
+    command += ["--over", "run.seed=1,2", "--set", "run.steps=2000"]
+    with subprocess.Popen(command, stdout=-1, text=True, cwd=ROOT) as program:
+        wait_until((folder / "metrics.jsonl").exists)
+
+        os.kill(program.pid, signal.SIGINT)
+        out, _ = program.communicate(timeout=60)
+
+    assert program.returncode == 130
+    assert "stopped; the same command goes on" in out
+    assert not RunFolder(folder).is_held
+    assert "stopping: actors drain" in (folder.parent / ".r-seed_1.up.log").read_text()
+    assert not (folder.parent / "r-seed_2").exists()
+
+
+def test_wrong_values_are_refused_before_a_run_starts(config, tmp_path):
+    done = sweep(config, "--over", "learner.lr=1e-6,-1")
+
+    assert done.exit_code == 2
+    assert "learner.lr" in done.stderr
+    assert not (tmp_path / "r-sweep").exists()
+
+
+def test_the_best_run_comes_first_and_the_page_has_all(tmp_path):
+    axis = parse_axis("learner.lr=1e-6,3e-6,1e-5,</script>")
+    outcomes = []
+    for point, accuracy in zip(grid_of([axis], base="r"), (0.5, 0.75, 0.25, None), strict=True):
+        folder = made_run(tmp_path / point.name)
+        if accuracy is not None:
+            answers(folder, step=0, grades={"x": 0.0})
+            answers(folder, step=4, grades={"x": accuracy})
+        outcomes.append(outcome_of(point, folder))
+
+    assert [each.accuracy for each in ranked(outcomes)][:3] == [0.75, 0.5, 0.25]
+    assert ranked(outcomes)[0].row() == {
+        "run": "r-lr_3e-6",
+        "learner.lr": "3e-6",
+        "accuracy": "0.750",
+        "best": "0.750 after 4",
+        "reward": "0.357",
+        "batches": "4",
+        "time": "6 s",
+        "state": "unfinished",
+    }
+    text = write_sweep(tmp_path / "sweep.html", "mine", [axis], outcomes).read_text()
+    assert "</script>" not in text
+    assert text.count('<path class="dots c0 d0"') == 3
+    assert "learner.lr 3e-6: 0.75; learner.lr 1e-6: 0.5; learner.lr 1e-5: 0.25" in text
