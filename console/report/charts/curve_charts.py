@@ -12,10 +12,8 @@ from console.report.record.evaluations import Evaluation
 from console.report.record.figures import Figure, Line
 from console.report.record.runs import Run
 
-from .drawing import Chart, Frame, Key, Point, Shape, Spot, frame_of, short
+from .drawing import Chart, Frame, Key, Point, Shape, Spot, frame_of, short, unit_of
 from .thinning import buckets, mean, thinned
-
-HOUR_S, MINUTE_S = 3600.0, 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,7 @@ def curve_chart(figure: Figure, runs: Sequence[Run]) -> Chart | None:
             chart.shapes.append(Shape(f"faint {curve.style}", raw))
             raw = frame.line(zip(xs, thinned(_smooth(curve.raw)), strict=True))
         chart.shapes.append(Shape(f"line {curve.style}", raw))
-    if len(curves) > 1:
-        chart.legend = [Key(f"line {curve.style}", curve.label) for curve in curves]
+    chart.legend = _legend(curves)
     chart.spots = _spots(frame, curves)
     chart.summary = "; ".join(
         in_words(curve.label, _finite(curve.run.curves.steps, curve.raw)) for curve in curves
@@ -74,7 +71,7 @@ def curve_chart(figure: Figure, runs: Sequence[Run]) -> Chart | None:
 def accuracy_chart(runs: Sequence[Run], *, over_time: bool) -> Chart | None:
     """Draw held-out accuracy over batches, or over the time that the learner has worked."""
     longest = max((e.spent_s for run in runs for e in run.evaluations), default=0.0)
-    unit, seconds = _unit(longest)
+    unit, seconds = unit_of(longest)
 
     def place(evaluation: Evaluation) -> float:
         return evaluation.spent_s / seconds if over_time else float(evaluation.step)
@@ -148,6 +145,19 @@ def _curves(figure: Figure, runs: Sequence[Run]) -> list[Curve]:
     return found
 
 
+def _legend(curves: Sequence[Curve]) -> list[Key]:
+    """Explain colours and dashes: runs by colour where there are several, figures by dash."""
+    runs = {curve.run.name: curve for curve in curves}
+    figures = {curve.line.label: curve for curve in curves}
+    if len(runs) == 1 or len(figures) == 1:
+        keys = [Key(f"line {curve.style}", curve.label) for curve in curves]
+        return keys if len(curves) > 1 else []
+    return [
+        *(Key(f"line c{curve.colour}", name) for name, curve in runs.items()),
+        *(Key(f"line c7 d{curve.dash}", label) for label, curve in figures.items()),
+    ]
+
+
 def _accuracies(
     runs: Sequence[Run],
 ) -> list[tuple[str, str, list[tuple[Evaluation, float]]]]:
@@ -194,10 +204,3 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 def _finite(steps: Sequence[int], values: Sequence[float]) -> list[Point]:
     return [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
-
-
-def _unit(longest_s: float) -> tuple[str, float]:
-    """Choose a unit of time for an axis."""
-    if longest_s > 3 * HOUR_S:
-        return "hours", HOUR_S
-    return ("minutes", MINUTE_S) if longest_s > 3 * MINUTE_S else ("seconds", 1.0)

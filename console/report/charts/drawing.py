@@ -213,5 +213,12 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
+def unit_of(longest_s: float) -> tuple[str, float]:
+    """Choose a unit of time for an axis: its name, and its seconds."""
+    if longest_s > 3 * 3600.0:
+        return "hours", 3600.0
+    return ("minutes", 60.0) if longest_s > 3 * 60.0 else ("seconds", 1.0)
+
+
 def _is_alone(parts: Sequence[str], i: int) -> bool:
     return parts[i].startswith("M") and (i + 1 == len(parts) or parts[i + 1].startswith("M"))

@@ -9,7 +9,10 @@ from typer.testing import CliRunner
 
 from configs.errors import SettingsError
 from console.main import app
+from console.report.charts.curve_charts import curve_chart
 from console.report.charts.thinning import MOST
+from console.report.record.figures import OFF_POLICY
+from console.report.record.runs import read_run
 from console.report.write import write_report
 from tests.console.support.made_run import answers, made_run, metrics_row, write_lines
 
@@ -192,6 +195,21 @@ def test_several_runs_share_charts_and_show_where_their_settings_differ(tmp_path
     changed = {row["setting"]: row for row in page.table("setting")}
     assert (changed["learner.lr"]["one"], changed["learner.lr"]["two"]) == ("3e-06", "1e-06")
     assert len([table for table in page.tables if "Loss" in table[0]]) == 2
+
+
+def test_the_legend_of_several_runs_has_each_run_and_each_figure_once(tmp_path):
+    runs = [read_run(made_run(tmp_path / name)) for name in ("one", "two")]
+    clipped = next(figure for figure in OFF_POLICY if figure.title == "Clipped tokens")
+
+    chart = curve_chart(clipped, runs)
+
+    assert chart is not None
+    assert [(key.style, key.label) for key in chart.legend] == [
+        ("line c0", "one"),
+        ("line c1", "two"),
+        ("line c7 d0", "below the lower bound"),
+        ("line c7 d1", "above the upper bound"),
+    ]
 
 
 def test_the_verb_writes_where_it_is_told(tmp_path):
