@@ -7,6 +7,7 @@ from typing import Protocol
 
 from actors.engine.engine import Engine
 from actors.weights.counters import WeightCounters
+from configs.metrics import cards
 from configs.metrics.figures import Metric, Value
 from configs.metrics.health import LOOP_STALLED_S, Health, Pulse
 from configs.metrics.serving import serving
@@ -80,6 +81,7 @@ OF_WEIGHTS = {
 METRICS = (
     *(TOKENS, FINISHED, LOST, BUSY, ACTIVE, UNACKNOWLEDGED, LINEAGE, STEP, PROBE),
     *OF_WEIGHTS.values(),
+    *cards.METRICS,
 )
 
 
@@ -100,6 +102,7 @@ class ActorPage:
     ) -> None:
         self._loop, self._engine, self._receiver = loop, engine, receiver
         self._timeout_s = settings.broker.heartbeat_timeout_s
+        self._cards = cards.Cards()
         self.pulse = Pulse(LOOP_STALLED_S)
         """Beats with the event loop."""
         self.health = Health(self.pulse, self._waits_for)
@@ -130,6 +133,7 @@ class ActorPage:
             LINEAGE.name: version.lineage,
             STEP.name: version.step,
             PROBE.name: counters.probe_max,
+            **self._cards.values(),
             **{metric.name: getattr(counters, name) for name, metric in OF_WEIGHTS.items()},
         }
 

@@ -150,13 +150,14 @@ class Liveness:
 
     def forget(self, incarnation: str, key: str) -> None:
         """Remove a session that has ended."""
-        self._peers.pop((incarnation, key), None)
+        if (peer := self._peers.pop((incarnation, key), None)) is not None:
+            peer.granted = None  # its tasks may be remembered as its own for long
 
     def forget_key(self, key: str) -> list[str]:
         """Remove all incarnations of a key; return them."""
         gone = [name for name, owner in self._peers if owner == key]
         for name in gone:
-            del self._peers[name, key]
+            self.forget(name, key)
         return gone
 
     def expire(self) -> list[str]:
@@ -164,7 +165,7 @@ class Liveness:
         horizon = self.clock() - FORGET_AFTER * self._timeout_s
         gone = [session for session, peer in self._peers.items() if peer.seen_at < horizon]
         for session in gone:
-            del self._peers[session]
+            self.forget(*session)
         return [name for name, _ in gone]
 
     def has_left(self, peer: Peer) -> bool:
@@ -179,7 +180,7 @@ class Liveness:
 class Recoveries:
     """Times from the last sign of life of an actor that left to its work in other hands.
 
-    Of leases that this broker granted, to actors that it still has in its table.
+    Of leases that this broker granted.
 
     Args:
         peers: The table.
@@ -187,8 +188,8 @@ class Recoveries:
 
     def __init__(self, peers: Liveness) -> None:
         self._peers = peers
-        self._holders: dict[int, tuple[str, str]] = {}
-        """Task -> incarnation and key of who leased it last."""
+        self._holders: dict[int, Peer] = {}
+        """Task -> who leased it last."""
         self._expired: dict[int, float] = {}
         """Task -> last sign of life of the holder that lost it; until it is leased again."""
         self.requeues = Histogram(SECONDS)
@@ -200,13 +201,13 @@ class Recoveries:
         """Count tasks that this actor has from now on."""
         for task_id in tasks:
             seen_at = self._expired.pop(task_id, None)
-            former = self._former(task_id)
+            former = self._holders.get(task_id)
             if seen_at is None and former is not None and former is not peer:
                 seen_at = former.seen_at if self._peers.has_left(former) else None
             if seen_at is not None:
                 self.recoveries.observe(self._peers.clock() - seen_at)
             self._holders.pop(task_id, None)
-            self._holders[task_id] = (peer.hello.incarnation, peer.key)
+            self._holders[task_id] = peer
         while len(self._holders) > MAX_TASKS:
             self._expired.pop(oldest := next(iter(self._holders)), None)
             del self._holders[oldest]
@@ -214,11 +215,7 @@ class Recoveries:
     def expired(self, tasks: Iterable[int]) -> None:
         """Count tasks whose leases were taken back."""
         for task_id in tasks:
-            former = self._former(task_id)
+            former = self._holders.get(task_id)
             if former is not None:
                 self.requeues.observe(self._peers.clock() - former.seen_at)
                 self._expired[task_id] = former.seen_at
-
-    def _former(self, task_id: int) -> Peer | None:
-        holder = self._holders.get(task_id)
-        return self._peers.get(*holder) if holder is not None else None

@@ -1,33 +1,27 @@
-"""Check that this container listens on a port, or is connected to one: exit code 0 or 1.
+"""Exit code 0 if the role in this container is ready, that is, waits for nothing but work.
 
-`healthcheck.py listening 5757` for a server, `healthcheck.py connected 5757` for its client. Reads
-the kernel's table of connections, so that a check never opens a connection that requires keys.
+`healthcheck.py 9470` asks `/readyz` at that port of its `metrics_endpoint`.
 """
 
 from __future__ import annotations
 
+import http.client
 import sys
-from pathlib import Path
 
-ESTABLISHED, LISTEN = "01", "0A"
-TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+TIMEOUT_S = 2.0
 
 
-def is_healthy(what: str, port: int, tables: str) -> bool:
-    """Look for a socket in the kernel's table.
-
-    Args:
-        what: `listening` on our `port`, or `connected` to a peer's.
-        port: The port.
-        tables: Text of /proc/net/tcp and tcp6; a line is number, local address, remote address,
-            state.
-    """
-    column, state = {"listening": (1, LISTEN), "connected": (2, ESTABLISHED)}[what]
-    rows = (line.split() for line in tables.splitlines())
-    wanted = f":{port:04X}"
-    return any(len(row) > 3 and row[column].endswith(wanted) and row[3] == state for row in rows)
+def is_ready(port: int) -> bool:
+    """Ask the process that listens at this port."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):  # it has not begun to listen, or is none of ours
+        return False
+    finally:
+        connection.close()
 
 
 if __name__ == "__main__":
-    text = "\n".join(table.read_text(encoding="ascii") for table in TABLES if table.exists())
-    sys.exit(not is_healthy(sys.argv[1], int(sys.argv[2]), text))
+    sys.exit(not is_ready(int(sys.argv[1])))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from actors.metrics_page import METRICS as OF_ACTOR
 from broker.metrics_page import METRICS as OF_BROKER
+from configs.metrics import cards
 from configs.metrics.figures import Metric
 from configs.metrics.server import READY
 from learner.reporting.keys import keys
@@ -13,9 +14,10 @@ from learner.reporting.metrics_page import METRICS as OF_LEARNER
 
 PAGES = {
     "Every role": (READY,),
+    "Learner and actor": cards.METRICS,
     "Broker": OF_BROKER,
-    "Learner": OF_LEARNER,
-    "Actor": OF_ACTOR,
+    "Learner": tuple(each for each in OF_LEARNER if each not in cards.METRICS),
+    "Actor": tuple(each for each in OF_ACTOR if each not in cards.METRICS),
 }
 """Metrics by whose page has them."""
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+from configs.metrics import cards
 from configs.metrics.figures import SECONDS, Histogram, Metric, Value
 from configs.metrics.health import Health, Pulse
 from configs.metrics.serving import serving
@@ -144,6 +145,7 @@ PUBLISH = Metric(
 METRICS = (
     *OF_LAST_BATCH.values(),
     *COUNTED.values(),
+    *cards.METRICS,
     *(BATCHES, STEP, PHASE, DROPPED, ALERTS, SAMPLING_ALARMS, ACCURACY, PUBLISHED, PUBLISH),
 )
 
@@ -159,6 +161,7 @@ class LearnerPage:
         self.pulse = Pulse(limit_s)
         """Beats from the first wait for a batch on."""
         self.health = Health(self.pulse, lambda: None if self.pulse.has_begun else "its start")
+        self._cards = cards.Cards()
         self._last: Mapping[str, Any] = {}
         self._counts = dict.fromkeys(COUNTED, 0)
         self._steps = Histogram(SECONDS)
@@ -210,6 +213,7 @@ class LearnerPage:
         return {
             **{metric.name: last.get(key) for key, metric in OF_LAST_BATCH.items()},
             **{metric.name: self._counts[key] for key, metric in COUNTED.items()},
+            **self._cards.values(),
             BATCHES.name: sum(self._steps.counts),
             STEP.name: self._steps,
             PHASE.name: self._phases,

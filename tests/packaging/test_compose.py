@@ -15,10 +15,16 @@ import pytest
 from typer.testing import CliRunner
 
 from configs.loader import load
-from tests.packaging.support.compose_file import PATH, ROOT, STORE_SECRETS, load_compose, secrets_of
+from configs.metrics.endpoint import host_and_port
+from configs.metrics.health import Health, Pulse
+from configs.metrics.serving import serving
+from configs.settings import RunSettings
+from console.run.run_folder import RunFolder
+from tests.packaging.support.compose_file import ROOT, STORE_SECRETS, load_compose, secrets_of
 
 SERVICES = load_compose()["services"]
-OURS = [name for name in SERVICES if name != "redis"]
+THEIRS = {"redis", "prometheus", "grafana"}
+OURS = [name for name in SERVICES if name not in THEIRS]
 ROLES = {"broker", "learner", "actor", "learner-cuda", "actor-cuda"}
 
 
@@ -65,7 +71,7 @@ def test_the_overrides_of_a_service_are_settings(name):
 def test_health_checks_are_there_for_what_stays_up():
     staying = {name for name, service in SERVICES.items() if service["restart"] != "no"}
 
-    assert staying == {"redis", *ROLES}
+    assert staying == {*THEIRS, *ROLES}
     assert {name for name in staying if "healthcheck" in SERVICES[name]} == staying
 
 
@@ -92,10 +98,12 @@ def test_a_secret_key_is_mounted_by_its_owner_alone():
     }
 
 
-def test_nothing_is_published_and_nothing_runs_as_root():
-    assert not [name for name, service in SERVICES.items() if "ports" in service]
+def test_only_the_dashboard_is_published_to_this_machine_and_nothing_runs_as_root():
+    ports = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert ports == {"grafana": ["127.0.0.1:3000:3000"]}
     assert not [name for name in OURS if str(SERVICES[name]["user"]).startswith("0")]
-    assert not [name for name in OURS if SERVICES[name]["cap_drop"] != ["ALL"]]
+    confined = {*OURS, "prometheus", "grafana"}
+    assert not [name for name in confined if SERVICES[name]["cap_drop"] != ["ALL"]]
 
 
 def test_the_cuda_services_differ_in_image_and_devices_alone():
@@ -156,7 +164,7 @@ def test_images_are_pinned():
     dockerfile = (ROOT / "Dockerfile").read_text()
     (base,) = [line.split()[1] for line in dockerfile.splitlines() if line.startswith("FROM ")]
 
-    for image in (base, SERVICES["redis"]["image"]):
+    for image in (base, *(SERVICES[name]["image"] for name in THEIRS)):
         version = image.partition(":")[2].partition("-")[0]
         assert version.count(".") == 2, f"{image} must name major, minor and patch"
 
@@ -169,19 +177,28 @@ def test_the_image_installs_as_a_checkout_does():
     assert dockerfile.index("USER nyala") < dockerfile.index("RUN ./run setup")
 
 
-@pytest.mark.parametrize(
-    ("what", "port", "healthy"),
-    [("listening", 5757, True), ("listening", 5758, False), ("connected", 5757, False)],
-)
-def test_the_health_check_reads_the_table_of_connections(what, port, healthy, tmp_path):
-    table = "  0: 0100007F:167D 00000000:0000 0A\n  1: 0100007F:9C40 0100007F:167E 01\n"
+@pytest.mark.parametrize("waits_for", [None, "its store"])
+def test_the_health_check_asks_the_role_whether_it_is_ready(waits_for, tmp_path):
+    run = RunSettings(name="r", directory=tmp_path, model="init")
+    health = Health(Pulse(60), lambda: waits_for)
+    with serving("http://127.0.0.1:0", (), dict, health, run=run, role="broker", name="broker"):
+        (page,) = RunFolder(run.folder).metrics_pages().values()
+        port = str(host_and_port(page)[1])
+
+        assert checked(port) == (waits_for is not None)
+    assert checked(port) == 1  # nobody listens
+
+
+def checked(port):
     script = ROOT / "configs" / "deploy" / "healthcheck.py"
-    look = (
-        "import runpy, sys; "
-        f"print(runpy.run_path({str(script)!r})['is_healthy']({what!r}, {port}, {table!r}))"
-    )
+    done = subprocess.run([sys.executable, script, port], check=False, timeout=60)
+    return done.returncode
 
-    done = subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, timeout=30)
 
-    assert done.stdout.decode().strip() == str(healthy)
-    assert PATH.exists()
+def test_what_watches_is_given_the_files_of_the_repository():
+    document = load_compose()
+
+    for name in ("prometheus", "grafana"):
+        assert document["services"][name]["profiles"] == ["monitoring"]
+        for mount in document["services"][name]["configs"]:
+            assert (ROOT / document["configs"][mount["source"]]["file"]).is_file()

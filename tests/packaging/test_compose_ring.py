@@ -42,7 +42,7 @@ class Host:
     services: dict[str, Any]
     secret_files: dict[str, dict[str, str]]
     ports: dict[int, int] = field(
-        default_factory=lambda: {port: free_port() for port in (5757, 5758, 6379)}
+        default_factory=lambda: {port: free_port() for port in (5757, 5758, 6379, 9470, 9471, 9480)}
     )
     started: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -104,8 +104,8 @@ class Host:
         here = here.replace("/etc/nyala/redis.conf", str(self._redis_conf()))
         for host in ("0.0.0.0", "broker"):
             for port, ours in self.ports.items():
-                here = here.replace(f"tcp://{host}:{port}", f"tcp://127.0.0.1:{ours}")
-        return here if here not in {"5757", "5758"} else str(self.ports[int(here)])
+                here = here.replace(f"//{host}:{port}", f"//127.0.0.1:{ours}")
+        return here if here not in map(str, self.ports) else str(self.ports[int(here)])
 
     def _redis_conf(self) -> Path:
         text = (ROOT / "configs" / "deploy" / "redis.conf").read_text()

@@ -7,7 +7,6 @@ mounts them. `kubernetes-validate --strict` beside CI compares the file with Kub
 import copy
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -93,9 +92,11 @@ MUTANTS: dict[str, Change] = {
     ),
     "preStop takes": lambda _pod, c: c.update(lifecycle={"preStop": {"exec": {"command": []}}}),
     "the actor is process 1": lambda pod, _c: pod.pop("shareProcessNamespace"),
-    "the probe runs nothing": lambda _pod, c: c.pop("readinessProbe"),
-    "the probe runs nothing of": lambda _pod, c: c["readinessProbe"]["exec"].update(
-        command=["python", "configs/deploy/health.py"]
+    "the probe asks": lambda _pod, c: c.pop("readinessProbe"),
+    "the probe asks where": lambda _pod, c: c["readinessProbe"]["httpGet"].update(path="/health"),
+    "the probe asks where the actor": without("--set=actors.metrics_endpoint"),
+    "the probe asks where the actor does not": lambda _pod, c: c["ports"][0].update(
+        containerPort=9
     ),
     "a liveness probe": lambda _pod, c: c.update(livenessProbe=c["readinessProbe"]),
 }
@@ -173,24 +174,3 @@ def test_the_containers_command_looks_for_the_broker_and_leaves_when_told(mounts
 
     assert f"looking for the broker at {broker}" in written
     assert actor.returncode == 0, written
-
-
-def test_the_probe_asks_for_the_brokers_port(tmp_path):
-    (container,) = pod_of(load_kubernetes())["containers"]
-    command = container["readinessProbe"]["exec"]["command"]
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$@"\n')
-    python.chmod(0o755)
-    shell = shutil.which("sh")
-    assert shell is not None
-
-    done = subprocess.run(
-        [shell, *command[1:]],
-        env={"PATH": str(tmp_path), "NYALA_BROKER": "tcp://[2001:db8::1]:5800"},
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-
-    assert done.stdout.split() == ["configs/deploy/healthcheck.py", "connected", "5800"]

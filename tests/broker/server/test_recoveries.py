@@ -53,6 +53,18 @@ def test_a_task_of_an_actor_that_left_is_recovered_without_having_expired() -> N
     assert sum(table.recoveries.requeues.counts) == 0
 
 
+def test_an_actor_that_another_life_has_replaced_has_left() -> None:
+    table = Table()
+    table.recoveries.granted(table.a, [1])
+    table.clock.now += 3
+    table.peers.forget("a", "a")
+    again = table.peers.admit(hello("a2"), "a", "a", b"a2")
+
+    table.recoveries.granted(again, [1])
+
+    assert table.recoveries.recoveries.total == 3
+
+
 def test_what_a_live_actor_gives_back_is_no_recovery() -> None:
     table = Table()
     table.recoveries.granted(table.a, [1])

@@ -8,11 +8,12 @@ import pytest
 
 SCRIPT = """#!/bin/sh
 case "$*" in
+  *=index,uuid,utilization*) row=", GPU-x, 83, 1024" ;;
   *=name*) answer="NVIDIA H100 80GB HBM3" ;;
   *=driver_version*) answer="{driver}" ;;
   *=memory.total*) answer=81559 ;;
 esac
-for index in {indices}; do echo "${{answer:-$index}}"; done
+for index in {indices}; do echo "${{answer:-$index$row}}"; done
 exit {code}
 """
 

@@ -136,11 +136,10 @@ def _of_the_end(pod: dict[str, Any], container: dict[str, Any]) -> Iterator[str]
 
 
 def _of_probe(_pod: dict[str, Any], container: dict[str, Any]) -> Iterator[str]:
-    command = container.get("readinessProbe", {}).get("exec", {}).get("command", [])
-    scripts = re.findall(r"configs/[\w/.]+\.py", " ".join(command))
-    if not scripts or not all((ROOT / script).is_file() for script in scripts):
-        yield "the probe runs nothing of the image"
-    if "WORKDIR /srv/nyala" not in DOCKERFILE or "COPY --chown=nyala . ." not in DOCKERFILE:
-        yield "the probe's script is elsewhere"
+    probe = container.get("readinessProbe", {}).get("httpGet", {})
+    ports = {port["name"]: port["containerPort"] for port in container.get("ports", [])}
+    serves = f"--set=actors.metrics_endpoint=http://0.0.0.0:{ports.get(probe.get('port'))}"
+    if probe.get("path") != "/readyz" or serves not in container.get("command", []):
+        yield "the probe asks where the actor does not answer"
     if "livenessProbe" in container:
-        yield "a liveness probe would end actors while their broker restarts"
+        yield "a liveness probe would end actors while they start"
