@@ -29,6 +29,7 @@ log = structlog.get_logger()
 
 MOST_WAITING = 4  # batches, whose episodes would else be held in memory
 CLOSE_S = 10.0
+ASK_EVERY_S = 2.0  # as often as actors report
 
 
 class Seen(NamedTuple):
@@ -48,7 +49,7 @@ class AdvisorThread:
 
     Args:
         settings: Of the run.
-        store: Asked for its counts once for each batch.
+        store: Asked for its counts now and then.
         vocabulary: Of the model.
     """
 
@@ -57,7 +58,7 @@ class AdvisorThread:
         self._store = store
         self._heartbeat_timeout_s = settings.broker.heartbeat_timeout_s
         self._vocabulary = vocabulary
-        self._counts = StoreFigures()
+        self._counts, self._asked_at = StoreFigures(), -ASK_EVERY_S
         self._dropped: Mapping[str, int] = {}
         self._queue: queue.Queue[Seen | None] = queue.Queue(MOST_WAITING)
         self._worker = Worker(self._work, name="advice")
@@ -127,7 +128,8 @@ class AdvisorThread:
         divergence = seen.trained.divergence
         dropped = {why: n - self._dropped.get(why, 0) for why, n in seen.dropped.items()}
         self._dropped = seen.dropped
-        self._counts = self._ask_store()
+        if time.monotonic() - self._asked_at >= ASK_EVERY_S:
+            self._counts, self._asked_at = self._ask_store(), time.monotonic()
         return Evidence(
             step=seen.batch.step,
             **episode_figures(seen.batch.episodes, self._vocabulary),

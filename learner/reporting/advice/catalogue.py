@@ -13,7 +13,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "reward_failing",
         reward_rules.reward_failing,
-        batches=3,
+        batches=2,
         explains=frozenset({"dead_letters_grow", "learner_waits"}),
     ),
     Rule(

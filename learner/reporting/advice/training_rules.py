@@ -94,9 +94,9 @@ def clip_bounds_odd(window: Window, settings: Settings, holds: bool) -> str | No
         if factor >= BOUND_FACTOR:
             side = "wider" if bound > usual else "narrower"
             return (
-                f"algorithm.{name} (now {bound:g}) is {factor:.3g} times {side} than the {usual:g} "
-                f"that users of {algorithm.surrogate} take, and {clipped:.0%} of tokens are "
-                f"clipped; leave it out to get {usual:g}"
+                f"algorithm.{name} (now {bound:g}) is {factor:,.0f} times {side} than the "
+                f"{usual:g} that users of {algorithm.surrogate} take, and {clipped:.0%} of tokens "
+                f"are clipped; leave it out to get {usual:g}"
             )
     return None
 
