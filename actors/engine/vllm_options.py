@@ -15,8 +15,9 @@ STREAM_INTERVAL = 8
 """Tokens of a request that vLLM returns together, the first and the last ones apart: to hand one
 over costs Python as much time as several of them cost a small model."""
 
-
 CPU_KV_CACHE_GIB = 1
+NCCL_FORMS_S = 30
+"""Longest wait for a communicator to form; the publisher gives it up earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ def prepare_environment(options: VllmOptions) -> None:
         # Pinned workers of several actors would share one core and leave the other idle.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(options.threads),
+        # Of weight groups that form in a worker (`actors/membership`). torch reads it once, maybe
+        # for a group of vLLM's, which takes no notice of it.
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NCCL_FORMS_S),
         # Its processes are all on this machine. Our weight groups name their own interface.
         "GLOO_SOCKET_IFNAME": "lo",
     }

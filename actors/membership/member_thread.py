@@ -19,6 +19,9 @@ from configs.errors import WeightsError
 if TYPE_CHECKING:
     from .group import ReceivingGroup
 
+DIGEST_THREADS = {"gloo": 1, "nccl": 4}
+"""A core digests 4 GB/s; a card's link brings ten times that, to a machine with cores to spare."""
+
 
 class MemberThread:
     """A member of at most one group at a time; kept from version to version.
@@ -59,9 +62,8 @@ class MemberThread:
 
         def receive(joined: ReceivingGroup) -> str:
             # While one bucket is digested, the next are on their way.
-            return digest_of(
-                joined.receive(memory, bucket_bytes=epoch.bucket_bytes, send_s=epoch.send_s)
-            )
+            arriving = joined.receive(memory, bucket_bytes=epoch.bucket_bytes, send_s=epoch.send_s)
+            return digest_of(arriving, threads=DIGEST_THREADS[epoch.backend])
 
         return group.submit(receive)
 

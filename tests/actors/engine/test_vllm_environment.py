@@ -39,3 +39,11 @@ def test_what_a_person_has_set_stays(environment: dict[str, str]) -> None:
 
     assert environment["GLOO_SOCKET_IFNAME"] == "eth1"
     assert environment["OMP_NUM_THREADS"] == "4"
+
+
+def test_a_communicator_that_does_not_form_is_given_up_in_the_worker(
+    environment: dict[str, str],
+) -> None:
+    prepare_environment(OPTIONS)
+
+    assert 0 < int(environment["TORCH_NCCL_NONBLOCKING_TIMEOUT"]) <= 60  # torch's: half an hour

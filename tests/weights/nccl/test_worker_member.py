@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -19,8 +20,11 @@ from msgspec import structs
 
 from actors.membership.worker_line import WorkerLine
 from actors.membership.worker_member import serve_actor
-from broker.protocol.manifest import digest_of
-from broker.protocol.weight_messages import Epoch
+from actors.weights.counters import WeightCounters
+from actors.weights.group_member import GroupMember
+from actors.weights.staging_files import StagingFile
+from broker.protocol.manifest import Probe, WeightManifest, digest_of
+from broker.protocol.weight_messages import Announce, Epoch, Fault, Ready
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 from configs.worker import Worker
@@ -171,3 +175,36 @@ def test_without_its_worker_an_actor_joins_no_group(tmp_path: Path) -> None:
             await line.enter(Sender().epoch)
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["there", "stopped"])
+def test_an_actor_is_ready_when_its_worker_is(tmp_path: Path, is_stopped: bool) -> None:
+    """A worker that stands still must be found before the others are in a broadcast with it."""
+    epoch = Sender().epoch
+    manifest = WeightManifest(epoch.version, "", "", len(BYTES), (), Probe((), ()))
+    posted: list[object] = []
+
+    def post(message: object) -> bool:
+        posted.append(message)
+        return True
+
+    async def story() -> None:
+        line = WorkerLine()
+        running = asyncio.create_task(line.run())
+        with socket.socket(socket.AF_UNIX) as silent:
+            if is_stopped:
+                silent.connect(line.path)
+            else:
+                serve_actor(line.path, "cpu")
+            await until(lambda: line.is_open)
+            member = GroupMember(post, WeightCounters(), place=line, timeout_s=0.5)
+            member.expect(epoch.version)
+            member.on_message(epoch)
+            file = StagingFile(*staged(tmp_path))
+            assert not await member.fetch(Announce(manifest, epoch.number), file)
+        running.cancel()
+        await asyncio.wait([running])
+
+    asyncio.run(story())
+    kinds = [type(message) for message in posted]
+    assert kinds == ([Fault] if is_stopped else [Ready, Fault])

@@ -56,3 +56,12 @@ async def receiving(
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError, EngineError):
             await running
+
+
+async def one_more(plane: QwenPlane, receiver: WeightReceiver) -> None:
+    """Publish a version and wait until the engine serves it: its probe has agreed then."""
+    while receiver.version != plane.publication.version:
+        await receiver.newer_than(receiver.version)
+    manifest = await asyncio.to_thread(plane.publish)
+    await receiver.newer_than(receiver.version)
+    assert receiver.version == manifest.version
