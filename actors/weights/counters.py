@@ -13,6 +13,8 @@ class WeightCounters:
     """Swaps whose probe agreed."""
     broadcasts: int = 0
     """Versions received by a group."""
+    group_bytes: int = 0
+    """Received by a group."""
     memory_reads: int = 0
     """Versions used where they lie in the publisher's memory."""
     overwritten: int = 0

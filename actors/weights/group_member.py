@@ -1,4 +1,4 @@
-"""Transport through a weight group: join it, receive, confirm, or leave it.
+"""Transport through a weight group: join it, receive all bytes or updates, confirm, or leave it.
 
 Consumes EPOCH, SEND and ABORT of the version that was announced; waits for these and, in a thread,
 for the collective; a deadline or an ABORT unblocks it. Keeps the group from version to version.
@@ -7,19 +7,21 @@ for the collective; a deadline or an ABORT unblocks it. Keeps the group from ver
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import mmap
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 
 from actors.membership.place import MemberPlace
-from broker.protocol.manifest import WeightManifest
+from broker.protocol.manifest import BASE, SparseLink, WeightManifest
 from broker.protocol.weight_messages import Abort, Ack, Announce, Epoch, Fault, Moved, Ready, Send
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
 
 from .counters import WeightCounters
-from .staging_files import StagingFile
+from .staging_files import StagingFile, StagingFiles
+from .updates import WeightUpdates
 
 log = structlog.get_logger()
 EpochMessage = Epoch | Send | Abort
@@ -30,7 +32,9 @@ class GroupMember:
 
     Args:
         post: Sends a message to the publisher; may lose it.
-        counters: Counts versions received.
+        updates: Makes versions from updates.
+        files: Files for updates.
+        counters: Counts versions and bytes received.
         place: Where groups are joined.
         timeout_s: Time from the announcement to the last byte.
     """
@@ -38,6 +42,8 @@ class GroupMember:
     def __init__(
         self,
         post: Callable[[object], bool],
+        updates: WeightUpdates,
+        files: StagingFiles,
         counters: WeightCounters,
         *,
         place: MemberPlace,
@@ -45,6 +51,8 @@ class GroupMember:
     ) -> None:
         self._post = post
         self._place = place
+        self._updates = updates
+        self._files = files
         self._counters = counters
         self._timeout_s = timeout_s
         self._expected: PolicyVersion | None = None
@@ -101,16 +109,70 @@ class GroupMember:
                 case Epoch() as epoch:
                     self._epoch = epoch
                     await self._place.enter(epoch)
-                    self._post(Ready(epoch.number, epoch.version))
-                case Send():
-                    await self._receive(manifest, file)
+                    held, base = self._updates.held, self._updates.base
+                    self._post(Ready(epoch.number, epoch.version, held, base))
+                case Send() as send:
+                    await self._take(send, manifest, file)
+                    self._post(Ack(send.epoch, send.version, manifest.digest))
                     return
                 case Abort() as abort:
                     raise WeightsError(f"the publisher ended the epoch: {abort.reason}")
 
-    async def _receive(self, manifest: WeightManifest, file: StagingFile) -> None:
-        epoch = self._epoch
-        if epoch is None:
+    async def _take(self, send: Send, manifest: WeightManifest, file: StagingFile) -> None:
+        """Fill a file with a version, in the form in which it comes.
+
+        Raises:
+            WeightsError: It did not arrive, or has another digest.
+        """
+        if not send.links:
+            digest = await self._receive(file)
+            if digest != manifest.digest:
+                raise WeightsError(f"digest must be {manifest.digest}, got {digest}")
+            return
+        base_bytes = manifest.num_bytes if send.has_base else 0
+        arrived = self._files.create(base_bytes + sum(link.num_bytes for link in send.links))
+        try:
+            await self._receive(arrived)
+        finally:
+            self._files.discard(arrived)  # its memory stays
+        if send.links[0].base == BASE:
+            is_right = await self._add_adapter(arrived.memory, base_bytes, manifest, file)
+        else:
+            is_right = await self._add_changes(arrived.memory, send.links, manifest, file)
+        if not is_right:
+            raise WeightsError("an update must lead to the version, and did not")
+
+    async def _add_adapter(
+        self, arrived: mmap.mmap, base_bytes: int, manifest: WeightManifest, file: StagingFile
+    ) -> bool:
+        """Fill a file from an adapter and its base, which may lie before it."""
+        assert manifest.adapter is not None
+        digest = manifest.adapter.base
+        if self._updates.base != digest:
+            base = memoryview(arrived)[:base_bytes]
+            if not await self._updates.keep_base(digest, base):
+                return False
+        return await self._updates.add_adapter(arrived[base_bytes:], manifest, file.memory)
+
+    async def _add_changes(
+        self,
+        arrived: mmap.mmap,
+        links: Sequence[SparseLink],
+        manifest: WeightManifest,
+        file: StagingFile,
+    ) -> bool:
+        """Fill a file from the updates since the version that is held here."""
+        chain = self._updates.chain_to(manifest, links)
+        at = len(arrived) - sum(link.num_bytes for link in chain)
+        changes = []
+        for link in chain:
+            changes.append(arrived[at : at + link.num_bytes])
+            at += link.num_bytes
+        return bool(chain) and await self._updates.add_changes(changes, manifest, file.memory)
+
+    async def _receive(self, file: StagingFile) -> str:
+        """Fill a file with what the group sends; return its digest."""
+        if self._epoch is None:
             raise WeightsError("SEND must follow EPOCH, got it alone")
         arriving = asyncio.create_task(self._place.receive(file.path, file.memory))
         interrupt = asyncio.create_task(self._inbox.get())
@@ -119,15 +181,14 @@ class GroupMember:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not arriving.done():
                 raise WeightsError("the publisher ended the epoch during the broadcast")
-            digest = arriving.result()
+            digest: str = arriving.result()
         except RuntimeError as error:  # torch's only class for a collective that failed
             raise WeightsError(f"the broadcast failed: {error}") from error
         finally:
             interrupt.cancel()
             arriving.cancel()
-        if digest != manifest.digest:
-            raise WeightsError(f"digest must be {manifest.digest}, got {digest}")
-        self._post(Ack(epoch.number, manifest.version, digest))
+        self._counters.group_bytes += len(file.memory)
+        return digest
 
     def _decline(self, version: PolicyVersion, reason: str) -> None:
         number = self._epoch.number if self._epoch is not None else 0

@@ -99,7 +99,7 @@ class WeightPull:
         if adapter is None or wanted.manifest.version == self._only_whole:
             return None
         stored = wanted.sources or Sources((), b"")
-        can_begin = self._updates.has_base(adapter.base) or self._sources.of_update(stored.base)
+        can_begin = self._updates.base == adapter.base or self._sources.of_update(stored.base)
         return adapter if can_begin and self._sources.of_update(stored.adapter) else None
 
     def _chain_to(self, wanted: Announce | Moved) -> tuple[SparseLink, ...]:
@@ -139,11 +139,11 @@ class WeightPull:
     ) -> bool:
         """Pull an adapter, and once its base."""
         manifest, stored = wanted.manifest, wanted.sources or Sources((), b"")
-        if not self._updates.has_base(adapter.base):
+        if self._updates.base != adapter.base:
             base = mmap.mmap(-1, manifest.num_bytes)
             if not await self._pull(base, BASE, self._sources.of_update(stored.base)):
                 return False
-            if not await self._updates.keep_base(adapter.base, base):
+            if not await self._updates.keep_base(adapter.base, memoryview(base)):
                 return False
         update = bytearray(adapter.num_bytes)
         sources = self._sources.of_update(stored.adapter)

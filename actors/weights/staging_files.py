@@ -55,6 +55,14 @@ class StagingFiles:
             if len(file.memory) == num_bytes:
                 return file
             self.discard(file)
+        return self.create(num_bytes)
+
+    def create(self, num_bytes: int) -> StagingFile:
+        """Make a file of any size, which its user discards.
+
+        Raises:
+            WeightsError: There is no room for it.
+        """
         if self._folder is None:
             room = 4 * num_bytes
             self._folder = SharedFolder(self._label, num_bytes=room, fallback=self._fallback)

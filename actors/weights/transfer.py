@@ -92,11 +92,16 @@ class WeightTransfer:
         self._files = files
         self._sources = sources
         self._stage = stage
+        updates = WeightUpdates(self.shared, self.counters)
         self._group = GroupMember(
-            post, self.counters, place=place or OwnProcess(), timeout_s=timeout_s
+            post,
+            updates,
+            files,
+            self.counters,
+            place=place or OwnProcess(),
+            timeout_s=timeout_s,
         )
         self._memory = PublisherMemory(self.counters)
-        updates = WeightUpdates(self.shared, self.counters)
         self._pull = WeightPull(sources, self.shared, updates, self.counters, timeout_s=timeout_s)
         memory = (self._memory,) if sources.has_memory else ()
         self._transports: tuple[Transport | PublisherMemory, ...] = (

@@ -36,23 +36,33 @@ class WeightUpdates:
     def __init__(self, held: HeldWeights, counters: WeightCounters) -> None:
         self._held = held
         self._counters = counters
-        self._base: tuple[str, mmap.mmap] | None = None
+        self._base: tuple[str, memoryview] | None = None
         """Digest and bytes of what adapters are added to."""
         self._bad_base = ""
         """Digest of a base from which adapters led to wrong bytes."""
         self._bad_version: PolicyVersion | None = None
         """Version held here from which sparse updates led to wrong bytes."""
 
+    @property
+    def held(self) -> PolicyVersion | None:
+        """Version that sparse updates can begin from; None = none."""
+        whole = self._held.whole
+        return whole[0] if whole is not None and whole[0] != self._bad_version else None
+
+    @property
+    def base(self) -> str:
+        """Digest of the base of adapters that is here, and good; empty = none."""
+        digest = self._base[0] if self._base is not None else ""
+        return digest if digest != self._bad_base else ""
+
     def chain_to(
         self, manifest: WeightManifest, links: Sequence[SparseLink]
     ) -> tuple[SparseLink, ...]:
         """Return the updates that lead from what is held to this version; none = take all bytes."""
-        if self._held.whole is None:
+        whole = self._held.whole
+        if whole is None or whole[0] == self._bad_version or len(whole[1]) != manifest.num_bytes:
             return ()
-        version, memory = self._held.whole
-        if version == self._bad_version or len(memory) != manifest.num_bytes:
-            return ()
-        return chain_between(version, manifest, links)
+        return chain_between(whole[0], manifest, links)
 
     def adapter_of(self, manifest: WeightManifest) -> AdapterSpec | None:
         """Return the adapter of a version, if it is shorter than all bytes and its base is good."""
@@ -61,11 +71,7 @@ class WeightUpdates:
             return None
         return adapter if adapter.base != self._bad_base else None
 
-    def has_base(self, digest: str) -> bool:
-        """Return whether the base of adapters with this digest is here."""
-        return self._base is not None and self._base[0] == digest
-
-    async def keep_base(self, digest: str, memory: mmap.mmap) -> bool:
+    async def keep_base(self, digest: str, memory: memoryview) -> bool:
         """Keep the bytes that adapters are added to. False: their digest is wrong."""
         if not await self._is_right(memory, digest):
             self._bad_base = digest
@@ -74,7 +80,7 @@ class WeightUpdates:
         return True
 
     async def add_adapter(
-        self, adapter: bytearray, manifest: WeightManifest, memory: mmap.mmap
+        self, adapter: bytes | bytearray, manifest: WeightManifest, memory: mmap.mmap
     ) -> bool:
         """Fill `memory` with a version, from its adapter and the base. False: it is not right."""
         assert self._base is not None
@@ -91,12 +97,13 @@ class WeightUpdates:
         return False
 
     async def add_changes(
-        self, updates: Sequence[bytearray], manifest: WeightManifest, memory: mmap.mmap
+        self, updates: Sequence[bytes | bytearray], manifest: WeightManifest, memory: mmap.mmap
     ) -> bool:
         """Fill `memory` with a version, from updates to what is held. False: it is not right."""
-        if self._held.whole is None:  # overwritten meanwhile, in the publisher's memory
+        whole = self._held.whole
+        if whole is None:  # overwritten meanwhile, in the publisher's memory
             return False
-        version, base = self._held.whole
+        version, base = whole
         try:
             await asyncio.to_thread(rebuild, memory, base, updates, manifest)
         except WeightsError as error:
@@ -108,7 +115,7 @@ class WeightUpdates:
         self._bad_version = version
         return False
 
-    async def _is_right(self, memory: mmap.mmap, digest: str) -> bool:
+    async def _is_right(self, memory: mmap.mmap | memoryview, digest: str) -> bool:
         if await asyncio.to_thread(digest_of, [memory]) == digest:
             return True
         self._counters.digest_mismatches += 1
@@ -128,14 +135,17 @@ def chain_between(
 
 
 def _merge(
-    memory: mmap.mmap, base: mmap.mmap, adapter: bytearray, manifest: WeightManifest
+    memory: mmap.mmap, base: memoryview, adapter: bytes | bytearray, manifest: WeightManifest
 ) -> None:
-    memory[:] = base[:]
+    memory[:] = base
     apply_adapter(adapter, memory, manifest)
 
 
 def rebuild(
-    memory: mmap.mmap, base: mmap.mmap, updates: Sequence[bytearray], manifest: WeightManifest
+    memory: mmap.mmap,
+    base: mmap.mmap,
+    updates: Sequence[bytes | bytearray],
+    manifest: WeightManifest,
 ) -> None:
     """Fill `memory` with a version; blocks.
 

@@ -276,6 +276,7 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         found[f"{kind}_{name}"] = round(shorter, 1)
     for name, run in arms.get("sparse", {}).items():
         found[f"sparse_bytes_fewer_{name}"] = run["fewer"]
+        found[f"group_bytes_fewer_{name}"] = run["group_fewer"]
     for name, ways in arms.get("held", {}).items():
         found |= ratios_of(ways, name)
     if "fill" in arms:

@@ -1,4 +1,4 @@
-"""Bytes of sparse updates in a real run, and the density of changes by version."""
+"""Bytes of sparse updates to a group in a real run, and the density of changes by version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from learner.weights.log import read_weight_log
 
 SETTINGS = (
     "run.dtype=bfloat16",
-    "learner.broadcast=false",
+    'actors.pull_from=["peers","publisher"]',  # not out of memory: by groups, as elsewhere
     "learner.sparse_weights=true",
     "learner.checkpoint_every=1000",
 )
@@ -52,6 +52,7 @@ def sparse_run(
     num_bytes = next(line["num_bytes"] for line in lines if line["event"] == "sealed")
     found = [line for line in lines if line["event"] == "delivered" and line["density"] < 1]
     sent = [line["sparse_bytes"] or num_bytes for line in found]
+    by_group = [line["member_bytes"] for line in found if line["member_bytes"]]
     densities = [round(line["density"], 6) for line in found]
     return {
         "preset": preset,
@@ -63,6 +64,8 @@ def sparse_run(
         "density_median": median(densities),
         "sparse_bytes_median": median(sent),
         "fewer": round(num_bytes * len(sent) / sum(sent), 1),
+        "group_versions": len(by_group),
+        "group_fewer": round(num_bytes * len(by_group) / sum(by_group), 1) if by_group else None,
     }
 
 

@@ -9,8 +9,8 @@ one frame each.
     Join          ──────────────▶             every 2 s: silent for 6 s = no member
                   ◀────────────── Announce    a version is there: epoch 0 = pull it, else wait
                   ◀────────────── Epoch       membership is frozen: rank, size, the store's address
-    Ready         ──────────────▶             able; no member blocks before all are
-                  ◀────────────── Send        enter the group and receive
+    Ready         ──────────────▶             able, with that at hand; none blocks before all are
+                  ◀────────────── Send        enter the group and receive all bytes, or updates
     Ack | Fault   ──────────────▶             bytes staged, digest equal | not received
                   ◀────────────── Abort       leave the group, pull instead
     Pull          ──────────────▶             at most `PULL_CREDIT` outstanding
@@ -125,6 +125,10 @@ class Ready(Message, frozen=True, tag="weights.ready"):
 
     epoch: Whole
     version: PolicyVersion
+    held: PolicyVersion | None = None
+    """Version whose bytes are here, so that sparse updates can begin from it; None = none."""
+    base: Text = ""
+    """Digest of the base of adapters that is here; empty = none."""
 
 
 class Send(Message, frozen=True, tag="weights.send"):
@@ -132,6 +136,11 @@ class Send(Message, frozen=True, tag="weights.send"):
 
     epoch: Whole
     version: PolicyVersion
+    links: Many[SparseLink] = ()
+    """Sparse updates that travel one after the other in place of all bytes, or, from `BASE`, the
+    adapter. A member applies those since its own version."""
+    has_base: bool = False
+    """All bytes of `BASE` travel before the adapter."""
 
 
 class Ack(Message, frozen=True, tag="weights.ack"):

@@ -85,8 +85,8 @@ class LearnerSettings(Table):
     = actors pull over CURVE, null = groups if the publisher is on loopback or
     `run.trusted_network`."""
     sparse_weights: bool = False
-    """Offer actors that pull only what has changed since their version, where that is shorter.
-    Costs the publisher a copy of the weights, and a comparison for each version."""
+    """Send actors that pull, and groups, only what has changed since their version, where that is
+    shorter. Costs the publisher a copy of the weights, and a comparison for each version."""
     weight_store: str | None = None
     """Where each version is written too, for actors in other regions, as fsspec writes it:
     `s3://bucket/folder` (extra `bucket`), `file:///folder`, ...; null = nowhere. See

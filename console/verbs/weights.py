@@ -102,6 +102,7 @@ def listed(run: Path, n: int) -> Facts:
                 "by group": sent.get("members"),
                 "all confirmed": sent.get("is_complete"),
                 "delivered in, s": round(sent["wall_s"], 4) if sent else None,
+                "group bytes": sent.get("member_bytes"),
                 "sparse bytes": sent.get("sparse_bytes"),
                 "adapter bytes": sent.get("adapter_bytes"),
                 "density": sent.get("density"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from configs.worker import Worker
 
 from .epochs import Membership, Phase, WeightEpochs
 from .slots import Slot
+from .updates.form import Form
 
 if TYPE_CHECKING:
     from .group import SendingGroup
@@ -61,6 +62,7 @@ class Broadcast:
         settings: Deadlines and address.
         epochs: Membership, and the state of the current epoch.
         post: Sends a message to an actor; never blocks, may lose.
+        form_for: Chooses the form of a version for members by their answers.
     """
 
     def __init__(
@@ -69,10 +71,15 @@ class Broadcast:
         epochs: WeightEpochs,
         *,
         post: Post,
+        form_for: Callable[[Slot, Collection[Ready]], Form],
     ) -> None:
         self._settings = settings
         self._epochs = epochs
         self._post = post
+        self._form_for = form_for
+        self._ready: dict[str, Ready] = {}
+        self.num_bytes = 0
+        """That each member was sent of the last version."""
         self._changed = asyncio.Event()
         self._group: GroupThread[SendingGroup] | None = None
         self._digest = ""
@@ -93,7 +100,7 @@ class Broadcast:
 
     async def run(self, slot: Slot, membership: Membership) -> bool:
         """Send the slot to these members. False: not all of them have it, and those pull."""
-        self._digest = slot.manifest.digest
+        self._digest, self.num_bytes = slot.manifest.digest, 0
         if await self._form(membership, bucket_bytes_of(slot)):
             return await self._send(slot, membership)
         self._leave()
@@ -111,6 +118,7 @@ class Broadcast:
             return
         match answer:
             case Ready():
+                self._ready[actor] = answer
                 self._epochs.ready(actor, answer.epoch)
             case Ack() if answer.digest == self._digest:
                 self._epochs.acked(actor, answer.epoch)
@@ -122,6 +130,7 @@ class Broadcast:
 
     async def _form(self, membership: Membership, bucket_bytes: int) -> bool:
         """Invite the members and wait until all are ready."""
+        self._ready = {}
         port = 0
         if membership.fresh:
             try:
@@ -151,9 +160,11 @@ class Broadcast:
     async def _send(self, slot: Slot, membership: Membership) -> bool:
         assert self._group is not None
         number = membership.number
+        form = self._form_for(slot, self._ready.values())
         for actor in membership.members:
-            self._post(actor, Send(number, membership.version))
-        send_s, memory = self._settings.send_s, slot.memory
+            self._post(actor, Send(number, membership.version, form.links, form.has_base))
+        send_s, memory = self._settings.send_s, form.memory
+        self.num_bytes = len(memory)
         bucket_bytes = bucket_bytes_of(slot)
         sending = self._group.call(
             lambda group: group.send(memory, bucket_bytes=bucket_bytes, send_s=send_s)

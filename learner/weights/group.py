@@ -99,7 +99,7 @@ class SendingGroup:
         self._can_abort = plan.backend == "nccl"
         self._group: Any = _open(self._store, plan, timeout)
 
-    def send(self, memory: mmap.mmap, *, bucket_bytes: int, send_s: float) -> None:
+    def send(self, memory: mmap.mmap | bytearray, *, bucket_bytes: int, send_s: float) -> None:
         """Broadcast these bytes in buckets. A return does not mean that they have arrived.
 
         Raises:

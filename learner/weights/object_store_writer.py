@@ -25,7 +25,7 @@ from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from broker.weights.object_store import KEPT, WeightStore, base_name, update_name, version_name
 from buffer.record.episode import PolicyVersion
 
-from .sparse_chain import SparseUpdate
+from .updates.sparse_chain import SparseUpdate
 from .versions_on_offer import VersionsOnOffer
 
 log = structlog.get_logger()

@@ -36,7 +36,7 @@ from configs.logging import configure_logging
 from .broadcast import BroadcastSettings
 from .server import Sent, WeightServer
 from .slots import Slots
-from .sparse_chain import SparseChain
+from .updates.sparse_chain import SparseChain
 
 ALIVE_EVERY_S = 1.0
 PR_SET_PDEATHSIG = 1

@@ -36,7 +36,7 @@ from .epochs import Membership, WeightEpochs
 from .object_store_writer import ObjectStoreWriter
 from .pull_tree import PullTree
 from .slots import Slot, Slots
-from .sparse_chain import SparseChain
+from .updates.sparse_chain import SparseChain
 from .versions_on_offer import VersionsOnOffer
 
 
@@ -57,6 +57,8 @@ class Sent:
     """From its announcement to the last confirmation."""
     density: float = 1.0
     """Share of changed elements; 1 = not compared."""
+    member_bytes: int = 0
+    """That each member received by its weight epoch, in the form of its last try."""
     sparse_bytes: int = 0
     """Of its sparse update; 0 = there is none."""
     adapter_bytes: int = 0
@@ -139,7 +141,9 @@ class WeightServer:
         self._epochs = WeightEpochs(join_s=join_s, send_s=send_s, clock=self._clock)
         self._broadcast: Broadcast | None = None
         if broadcast is not None:
-            self._broadcast = Broadcast(broadcast, self._epochs, post=self._post)
+            self._broadcast = Broadcast(
+                broadcast, self._epochs, post=self._post, form_for=self._versions.form_for
+            )
 
     def wake(self) -> None:
         """Notify it that there may be a newly sealed version."""
@@ -247,6 +251,7 @@ class WeightServer:
                 epoch=epoch,
                 is_complete=sending.result(),
                 wall_s=wall_s,
+                member_bytes=self._broadcast.num_bytes if self._broadcast and membership else 0,
                 density=change.density if change is not None else 1.0,
                 sparse_bytes=change.num_bytes if change is not None else 0,
                 adapter_bytes=len(slot.adapter),

@@ -8,15 +8,16 @@ Invariant: holds at most two slots, so the learner always finds one to write to.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from broker.protocol.manifest import BASE
-from broker.protocol.weight_messages import Pull
+from broker.protocol.weight_messages import Pull, Ready
 from buffer.record.episode import PolicyVersion
 
 from .slots import Slot, Slots
-from .sparse_chain import SparseChain
+from .updates.form import Form, form_for
+from .updates.sparse_chain import SparseChain
 
 PULL_IDLE_S = 20.0
 """An actor that has not asked for so long is gone; on a slow link one slice may take seconds."""
@@ -80,6 +81,11 @@ class VersionsOnOffer:
         else:
             self._readers[actor] = _Reader(pull.version, self._clock())
         return whole[place]
+
+    def form_for(self, slot: Slot, ready: Collection[Ready]) -> Form:
+        """Return the form in which a version travels to a group with these members."""
+        updates = self.chain.updates if self.chain is not None else ()
+        return form_for(slot, ready, updates=updates, base=self._slots.base())
 
     def _whole(self, pull: Pull) -> mmap.mmap | bytes | None:
         if pull.version == BASE:

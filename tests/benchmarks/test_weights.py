@@ -42,7 +42,7 @@ def test_every_ratio_is_better_when_larger():
             }
         },
         "fill": {"loader_over_plan": 2.5},
-        "sparse": {"lr_1e-06": {"fewer": 120.0}},
+        "sparse": {"lr_1e-06": {"fewer": 120.0, "group_fewer": 90.0}},
     }
 
     assert ratios(arms) == {
@@ -53,6 +53,7 @@ def test_every_ratio_is_better_when_larger():
         "pause_shorter_shadow_torch_5_mib": 50.0,
         "pause_shorter_vllm_5_mib": 5.0,
         "sparse_bytes_fewer_lr_1e-06": 120.0,
+        "group_bytes_fewer_lr_1e-06": 90.0,
         "copies_fewer_5_mib": 3.0,
         "served_sooner_5_mib": 2.0,
         "loader_over_plan": 2.5,

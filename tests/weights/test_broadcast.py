@@ -15,6 +15,7 @@ from buffer.record.episode import PolicyVersion
 from learner.weights import group as weight_group
 from learner.weights.broadcast import Broadcast, BroadcastSettings
 from learner.weights.epochs import READY_SHARE, Phase, WeightEpochs
+from learner.weights.updates.form import Form
 
 VERSION = PolicyVersion(1, 1)
 DIGEST = "right"
@@ -54,6 +55,7 @@ class Story:
             BroadcastSettings("127.0.0.1", JOIN_S, send_s, use_cuda=False),
             self.epochs,
             post=self.post,
+            form_for=lambda slot, _ready: Form(slot.memory),
         )
         for actor in ("a", "b"):
             self.epochs.on_join(actor, can_group=True)
@@ -75,7 +77,7 @@ class Story:
 
     def begin(self):
         self.broadcast._is_warm = True
-        slot = SimpleNamespace(manifest=SimpleNamespace(digest=DIGEST, num_bytes=0), memory=None)
+        slot = SimpleNamespace(manifest=SimpleNamespace(digest=DIGEST, num_bytes=0), memory=b"")
         membership = self.broadcast.begin(VERSION)
         assert membership is not None
         return asyncio.create_task(self.broadcast.run(slot, membership))  # type: ignore[arg-type]

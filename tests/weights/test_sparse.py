@@ -15,9 +15,9 @@ from broker.weights import sparse
 from broker.weights.sparse import apply_changes, elements, encode_changes
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-from learner.weights import sparse_chain
 from learner.weights.slots import Slot
-from learner.weights.sparse_chain import SparseChain
+from learner.weights.updates import sparse_chain
+from learner.weights.updates.sparse_chain import SparseChain
 from tests.weights.support.plane import Plane
 
 NUM_ELEMENTS = 5000

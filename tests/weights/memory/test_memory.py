@@ -23,7 +23,7 @@ from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsOverwritten
 from learner.weights.server import WeightServer
 from learner.weights.slots import NUM_SLOTS, Slots
-from learner.weights.sparse_chain import SparseChain
+from learner.weights.updates.sparse_chain import SparseChain
 from tests.weights.support.plane import Plane, grouped_plane
 from tests.weights.support.scripted_publisher import ScriptedPublisher, contents, manifest, play
 

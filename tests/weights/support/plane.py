@@ -147,10 +147,14 @@ class Plane:
         self._num_read += len(found)
         return found
 
-    def wait_until_groups_are_possible(self) -> None:
-        """The sidecar imports torch in the background; until then its actors pull."""
-        while self.deliveries(until=self.publish().version)[-1].epoch == 0:
+    def wait_until_groups_are_possible(self) -> Sent:
+        """The sidecar imports torch in the background; until then its actors pull.
+
+        Returns the first delivery by a group.
+        """
+        while (sent := self.deliveries(until=self.publish().version)[-1]).epoch == 0:
             time.sleep(0.2)
+        return sent
 
     @property
     def publication(self):

@@ -19,7 +19,7 @@ from broker.weights.object_store import WeightStore
 from buffer.record.episode import PolicyVersion
 from learner.weights.object_store_writer import ObjectStoreWriter
 from learner.weights.slots import Slots
-from learner.weights.sparse_chain import SparseChain
+from learner.weights.updates.sparse_chain import SparseChain
 from learner.weights.versions_on_offer import VersionsOnOffer
 
 Found = TypeVar("Found")

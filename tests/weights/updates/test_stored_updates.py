@@ -12,8 +12,8 @@ from actors.weights.transfer import WeightTransfer
 from broker.protocol.manifest import SparseLink, chunk_digests, digest_of
 from broker.protocol.weight_messages import CHUNK_BYTES, Announce, Sources
 from broker.weights.object_store import KEPT, StoredWeights, WeightStore
-from learner.weights import sparse_chain
-from learner.weights.sparse_chain import SparseChain
+from learner.weights.updates import sparse_chain
+from learner.weights.updates.sparse_chain import SparseChain
 from tests.weights.support.adapted_toy import AdaptedToy
 from tests.weights.support.plane import Plane
 from tests.weights.support.published import (

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from broker.protocol.manifest import SparseLink, WeightManifest
 from broker.protocol.weight_messages import Pull
 from broker.weights.sparse import apply_changes, elements, encode_changes
-
-from .slots import Slot
+from learner.weights.slots import Slot
 
 MAX_LINKS = 64
 """An actor further behind gains little: changes overlap, and each link costs a round trip."""
