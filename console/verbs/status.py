@@ -104,6 +104,8 @@ def print_status(path: Path, console: Console) -> None:
         f"{folder.newest_checkpoint() or '-'}",
         highlight=False,
     )
+    for text in progress.advice.values():
+        print_line(console, printable(f"ADVICE {text}"))
     try:
         url = folder.redis_url.read_text(encoding="utf-8").strip()
         counts, seen, serving, shut, used = _ask_store(url, settings.run.name)

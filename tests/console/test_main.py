@@ -195,7 +195,9 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
     folder = settings.run.folder
     save(settings, folder / "config.yaml")
     write_secret(folder / "redis.url", redis_url)
-    (folder / "metrics.jsonl").write_text('{"step": 7, "wall_s": 9, "reward_mean": 0.5}\n')
+    advice = [{"rule": "groups_flat", "text": "raise\x1b[2J it"}]
+    row = {"step": 7, "wall_s": 9, "reward_mean": 0.5, "advice": advice}
+    (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     with Store(redis_url, run="r") as store:
         lineage = begun(store, group_size=2)
         tasks = [NewTask(task_id, 0, b"spec") for task_id in range(2)]
@@ -212,6 +214,7 @@ def test_status_of_a_running_run_shows_tasks_and_actors(tmp_path, redis_url):
 
     assert answer.exit_code == 0
     assert "r: batch 7 of 100, newest checkpoint -" in answer.output
+    assert "ADVICE raise\\x1b[2J it\n" in answer.output
     assert "reward 0.500" in answer.output
     assert "actors 1" in answer.output
     assert "2 tasks created: 2 ready" in answer.output
