@@ -10,6 +10,8 @@ Arms, each with both sides in this one run:
            with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model
     start  seconds from `nyala up` to the first batch of the demo, from a model that is made, with
            each engine: by stage, and the CPU of each role
+    watching  CPU per trained token of the demo with pages of metrics that are read and sampled
+           texts, over neither
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
 default runs `actor` in short windows, in less than two minutes; numbers to quote come from
@@ -28,11 +30,12 @@ from typing import Any
 
 from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
 from benchmarks.ring.start import start
+from benchmarks.ring.watching import watching
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import LONGER
 
-ARMS = ("actor", "short", "async", "trl", "start")
+ARMS = ("actor", "short", "async", "trl", "start", "watching")
 DEFAULT = ("actor",)
 RINGS = {"ring": "vllm", "ring_torch": "torch"}
 """Arm beside TRL -> engine of its actor."""
@@ -49,10 +52,16 @@ class Size:
     trl_steps: int
     trl_threads: tuple[int, ...]
     starts: int
+    watched: tuple[int, int]
+    """Rounds, and batches of a run."""
 
 
-SHORT = Size(2, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,), starts=1)
-FULL = Size(10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2), starts=5)
+SHORT = Size(
+    2, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,), starts=1, watched=(3, 60)
+)
+FULL = Size(
+    10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2), starts=5, watched=(8, 120)
+)
 
 
 def main() -> None:
@@ -100,6 +109,9 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
         arms["trl"] = trl(folder, steps=size.trl_steps, threads=size.trl_threads, say=say)
     if "start" in names:
         arms |= start(folder, passes=size.starts, say=say)
+    if "watching" in names:
+        rounds, batches = size.watched
+        arms |= watching(folder, rounds=rounds, batches=batches, say=say)
     return arms
 
 

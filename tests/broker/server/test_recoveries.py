@@ -53,6 +53,18 @@ def test_a_task_of_an_actor_that_left_is_recovered_without_having_expired() -> N
     assert sum(table.recoveries.requeues.counts) == 0
 
 
+def test_a_lease_that_expired_counts_although_its_actor_came_back() -> None:
+    table = Table()
+    table.recoveries.granted(table.a, [1])
+    table.clock.now += 20
+    table.recoveries.expired([1])
+    table.hear("a")
+
+    table.recoveries.granted(table.b, [1])
+
+    assert table.recoveries.recoveries.total == 20
+
+
 def test_an_actor_that_another_life_has_replaced_has_left() -> None:
     table = Table()
     table.recoveries.granted(table.a, [1])

@@ -1,0 +1,87 @@
+"""The cost of watching a run: pages of metrics that are read, and sampled texts, over neither.
+
+In turns, so that what else the machine does meets both sides; each pair gives one ratio.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ring.arms import Say
+from benchmarks.ring.watched_run import watch
+from benchmarks.support.workload import Workload, make_model
+
+SCRAPE_S = 10.0  # of the scrape configuration that comes with us
+FIRST = 10  # batches before that are start-up
+OVERRIDES = ("actors.engine=torch", "run.eval_episodes=0")
+OFF = ("run.samples.every=0", "run.samples.max_mb=0")
+ON = tuple(
+    f"{table}.metrics_endpoint=http://127.0.0.1:0" for table in ("broker", "learner", "actors")
+)
+STUDENT_95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Two-sided, by degrees of freedom."""
+
+
+def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, Any]:
+    """Run the demo with the small engine, unwatched and watched, and compare CPU per token."""
+    base = Workload("watching", "demo.yaml", folder, OVERRIDES)
+    base = replace(base, model=make_model(base))
+    found: dict[str, list[float]] = {"unwatched": [], "watched": []}
+    scrapes = 0
+    for index in range(rounds):
+        for name in sorted(found, reverse=bool(index % 2)):
+            changes = ON if name == "watched" else OFF
+            workload = replace(base, name=f"{name}-{index}", overrides=(*base.overrides, *changes))
+            run = workload.settings().run.folder
+            with _scraped(run / "metrics") as counted:
+                trace = watch(workload, lambda seen: len(seen.metrics) >= batches)
+            scrapes += sum(counted)
+            found[name].append(1e6 / trace.tokens_per_cpu_s(FIRST, batches))
+            say(f"{workload.name}: {found[name][-1]:.1f} s of CPU per million trained tokens")
+    pairs = zip(found["watched"], found["unwatched"], strict=True)
+    costs = [100 * (watched / unwatched - 1) for watched, unwatched in pairs]
+    spread = statistics.stdev(costs) / math.sqrt(rounds) if rounds > 1 else math.inf
+    return {
+        "watching": {
+            "cpu_s_per_million_tokens": {
+                name: [round(value, 1) for value in values] for name, values in found.items()
+            },
+            "extra_cpu_percent": round(statistics.mean(costs), 2),
+            "interval_percent": round(STUDENT_95[rounds - 1] * spread, 2),
+            "pages_read": scrapes,
+        }
+    }
+
+
+@contextmanager
+def _scraped(targets: Path) -> Iterator[list[int]]:
+    """Read all pages of a run every `SCRAPE_S`, as Prometheus does; counts them."""
+    done, counts = threading.Event(), list[int]()
+
+    def scrape() -> None:
+        while not done.wait(SCRAPE_S):
+            for file in list(targets.glob("*.json")):
+                try:
+                    (target,) = json.loads(file.read_text(encoding="utf-8"))
+                    url = f"http://{target['targets'][0]}/metrics"
+                    with urllib.request.urlopen(url, timeout=SCRAPE_S) as page:
+                        counts.append(len(page.read()) > 0)
+                except OSError:
+                    continue  # a process that has just ended
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        done.set()
+        thread.join()
