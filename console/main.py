@@ -37,7 +37,7 @@ VERBS = {
         "console.compare.command",
         "Compare two runs on the held-out questions that both were asked.",
     ),
-    "sweep": ("console.sweep.command", "Make a run for each combination of values."),
+    "sweep": ("console.sweep.command", "Make a run for each combination of values, or search."),
     "try": ("console.samples.try_command", "Ask the newest model of a run."),
     "actor": ("console.verbs.roles", "Join a run with one more actor."),
     "join-pack": (

@@ -79,7 +79,8 @@ def grid(axes: Sequence[Axis], *, base: str) -> list[Point]:
             f"a sweep must have settings to change, each once, got {paths}; write "
             "--over learner.lr=1e-6,3e-6"
         )
-    points = [_point(paths, values, base) for values in product(*(axis.values for axis in axes))]
+    combinations = product(*(axis.values for axis in axes))
+    points = [named_point(dict(zip(paths, each, strict=True)), base) for each in combinations]
     if len(points) > MAX_RUNS:
         raise SettingsError(
             f"a sweep must have at most {MAX_RUNS} runs, got {len(points)}; leave values out"
@@ -87,17 +88,17 @@ def grid(axes: Sequence[Axis], *, base: str) -> list[Point]:
     return points
 
 
-def _point(paths: Sequence[str], values: Sequence[str], base: str) -> Point:
-    by_path = dict(zip(paths, values, strict=True))
-    ends = [path.rpartition(".")[2] for path in paths]
-    short = ends if len({*ends}) == len(ends) else paths
-    text = "-".join(f"{name}_{value}" for name, value in zip(short, values, strict=True))
+def named_point(values: Mapping[str, str], base: str) -> Point:
+    """Return a point with the name that its values make."""
+    ends = [path.rpartition(".")[2] for path in values]
+    short = ends if len({*ends}) == len(ends) else list(values)
+    text = "-".join(f"{name}_{value}" for name, value in zip(short, values.values(), strict=True))
     name = f"{base}-{re.sub(r'[^A-Za-z0-9_.-]+', '_', text)}"
     if name != f"{base}-{text}" or len(name) > LONGEST_NAME:
         # What was replaced or cut off may be all that tells two runs apart.
-        digest = hashlib.blake2b(repr(sorted(by_path.items())).encode()).hexdigest()
+        digest = hashlib.blake2b(repr(sorted(values.items())).encode()).hexdigest()
         name = f"{name[: LONGEST_NAME - DIGEST_CHARACTERS - 1]}-{digest[:DIGEST_CHARACTERS]}"
-    return Point(name, by_path)
+    return Point(name, values)
 
 
 def _split(text: str) -> list[str]:

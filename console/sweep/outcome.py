@@ -39,9 +39,19 @@ class Outcome:
         return self.accuracies[-1][1] if self.accuracies else math.nan
 
     @property
+    def figure(self) -> float:
+        """What a search makes as large as it can: held-out accuracy, or reward without one."""
+        return self.accuracy if math.isfinite(self.accuracy) else self.reward
+
+    @property
     def score(self) -> tuple[float, float]:
         """Ranks runs: by held-out accuracy, then by reward; what is missing comes last."""
         return _or_least(self.accuracy), _or_least(self.reward)
+
+    def short_row(self) -> dict[str, str]:
+        """Write it for a terminal: the name has the values."""
+        row = self.row()
+        return {key: row[key] for key in ("run", "accuracy", "best", "reward", "batches", "state")}
 
     def row(self) -> dict[str, str]:
         """Write it for people."""
@@ -50,7 +60,7 @@ class Outcome:
             "run": self.point.name,
             **self.point.values,
             "accuracy": _figure(self.accuracy),
-            "best": "-" if best is None else f"{best[1]:.3f} after {best[0]:.0f}",
+            "best": "-" if best is None else f"{best[1]:.3f} ({best[0]:.0f})",
             "reward": _figure(self.reward),
             "batches": f"{self.batches:,}",
             "time": duration(self.spent_s),

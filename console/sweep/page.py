@@ -12,15 +12,17 @@ from console.report.write import page_templates
 
 from .grid import Axis
 from .outcome import Outcome, ranked
+from .study import NUMBER
 
 PAGE = Path(__file__).parent / "page"
 COLOURS = 8
+LABELS = 6  # of an axis: more would touch each other
 
 
 def write_sweep(path: Path, name: str, axes: Sequence[Axis], outcomes: Sequence[Outcome]) -> Path:
     """Write the page; an earlier one is replaced."""
     order = ranked(outcomes)
-    charts = [_curves(order), *(_scores(axis, order) for axis in axes if len(axis.values) > 1)]
+    charts = [_curves(order), *(_scores(axis, order) for axis in axes)]
     text = (
         page_templates(PAGE)
         .get_template("sweep.html.jinja")
@@ -69,20 +71,21 @@ def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
     has_accuracy = any(math.isfinite(each.accuracy) for each in outcomes)
     scores = [(each, each.accuracy if has_accuracy else each.reward) for each in outcomes]
     known = [(each, score) for each, score in scores if math.isfinite(score)]
-    width = len(axis.values)
-    frame = frame_of([-0.5, width - 0.5], [score for _, score in known], least=0.0)
+    values = _ordered({each.point.values[axis.path] for each, _ in known})
+    frame = frame_of([-0.5, len(values) - 0.5], [score for _, score in known], least=0.0)
     if frame is None:
         return None
+    step = math.ceil(len(values) / LABELS)
     what = "Held-out accuracy" if has_accuracy else "Reward"
     chart = Chart(
         f"{what} by {axis.path}",
         "A dot for each run, at its end.",
         y_ticks=frame.y_ticks(),
-        x_ticks=[Tick(frame.x(i), value) for i, value in enumerate(axis.values)],
+        x_ticks=[Tick(frame.x(i), value) for i, value in enumerate(values) if i % step == 0],
         x_label="",
     )
     for each, score in known:
-        x = float(axis.values.index(each.point.values[axis.path]))
+        x = float(values.index(each.point.values[axis.path]))
         chart.shapes.append(Shape("dots c0 d0", frame.line([(x, score)])))
         chart.spots.append(
             Spot(
@@ -95,6 +98,13 @@ def _scores(axis: Axis, outcomes: Sequence[Outcome]) -> Chart | None:
         )
     chart.summary = "; ".join(f"{_label(each)}: {short(score)}" for each, score in known)
     return chart
+
+
+def _ordered(values: set[str]) -> list[str]:
+    """Sort values: by size if all are numbers."""
+    if all(NUMBER.fullmatch(value) for value in values):
+        return sorted(values, key=float)
+    return sorted(values)
 
 
 def _label(outcome: Outcome) -> str:

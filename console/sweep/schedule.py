@@ -7,12 +7,14 @@ waiting -> running -> finished
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from configs.errors import NyalaError
 from console.api.up_process import UpProcess
+
+from .grid import Point
 
 LOOK_EVERY_S = 0.2
 
@@ -21,7 +23,7 @@ LOOK_EVERY_S = 0.2
 class Planned:
     """A run to be made."""
 
-    name: str
+    point: Point
     arguments: Sequence[str]
     """Of `nyala up`."""
     log: Path
@@ -30,29 +32,26 @@ class Planned:
 
 
 def run_all(
-    planned: Sequence[Planned],
+    planned: Iterator[Planned],
     *,
     jobs: int,
-    on_start: Callable[[Planned], None],
     on_end: Callable[[Planned, str | None], None],
 ) -> None:
     """Make all runs, some at a time; an interrupt stops those that run, in order.
 
     Args:
-        planned: In the order in which they are started.
+        planned: In the order in which they are started; each is asked for when its turn comes.
         jobs: How many at a time.
-        on_start: Called before a run is started.
         on_end: Called with the reason if it failed.
     """
-    waiting = list(planned)
     running: dict[UpProcess, Planned] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                run = waiting.pop(0)
-                on_start(run)
+        while True:
+            while len(running) < jobs and (run := next(planned, None)) is not None:
                 process = UpProcess(run.arguments, log=run.log, stop_s=run.stop_s, detached=False)
                 running[process] = run
+            if not running:
+                return
             for process in [each for each in running if not each.is_alive]:
                 on_end(running.pop(process), _failure(process))
             time.sleep(LOOK_EVERY_S)

@@ -56,7 +56,8 @@ def test_runs_are_made_once_and_more_values_make_more_runs(config, tmp_path):
 
     folder = tmp_path / "r-sweep"
     assert first.exit_code == 0, first.output
-    assert f"2 runs in {folder}, 0 of them finished already" in first.output
+    assert f"2 runs in {folder}" in first.output
+    assert "finished already" not in first.output
     made = [folder / name / "summary.json" for name in ("r-lr_1e-6", "r-lr_3e-6")]
     written = [path.stat().st_mtime_ns for path in made]
 
@@ -64,8 +65,8 @@ def test_runs_are_made_once_and_more_values_make_more_runs(config, tmp_path):
 
     assert again.exit_code == 0, again.output
     assert "3 runs in" in again.output
-    assert "2 of them finished already" in again.output
-    assert "run 3 of 3: nyala top" in again.output
+    assert again.output.count("has finished already") == 2
+    assert "run 2 of 3: nyala top" in again.output
     assert [path.stat().st_mtime_ns for path in made] == written
     assert (folder / "r-lr_1e-5" / "report.html").exists()
     assert "r-lr_1e-5" in (folder / "sweep.html").read_text()
@@ -107,6 +108,31 @@ def test_an_interrupted_sweep_stops_its_runs_in_order(config, tmp_path):
     assert not (folder.parent / "r-seed_2").exists()
 
 
+@pytest.mark.live
+def test_a_search_goes_on_where_it_was(config, tmp_path):
+    over = ["--over", "learner.lr=1e-7..1e-4", "--over", "run.group_size=4,8"]
+
+    first = sweep(config, *over, "--trials", 2, "--jobs", 2)
+    again = sweep(config, *over, "--trials", 3)
+
+    assert first.exit_code == 0, first.output
+    assert again.exit_code == 0, again.output
+    assert "run 1 of 3: nyala top" in again.output
+    assert "run 2 of 3" not in again.output
+    assert again.output.count("finished") == 3
+    assert len([path for path in (tmp_path / "r-sweep").iterdir() if path.is_dir()]) == 3
+
+
+def test_a_range_is_refused_in_a_grid_and_checked_in_a_search(config, tmp_path):
+    grid = sweep(config, "--over", "learner.lr=1e-7..1e-4")
+    search = sweep(config, "--over", "learner.lr=-1..1e-4", "--trials", 2)
+
+    assert (grid.exit_code, search.exit_code) == (2, 2)
+    assert "must come with --trials" in grid.stderr
+    assert "learner.lr" in search.stderr
+    assert not (tmp_path / "r-sweep").exists()
+
+
 def test_wrong_values_are_refused_before_a_run_starts(config, tmp_path):
     done = sweep(config, "--over", "learner.lr=1e-6,-1")
 
@@ -130,7 +156,7 @@ def test_the_best_run_comes_first_and_the_page_has_all(tmp_path):
         "run": "r-lr_3e-6",
         "learner.lr": "3e-6",
         "accuracy": "0.750",
-        "best": "0.750 after 4",
+        "best": "0.750 (4)",
         "reward": "0.357",
         "batches": "4",
         "time": "6 s",
