@@ -50,7 +50,7 @@ class HeldWeights:
 
     @property
     def whole(self) -> tuple[PolicyVersion, mmap.mmap] | None:
-        """The newest complete version; None once others may lie in its place."""
+        """The newest complete version; None once others may lie in its place: look once."""
         is_gone = self._is_whole is not None and not self._is_whole()
         return None if is_gone else self._whole
 
@@ -85,12 +85,14 @@ class HeldWeights:
     def _find(self, pull: Pull) -> mmap.mmap | None:
         if pull.base is not None:
             return None
-        if self.whole is not None and self.whole[0] == pull.version:
-            return self.whole[1]
+        whole = self.whole
+        if whole is not None and whole[0] == pull.version:
+            return whole[1]
         part = self._part
         if part is None or part.version != pull.version or pull.offset not in part.arrived:
             return None
         return part.memory
 
     def _is_past(self, version: PolicyVersion) -> bool:
-        return self.whole is not None and version < self.whole[0]
+        whole = self.whole
+        return whole is not None and version < whole[0]

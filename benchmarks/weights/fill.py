@@ -44,7 +44,7 @@ def fill(folder: Path, *, width: int, layers: int) -> dict[str, float]:
     plan = shadow.plan_for(specs)
     planned_s = time.process_time() - begun
     assert plan is not None
-    packed = {n: m for n, m in shadow._shadow.named_modules() if PACKED in vars(m)}
+    packed: dict[str, Any] = {n: m for n, m in shadow._shadow.named_modules() if PACKED in vars(m)}
     weights = {
         name: plan.whole(f"{name}.weight", tensors)
         for name, layer in packed.items()

@@ -1,6 +1,7 @@
 """Versions used where they lie in the publisher's memory: by one reader, a transfer, processes."""
 
 import asyncio
+import mmap
 import os
 import signal
 import threading
@@ -14,18 +15,28 @@ from xxhash import xxh3_128
 from actors.engine.engine import StagedWeights
 from actors.weights import publisher_memory
 from actors.weights.counters import WeightCounters
+from actors.weights.held import HeldWeights
 from actors.weights.publisher_memory import BUCKET_BYTES, PublisherMemory
+from actors.weights.receiver import WeightReceiver
 from benchmarks.support.shared_files import shared_files
 from broker.protocol.manifest import checksum_of
-from broker.protocol.weight_messages import Announce, Join, Moved
+from broker.protocol.weight_messages import Announce, Chunk, Join, Moved, Pull
 from broker.weights.seal import Seal, seal_of
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsOverwritten
+from configs.settings import ActorSettings
 from learner.weights.server import WeightServer
 from learner.weights.slots import NUM_SLOTS, Slots
 from learner.weights.updates.sparse_chain import SparseChain
 from tests.weights.support.plane import Plane, grouped_plane
-from tests.weights.support.scripted_publisher import ScriptedPublisher, contents, manifest, play
+from tests.weights.support.scripted_publisher import (
+    CALLER,
+    ScriptedPublisher,
+    contents,
+    manifest,
+    play,
+)
+from tests.weights.support.toy_model import ToyEngine
 
 NUM_BYTES = 2 * BUCKET_BYTES + 12345
 READERS = ("memory", "publisher")
@@ -226,6 +237,58 @@ def test_a_version_that_moved_is_read_where_the_newer_one_is(publisher, tmp_path
     assert stage.transfer.counters.memory_reads == 1
 
 
+def test_peers_are_not_given_what_was_overwritten():
+    held, looks = HeldWeights(), [True, False, False]
+    version, memory = PolicyVersion(1, 1), mmap.mmap(-1, 4096)
+    pull = Pull(version, 0, 16)
+    held.hold(version, memory, is_whole=lambda: True)
+    assert held.answer(pull) == Chunk(version, 0, bytes(16))
+    assert held.whole == (version, memory)
+
+    held.hold(version, memory, is_whole=lambda: looks.pop(0))  # while it is copied for the answer
+    assert not isinstance(held.answer(pull), Chunk)
+    held.hold(version, memory, is_whole=lambda: False)
+    assert not isinstance(held.answer(pull), Chunk)
+    assert held.whole is None
+
+
+def test_a_version_that_was_overwritten_behind_the_gate_is_fetched_again(
+    sealed, tmp_path, monkeypatch
+):
+    path, news = sealed
+    arrived, opens = asyncio.Event(), asyncio.Event()
+
+    async def gate():
+        arrived.set()
+        await opens.wait()
+
+    async def story():
+        engine = ToyEngine()
+        asked: list[StagedWeights] = []
+        monkeypatch.setattr(engine, "read", asked.append)
+        receiver = WeightReceiver(
+            engine, ActorSettings(), caller=CALLER, staging=tmp_path, gate=gate
+        )
+        transfer, fetched = receiver._transfer, asyncio.Event()
+        monkeypatch.setattr(transfer, "fetch_again", lambda **_: fetched.set())
+        borrowed = await PublisherMemory(WeightCounters()).borrow(news)
+        assert borrowed is not None
+        transfer._hand_over(news.manifest, borrowed)
+        applying = asyncio.create_task(receiver._apply_all())
+        await arrived.wait()
+        Seal(path, is_writer=True).open()
+        opens.set()
+        await fetched.wait()
+        applying.cancel()
+        return asked, receiver
+
+    asked, receiver = asyncio.run(asyncio.wait_for(story(), 10.0))
+
+    assert asked == []
+    assert not receiver.is_dirty  # it goes on with what it has
+    assert receiver.counters.overwritten == 1
+
+
 class SlowChain(SparseChain):
     """Compares for as long as it is told to."""
 
@@ -352,6 +415,20 @@ def test_a_version_that_is_overwritten_while_it_is_read_is_never_served(plane, a
         line["version"] for line in slow.lines if line["event"] == "applied"
     ]
     slow.end()
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_left_with_a_mixture_twice_is_given_a_copy(plane):
+    unlucky = plane.actor("unlucky", pull_from=READERS, overwritten=2)
+    unlucky.wait("synced")
+
+    counted = unlucky.counters()
+    assert (counted["overwritten"], counted["memory_reads"], counted["pulls"]) == (2, 2, 1)
+    newest = plane.publish()
+    unlucky.applied(newest)
+    counted = unlucky.counters()
+    assert (counted["overwritten"], counted["memory_reads"], counted["pulls"]) == (2, 3, 1)
+    unlucky.end()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from actors.weights.links import Caller
 from actors.weights.receiver import WeightReceiver
 from broker.protocol.weight_messages import Chunk
 from broker.transport.keys import load_pair
-from configs.errors import NyalaError
+from configs.errors import MixedWeights, NyalaError
 from configs.logging import configure_logging
 from configs.settings import ActorSettings
 from console.chaos.faults.network_namespace import enter
@@ -29,13 +29,20 @@ from tests.weights.support.toy_model import ToyEngine
 
 
 class TellingEngine(ToyEngine):
-    def __init__(self, say, stops_at=None):
+    def __init__(self, say, stops_at=None, overwritten=0):
         super().__init__()
         self.say = say
         self.stops_at = stops_at
+        self.overwritten = overwritten
 
     def read(self, staged):
-        """Stop in the middle of one version, as a process that is swapped out."""
+        """Stop in the middle of one version, as a process that is swapped out.
+
+        Of so many first ones, be left with a mixture, as an engine that loads in place.
+        """
+        if self.overwritten:
+            self.overwritten -= 1
+            raise MixedWeights("overwritten, says the test")
         if staged.manifest.version.step != self.stops_at:
             return super().read(staged)
         weights = {}
@@ -94,7 +101,7 @@ def strike_in_collective(strike: int | str, nth: int) -> None:
 
 async def live(options: dict, pipe: Connection, say) -> None:
     made = BlindEngine if options.get("is_blind") else TellingEngine
-    engine = made(say, options.get("stops_at"))
+    engine = made(say, options.get("stops_at"), options.get("overwritten", 0))
     engine.spoil, engine.lag = options.get("spoil", 0), options.get("lag", 0)
     receiver = WeightReceiver(
         engine,
