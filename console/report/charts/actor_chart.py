@@ -61,7 +61,10 @@ def actor_chart(run: Run) -> Chart | None:
         chart.shapes.append(Shape("line c0 d0", frame.line(numbers)))
     else:
         _draw_lives(chart, frame, lives, since, row)
-    for number, time in _learner_lives(run):
+    learners = _learner_lives(run)
+    if learners:
+        chart.legend.append(Key("mark", "the learner began again"))
+    for number, time in learners:
         x = frame.x(since.place(time))
         chart.shapes.append(Shape("mark", f"M{x:g} {TOP}V{bottom:g}"))
         chart.spots.append(Spot(x - 3, 6, f"life {number} of the learner", height=bottom - TOP))

@@ -22,6 +22,7 @@ SIGNS = {
     "area": "M1 1H21V9H1Z",
     "cross": "M8 2l6 6m0 -6l-6 6",
     "end": "M11 1v8",
+    "mark": "M11 0v10",
 }
 """Of shapes that are no lines, in the legend."""
 

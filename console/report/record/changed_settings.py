@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -50,8 +51,8 @@ def _differences(table: BaseModel, prefix: str) -> Iterator[tuple[str, Any, Any]
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | Path):
+        return str(value)
     return json.dumps(value, default=_plain, ensure_ascii=False)
 
 

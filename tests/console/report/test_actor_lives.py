@@ -86,3 +86,4 @@ def test_a_learner_that_came_back_is_marked(tmp_path):
 
     assert chart is not None
     assert "life 2 of the learner" in [spot.text for spot in chart.spots]
+    assert chart.legend[-1].label == "the learner began again"

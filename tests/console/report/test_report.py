@@ -193,6 +193,7 @@ def test_several_runs_share_charts_and_show_where_their_settings_differ(tmp_path
     assert page.texts.count("Learning rate") == 4  # heading and title of one chart, two tables
     assert page.texts.count("Policy lag of trained tokens: two") == 2
     changed = {row["setting"]: row for row in page.table("setting")}
+    assert changed["run.directory"]["one"] == str(tmp_path)
     assert (changed["learner.lr"]["one"], changed["learner.lr"]["two"]) == ("3e-06", "1e-06")
     assert len([table for table in page.tables if "Loss" in table[0]]) == 2
 
