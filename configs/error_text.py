@@ -40,6 +40,7 @@ BOUNDS = {
 PATTERNS = {
     r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$": "a word of letters, digits, `_`, `.` and `-`",
     r"^tcp://.+:\d+$": "an address such as tcp://127.0.0.1:5757",
+    r"^(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+)(:\d{1,5})?$": "a host or host:port, such as hub:5758",
     r"^http://[^/]+:\d+$": "an address such as http://127.0.0.1:9470",
 }
 """Regular expressions of the schema in words."""

@@ -16,7 +16,7 @@ def uses_groups(run: RunSettings, learner: LearnerSettings) -> bool:
     """Return whether weights are sent over process groups."""
     if learner.broadcast is not None:
         return learner.broadcast
-    return is_closed(run, learner)
+    return learner.advertise is None and is_closed(run, learner)
 
 
 def is_closed(run: RunSettings, learner: LearnerSettings) -> bool:
@@ -32,7 +32,9 @@ def describe_weight_path(run: RunSettings, learner: LearnerSettings) -> str:
             reason = "the publisher listens on this machine alone"
         return f"over process groups, not encrypted: {reason}"
     reason = "learner.broadcast is false"
-    if learner.broadcast is None:
+    if learner.broadcast is None and learner.advertise is not None:
+        reason = f"actors reach the publisher as {learner.advertise}"
+    elif learner.broadcast is None:
         reason = (
             f"learner.publisher_endpoint is {learner.publisher_endpoint} and "
             "run.trusted_network is false"

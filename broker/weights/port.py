@@ -78,6 +78,19 @@ def reachable(endpoint: str) -> str:
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
+def advertised(endpoint: str, address: str) -> str:
+    """Return an endpoint under another host, or host and port.
+
+    Args:
+        endpoint: The one that is listened at.
+        address: `host` or `host:port`, IPv6 in brackets.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or port.endswith("]"):
+        host, port = address, str(host_and_port(endpoint)[1])
+    return f"tcp://{host}:{port}"
+
+
 def host_and_port(endpoint: str) -> tuple[str, int]:
     """Split an endpoint."""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

@@ -11,6 +11,8 @@ NonNegative = Annotated[float, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Endpoint = Annotated[str, Field(pattern=r"^tcp://.+:\d+$")]
+Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:]+\]|[^\s/:\[\]]+)(:\d{1,5})?$")]
+"""A host, or a host and a port."""
 HttpEndpoint = Annotated[str, Field(pattern=r"^http://[^/]+:\d+$")]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from .base import Endpoint, HttpEndpoint, Port, Positive, Seconds, Table
+from .base import Address, Endpoint, HttpEndpoint, Port, Positive, Seconds, Table
 
 
 class LearnerSettings(Table):
@@ -80,6 +80,10 @@ class LearnerSettings(Table):
     """Batches between two publications of weights; at most `run.max_policy_lag` + 1."""
     publisher_endpoint: Endpoint = "tcp://127.0.0.1:0"
     """Where the weight publisher listens; port 0 = a free one."""
+    advertise: Address | None = None
+    """Host, or host and port, under which actors reach the publisher where it is not its own:
+    behind NAT, in a container. They pull then; groups would connect to its own address. null = its
+    own."""
     broadcast: bool | None = None
     """Send weights over process groups (gloo, NCCL), which neither authenticate nor encrypt; false
     = actors pull over CURVE, null = groups if the publisher is on loopback or

@@ -12,6 +12,7 @@ def learner_disagreements(settings: AllTables) -> list[str]:
         _offloads_too_much,
         _keeps_what_is_compiled,
         _forms_groups_nowhere,
+        _forms_groups_out_of_reach,
         _scales_no_adapter,
         _adapts_with_another_optimizer,
         _compares_what_adapters_describe,
@@ -46,6 +47,17 @@ def _keeps_what_is_compiled(settings: AllTables) -> str | None:
     return (
         "learner.activation_checkpointing must be none or full with learner.compile, got "
         "selective; it chooses among operations that are compiled into one"
+    )
+
+
+def _forms_groups_out_of_reach(settings: AllTables) -> str | None:
+    learner = settings.learner
+    if not learner.broadcast or learner.advertise is None:
+        return None
+    return (
+        f"learner.broadcast must be null or false with learner.advertise, got true with "
+        f"{learner.advertise}; groups connect to the publisher's own address, where actors do not "
+        f"reach it"
     )
 
 

@@ -28,6 +28,7 @@ HARMLESS_KEYS = {
     "buffer.url",
     "buffer.maxmemory_mb",
     "buffer.pause_at_memory",
+    "learner.advertise",
     "learner.broadcast",
     "learner.broadcast_join_s",
     "learner.broadcast_ports",

@@ -261,6 +261,7 @@ def _publisher_settings(
         slots=slots,
         keys=keys.resolve(),
         endpoint=settings.publisher_endpoint,
+        advertise=settings.advertise,
         broadcast=uses_groups(run, settings),
         join_s=settings.broadcast_join_s,
         send_s=settings.broadcast_send_s,

@@ -30,7 +30,7 @@ from broker.transport.keys import load_pair
 from broker.transport.sockets import bound_endpoint
 from broker.transport.zap import ZapAuthenticator
 from broker.weights.object_store import WeightStore
-from broker.weights.port import host_and_port, open_router, reachable
+from broker.weights.port import advertised, host_and_port, open_router, reachable
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
@@ -49,6 +49,8 @@ class PublisherSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     slots: Path
     keys: Path
     endpoint: str
+    advertise: str | None = None
+    """Host, or host and port, under which actors reach it; None = its own."""
     broadcast: bool
     join_s: float
     send_s: float
@@ -99,8 +101,11 @@ def main() -> None:
 async def _serve(
     settings: PublisherSettings, router: zmq.asyncio.Socket, authenticator: ZapAuthenticator
 ) -> None:
-    endpoint = reachable(bound_endpoint(router))
+    bound = bound_endpoint(router)
+    endpoint = reachable(bound)
     host, _ = host_and_port(endpoint)
+    if settings.advertise is not None:
+        endpoint = advertised(bound, settings.advertise)
     groups = BroadcastSettings(
         host, settings.join_s, settings.send_s, settings.use_cuda, settings.ports
     )
@@ -118,7 +123,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), _read_stdin, server, ended)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
-    _write_line({"event": "listening", "endpoint": endpoint})
+    _write_line({"event": "listening", "endpoint": endpoint, "bound": bound})
     async with asyncio.TaskGroup() as tasks:
         working = [
             tasks.create_task(server.serve()),

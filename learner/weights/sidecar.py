@@ -67,12 +67,12 @@ class Sidecar:
         self._has_started = threading.Event()
         self._is_closing = threading.Event()
         self._watch = Worker(self._keep_alive, name="publisher-watch")
-        self._endpoint = ""
+        self._endpoint = self._bound = ""
         self._is_listening = False
 
     @property
     def endpoint(self) -> str:
-        """Where the publisher listens."""
+        """Where actors reach the publisher."""
         return self._endpoint
 
     @property
@@ -155,7 +155,7 @@ class Sidecar:
     def _spawn(self) -> subprocess.Popen[bytes]:
         settings = self._settings
         if self._is_listening:  # actors reconnect to the same port by themselves
-            settings = structs.replace(settings, endpoint=self._endpoint)
+            settings = structs.replace(settings, endpoint=self._bound)
         process = subprocess.Popen(
             [sys.executable, "-m", "learner.weights.publisher_process", settings.argument()],
             stdin=subprocess.PIPE,
@@ -190,7 +190,8 @@ class Sidecar:
             log.warning("line of the weight publisher ignored", line=repr(text[:200]))
             return
         if event == "listening":
-            self._endpoint, self._is_listening = str(line["endpoint"]), True
+            self._endpoint, self._bound = str(line["endpoint"]), str(line["bound"])
+            self._is_listening = True
         if event != "alive":
             self._on_line(line)
         if event == "listening":

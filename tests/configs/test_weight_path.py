@@ -34,6 +34,15 @@ def test_groups_are_used_on_loopback_or_a_trusted_network_alone(
     assert uses_groups(run, learner) == path.startswith("over process groups")
 
 
+def test_a_publisher_that_is_reached_as_another_forms_no_group() -> None:
+    run = RunSettings(model="init", trusted_network=True)
+    learner = LearnerSettings(publisher_endpoint=FAR, advertise="hub.example.org:5758")
+
+    assert not uses_groups(run, learner)
+    path = "pulled over CURVE: actors reach the publisher as hub.example.org:5758"
+    assert describe_weight_path(run, learner) == path
+
+
 def test_trust_in_the_network_is_each_machines_own() -> None:
     """An actor need not say so: only the learner's machine opens a group."""
     trusting = RunSettings(model="init", trusted_network=True)

@@ -12,11 +12,13 @@ import pytest
 from msgspec import ValidationError
 
 from broker.transport.keys import make_keys
-from broker.weights.port import host_and_port, reachable
+from broker.weights.port import advertised, host_and_port, reachable
 from configs.errors import LostLineage, WeightsError
 from learner.weights import sidecar
 from learner.weights.publisher_process import PublisherSettings, parse
 from learner.weights.sidecar import Sidecar
+from tests.learner.support.listening import listening
+from tests.weights.support.plane import Plane
 
 pytestmark = pytest.mark.slow
 
@@ -64,6 +66,37 @@ def test_a_publisher_on_all_interfaces_names_one_that_others_can_reach():
     host, port = host_and_port(reachable("tcp://0.0.0.0:5"))
     assert host not in ("", "0.0.0.0")
     assert port == 5
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [
+        ("hub", "tcp://hub:5"),
+        ("hub.example.org:7", "tcp://hub.example.org:7"),
+        ("[::1]", "tcp://[::1]:5"),
+        ("[::1]:7", "tcp://[::1]:7"),
+    ],
+)
+def test_a_publisher_names_the_address_that_it_is_given(address, endpoint):
+    assert advertised("tcp://0.0.0.0:5", address) == endpoint
+
+
+def test_actors_reach_a_publisher_where_it_says_also_after_its_death(tmp_path):
+    plane = Plane(tmp_path, publisher_endpoint="tcp://0.0.0.0:0", advertise="127.0.0.3")
+    try:
+        plane.publish()
+        host, _ = host_and_port(endpoint := plane.publication.endpoint)
+        actor = plane.actor("elsewhere", timeout_s=30.0)
+        actor.wait("synced", timeout_s=60.0)
+        os.kill(plane.publisher_pid, signal.SIGKILL)
+        newest = plane.publish()
+        assert actor.applied(newest, timeout_s=30.0)["digest"] == newest.digest
+        again, addresses = plane.publication.endpoint, listening(plane.publisher_pid)
+    finally:
+        plane.close()
+    assert host == "127.0.0.3"
+    assert again == endpoint
+    assert addresses == {"0.0.0.0"}, "it listens as before"
 
 
 def test_the_publisher_ends_with_its_stdin(tmp_path):
