@@ -173,7 +173,7 @@ def _of_store(stats: Stats) -> dict[str, Value]:
         TASKS.name: stats.by_state,
         CREATED.name: stats.created,
         COMMITTED.name: stats.committed,
-        DROPPED.name: stats.dropped,
+        DROPPED.name: {"stale": 0, **stats.dropped},  # from the start on, or no rate sees the first
         DEAD.name: stats.dead - stats.purged,
         OPEN.name: stats.open_units,
         COMPLETE.name: stats.buffered_units,
