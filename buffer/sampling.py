@@ -1,4 +1,4 @@
-"""Reasons why nobody samples although the learner waits, from what the store shows.
+"""Sampling as the store shows it: what is under way, and why nobody samples.
 
 Pure: the caller asks the store. Slow episodes are no reason: while actors hold leases, all is well.
 """
@@ -6,6 +6,8 @@ Pure: the caller asks the store. Slow episodes are no reason: while actors hold 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from configs.settings import BufferSettings, RunSettings
 
 from .operations.values import ActorSeen, Closed, Memory, Stats
 
@@ -61,3 +63,27 @@ def why_nobody_samples(
         f"{present} actors are present and none has work, with {stats.ready} tasks ready; their "
         f"logs say why, and the last columns of: nyala status {folder}"
     )
+
+
+def groups_in_flight(stats: Stats, run: RunSettings, buffer: BufferSettings) -> dict[str, int]:
+    """Count the groups that are begun and not trained yet, by place, and the most there may be.
+
+    Returns:
+        `sampling`, `waiting` (complete, in no batch), `claimed` and `admitted`; the last is what
+        actors with the newest weights may fill.
+    """
+    return {
+        "sampling": stats.open_units,
+        "waiting": stats.buffered_units,
+        "claimed": sum(claim.units for claim in stats.claims if claim.k > stats.version),
+        "admitted": int((run.max_policy_lag + 1) * run.groups_per_batch * buffer.margin),
+    }
+
+
+def closed_lines(closed: Closed) -> list[str]:
+    """Write to whom nothing is leased, and why."""
+    lines = [
+        f"the key {tag} gets no leases for {key.left_s:.0f} s: {key.why}"
+        for tag, key in closed.keys.items()
+    ]
+    return [f"leasing is paused: {closed.paused}", *lines] if closed.paused else lines

@@ -226,6 +226,7 @@ class RankZero:
         self._evaluate(step)
         self._evaluations.note_sampling()
         self._evaluations.collect()
+        self._show()
 
     def finish(self, guards: GuardState) -> bool:
         """Wait for the last evaluation, CANCEL what is left, and write the summary."""
@@ -234,6 +235,7 @@ class RankZero:
         self._evaluations.finish(until=self._is_stopping)
         if self._stopping.is_set() and not self._is_evaluated(run.steps):
             return False
+        self._show()
         cancelled = self._store.run(operations.cancel(lineage))
         self._store.run(operations.clear_replay(lineage))
         self._records.sweep(older_than_s=0.0)
@@ -251,6 +253,12 @@ class RankZero:
         self._feeder.stop()
         self._samples.close()
         self._batch_log.close()
+
+    def _show(self) -> None:
+        """Let observers see how the run goes; a bulletin that is too large is left out."""
+        bulletin = self._journal.bulletin.encode()
+        if bulletin is not None:
+            self._store.run(operations.show(self._ledger.lineage, bulletin))
 
     def _log(self, advisor: AdvisorThread) -> BatchLog:
         return BatchLog(

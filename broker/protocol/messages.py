@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from buffer.operations.leases import MAX_CHUNKS
 from buffer.record.episode import PolicyVersion
@@ -22,6 +22,10 @@ MAX_ABANDONED = 32
 """Calls that a client has at a time."""
 MAX_REASON = 2_000
 """Characters of a failure's reason: a traceback's end, kept for each dead letter."""
+MAX_SEEN = 256
+"""Actors in a status: more than anybody reads, in some 80 KB."""
+MAX_BULLETIN = 64 * 1024
+"""Bytes, as the learner writes it."""
 RECORD_MARGIN = 64 * 1024
 """Bytes of a message beside its records: the header, and the ids and fences of a submission."""
 
@@ -221,8 +225,17 @@ class StatusRequest(Message, frozen=True, tag="status"):
     """Observer or operator -> broker: request for the state of the run."""
 
 
+class ActorState(Part, frozen=True):
+    """An actor's last sign of life, at any broker. Producer: broker. Consumer: `nyala top`."""
+
+    incarnation: Text
+    silent_s: Real
+    fields: Named[Text]
+    """Its host, version and figures."""
+
+
 class StatusReply(Message, frozen=True, tag="state"):
-    """Broker -> observer or operator."""
+    """Broker -> observer or operator. No text that was sampled, and nothing secret."""
 
     state: Text
     version: Whole
@@ -233,6 +246,22 @@ class StatusReply(Message, frozen=True, tag="state"):
     """Incarnations that this broker serves."""
     refusals: Named[Whole]
     """Refusals of this broker since it started, by code."""
+    steps: Whole = 0
+    """Batches of the whole run."""
+    seen: Annotated[tuple[ActorState, ...], Meta(max_length=MAX_SEEN)] = ()
+    """The actors heard of last, the newest first."""
+    silent_after_s: Real = 0.0
+    """An actor that was not heard for longer counts as gone."""
+    groups: Named[Whole] = field(default_factory=dict)
+    """`sampling`, `waiting` and `claimed` ones, and as many as are `admitted`."""
+    memory: Real = 0.0
+    """Used share of the store's memory; 0 without a limit."""
+    closed: Many[Text] = ()
+    """To whom nothing is leased, and why."""
+    idle: Text = ""
+    """Why nobody samples although the learner waits; empty while somebody does."""
+    bulletin: Annotated[bytes, Meta(max_length=MAX_BULLETIN)] = b""
+    """The learner's newest figures (`learner/reporting/bulletin.py`); empty before the first."""
 
 
 class RevokeRequest(Message, frozen=True, tag="revoke"):

@@ -6,11 +6,18 @@ broker; brokers with a folder of their own need a request each.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from broker.protocol.codec import Envelope
 from broker.protocol.messages import (
+    MAX_BULLETIN,
+    MAX_SEEN,
+    ActorState,
     DrainRequest,
     Enrol,
     Receipt,
@@ -22,14 +29,18 @@ from broker.protocol.messages import (
 from broker.transport.allow_list import Member, revoke
 from broker.transport.enrolled import EnrolledKeys
 from buffer import operations
+from buffer.sampling import closed_lines, groups_in_flight, why_nobody_samples
 from buffer.store import AsyncStore
 from configs.errors import SettingsError, StoreError
+from configs.settings import Settings
 
 from .audit import Audit
 from .flow_control import TokenBuckets
 from .liveness import Liveness
 
 BURST = 32  # actors that start together
+STATUS_S = 0.5  # observers cost the store five short calls this often, however many they are
+MAX_CLOSED = 8
 PER_S = 2.0  # beyond that: an actor loads its model for longer than it waits here
 
 BUSY = Refusal("busy", "keys are registered one after the other; send the same again")
@@ -40,7 +51,7 @@ class AdminService:
 
     Args:
         store: Of the run.
-        run: Its name.
+        settings: Of the run.
         keys: Folder of the broker's keys.
         peers: Table of actors.
         audit: Records the requests that change something.
@@ -52,7 +63,7 @@ class AdminService:
         self,
         store: AsyncStore,
         *,
-        run: str,
+        settings: Settings,
         keys: Path,
         peers: Liveness,
         audit: Audit,
@@ -60,17 +71,21 @@ class AdminService:
         on_change: Callable[[], None],
     ) -> None:
         self._store = store
-        self._run = run
+        self._settings = settings
         self._keys = keys
         self._peers = peers
         self._audit = audit
         self._enrolment = enrolment
         self._on_change = on_change
+        self._status_lock = asyncio.Lock()
+        self._state: StatusReply | None = None
+        self._state_at = 0.0
 
     async def answer(self, envelope: Envelope, member: Member) -> StatusReply | Receipt | Refusal:
         """Carry out a request."""
-        if envelope.run != self._run:
-            return Refusal("run", f"run must be {self._run!r}, got {envelope.run!r:.80}")
+        run = self._settings.run.name
+        if envelope.run != run:
+            return Refusal("run", f"run must be {run!r}, got {envelope.run!r:.80}")
         try:
             match envelope.message:
                 case StatusRequest():
@@ -89,10 +104,44 @@ class AdminService:
             return Refusal("store", f"the store does not answer; send again later: {error}")
 
     async def _status(self) -> StatusReply:
-        stats = await self._store.run(operations.stats())
-        tasks = {"created": stats.created, **stats.by_state}
+        """Describe the run; what was read of the store is given out again for a moment."""
+        async with self._status_lock:
+            now = time.monotonic()
+            if self._state is None or now - self._state_at >= STATUS_S:
+                self._state, self._state_at = await self._read_state(), now
         names = tuple(sorted(peer.hello.incarnation for peer in self._peers))
-        return StatusReply(stats.state, stats.version, tasks, names, self._audit.refusals)
+        return replace(self._state, actors=names, refusals=self._audit.refusals)
+
+    async def _read_state(self) -> StatusReply:
+        ask, settings = self._store.run, self._settings
+        stats, seen = await ask(operations.stats()), await ask(operations.actors())
+        memory, closed = await ask(operations.memory()), await ask(operations.closed())
+        idle = why_nobody_samples(
+            stats,
+            seen,
+            memory,
+            closed,
+            folder=settings.run.folder,
+            heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
+            pause_at_memory=settings.buffer.pause_at_memory,
+        )
+        seen.sort(key=lambda actor: actor.silent_s)
+        bulletin = await ask(operations.shown()) or b""
+        return StatusReply(
+            state=stats.state,
+            version=stats.version,
+            tasks={"created": stats.created, **stats.by_state},
+            actors=(),
+            refusals={},
+            steps=settings.run.steps,
+            seen=tuple(ActorState(*actor) for actor in seen[:MAX_SEEN]),
+            silent_after_s=settings.broker.heartbeat_timeout_s,
+            groups=groups_in_flight(stats, settings.run, settings.buffer),
+            memory=memory.share,
+            closed=tuple(closed_lines(closed)[:MAX_CLOSED]),
+            idle=idle if idle and not all(claim.sealed for claim in stats.claims) else "",
+            bulletin=bulletin if len(bulletin) <= MAX_BULLETIN else b"",
+        )
 
     def _revoke(self, name: str, member: Member) -> Receipt:
         roles = revoke(self._keys, name)

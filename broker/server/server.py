@@ -58,6 +58,7 @@ class Broker:
         Raises:
             SettingsError: the limits contradict each other, or the broker's key cannot be used.
         """
+        self._of_run = settings
         self._run = settings.run.name
         self._settings = settings.broker
         self._store = store
@@ -170,7 +171,7 @@ class Broker:
     ) -> Dispatcher:
         admin = AdminService(
             self._store,
-            run=self._run,
+            settings=self._of_run,
             keys=self._keys,
             peers=self.parts.peers,
             audit=self.parts.audit,

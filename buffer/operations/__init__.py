@@ -4,7 +4,7 @@ Users of each (the table of keys is in `keys.py`):
 
 | role    | operations |
 | ------- | ---------- |
-| anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, brokers, |
+| anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, brokers, shown, |
 |         | closed, inspect, audit |
 | broker  | lease, beat, submit, release, fail, cut, share, shrink, suspend, reap, actor_seen, |
 |         | broker_seen |
@@ -14,7 +14,7 @@ Users of each (the table of keys is in `keys.py`):
 |         | records, claim_bytes, eval_round, close_eval, reuse, forget_reused, trim_replay, |
 |         | clear_replay, references, recreate_dropped, recreations; after a rewind |
 |         | restore_lineage, known_tasks, committed_tasks, reconcile, |
-|         | restore_committed, check_replay, recovered |
+|         | restore_committed, check_replay, recovered; show |
 
 All of the learner's writes carry its lineage, the learner's fence: with a lower one than the run's
 they raise LostLineage. Every operation may be sent again when its reply was lost; only
@@ -64,6 +64,8 @@ from .run import (
     memory,
     publication,
     resume,
+    show,
+    shown,
     stats,
 )
 from .tasks import (
@@ -132,6 +134,8 @@ __all__ = [
     "reuse",
     "seal",
     "share",
+    "show",
+    "shown",
     "shrink",
     "stats",
     "submit",

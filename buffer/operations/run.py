@@ -116,5 +116,15 @@ def brokers() -> Operation[dict[str, dict[str, float]]]:
     return single("read", ("brokers",), parse)
 
 
+def show(lineage: int, text: bytes) -> Operation[None]:
+    """Put the learner's bulletin where brokers find it; it replaces the one before."""
+    return single("show", (lineage, text), nothing)
+
+
+def shown() -> Operation[bytes | None]:
+    """Read the learner's newest bulletin; None before the first."""
+    return single("shown", (), lambda reply: reply)
+
+
 def _text(value: bytes) -> str:
     return value.decode(errors="replace")

@@ -11,26 +11,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from console.run.run_folder import RunFolder
+from learner.reporting.bulletin import PHASES, RECENT, Bulletin
 
 from .advice import advice_in
-from .curve import Curve
 from .json_lines import JsonLines, Row, number
-
-RECENT_STEPS = 20  # enough to smooth single batches, few enough to follow the run
-PHASES = (
-    "wait",
-    "fetch",
-    "pack",
-    "gather",
-    "prepare",
-    "forward",
-    "backward",
-    "clip",
-    "optimizer",
-    "checkpoint",
-    "other",
-)
-"""Of a batch, as the learner names them; its own list is in a module that loads torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,38 +65,23 @@ class RunProgress:
         self._metrics = JsonLines(folder.metrics)
         self._evaluations = JsonLines(folder.evaluations)
         self._steps = steps
-        self._rows: dict[int, Row] = {}
-        self._rewards = Curve()
-        self._evaluated: list[Row] = []
-        """The first and the newest."""
-        self._accuracies = Curve()
+        self._bulletin = Bulletin()
 
     def look(self) -> Progress:
         """Read all that is new and sum up."""
-        while rows := self._read(self._metrics, self._forget_metrics):
+        bulletin = self._bulletin
+        while rows := self._read(self._metrics, bulletin.forget_batches):
             for row in rows:
-                self._rows[int(number(row, "step"))] = row
-                self._rewards.add(number(row, "reward_mean"))
-            for step in list(self._rows)[:-RECENT_STEPS]:
-                del self._rows[step]  # a long run has millions
-        while evaluations := self._read(self._evaluations, self._forget_evaluations):
-            for row in evaluations:
-                self._accuracies.add(number(row, "accuracy"))
-            ends = [*self._evaluated, *evaluations]
-            self._evaluated = [ends[0], ends[-1]]
-        accuracy = {int(number(row, "step")): number(row, "accuracy") for row in self._evaluated}
-        progress = summarise(list(self._rows.values()), accuracy, steps=self._steps)
-        return replace(
-            progress,
-            accuracies=accuracies(self._evaluated[-1]) if self._evaluated else {},
-            rewards=self._rewards.points,
-            accuracy_curve=self._accuracies.points,
-        )
+                bulletin.add_batch(row)
+        while rows := self._read(self._evaluations, bulletin.forget_evaluations):
+            for row in rows:
+                bulletin.add_evaluation(row)
+        return progress_of(bulletin, steps=self._steps)
 
     @property
     def newest_at(self) -> float:
         """When the newest batch was trained, Unix time; 0 before the first."""
-        return number(list(self._rows.values())[-1], "time") if self._rows else 0.0
+        return newest_at(self._bulletin)
 
     @staticmethod
     def _read(lines: JsonLines, forget: Callable[[], None]) -> list[Row]:
@@ -122,20 +91,30 @@ class RunProgress:
             forget()
         return rows
 
-    def _forget_metrics(self) -> None:
-        self._rows.clear()
-        self._rewards = Curve()
 
-    def _forget_evaluations(self) -> None:
-        self._evaluated.clear()
-        self._accuracies = Curve()
+def progress_of(bulletin: Bulletin, *, steps: int) -> Progress:
+    """Sum up what is known of a run of so many batches."""
+    ends = bulletin.evaluations
+    accuracy = {int(number(row, "step")): number(row, "accuracy") for row in ends}
+    return replace(
+        summarise(bulletin.batches, accuracy, steps=steps),
+        accuracies=accuracies(ends[-1]) if ends else {},
+        rewards=bulletin.rewards.points,
+        accuracy_curve=bulletin.accuracies.points,
+    )
+
+
+def newest_at(bulletin: Bulletin) -> float:
+    """When the newest batch was trained, Unix time; 0 before the first."""
+    batches = bulletin.batches
+    return number(batches[-1], "time") if batches else 0.0
 
 
 def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Progress:
     """Sum up the metrics of a run, oldest row first.
 
     Args:
-        rows: Lines of `metrics.jsonl`, one for each step; the newest `RECENT_STEPS` are looked at.
+        rows: Lines of `metrics.jsonl`, one for each step; the newest `RECENT` are looked at.
         accuracy: Step -> held-out accuracy.
         steps: Batches of the whole run.
     """
@@ -143,7 +122,7 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
     newest = accuracy[max(accuracy)] if accuracy else None
     if not rows:
         return Progress(0, steps, accuracy=newest, accuracy_before=before)
-    recent = rows[-RECENT_STEPS:]
+    recent = rows[-RECENT:]
     step = int(number(rows[-1], "step"))
     wall_s = sum(_durations(recent))
     known = wall_s > 0

@@ -17,6 +17,7 @@ from rich.console import Console
 from buffer.operations import actors, closed, memory, stats
 from buffer.operations.run import brokers
 from buffer.operations.values import ActorSeen, Closed, Memory, Stats
+from buffer.sampling import closed_lines
 from buffer.store import Store
 from configs.errors import NyalaError
 from configs.loader import load
@@ -25,7 +26,6 @@ from configs.settings import Settings
 from console.arguments import AsJson, Run
 from console.display.display import print_line
 from console.display.figures import duration, figures
-from console.display.from_store import closed_lines
 from console.display.json_lines import number, read_rows
 from console.display.progress import RunProgress
 from console.display.result import print_result

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from configs import durable
 
+from .bulletin import Bulletin
 from .metrics import Figure
 
 
@@ -23,12 +24,16 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.bulletin = Bulletin()
+        """Of what has been appended, and of the lines that `rewind` has kept."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def append(self, name: str, figures: Mapping[str, object]) -> None:
         """Add a line to `<name>.jsonl`."""
+        line = finite(figures)
         with (self._folder / f"{name}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(figures), default=str) + "\n")
+            file.write(json.dumps(line, default=str) + "\n")
+        self._tell(name, line)
 
     def lines(self, name: str) -> list[dict[str, Figure]]:
         """Read `<name>.jsonl`; a line that a crash or the disk damaged is left out."""
@@ -56,15 +61,24 @@ class Journal:
 
     def rewind(self, step: int) -> None:
         """Remove the lines of later steps: the learner resumes after `step`."""
+        self.bulletin = Bulletin()
         for name in ("metrics", "batches", "eval"):
             kept = [line for line in self.lines(name) if float(str(line["step"])) <= step]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             self._replace(f"{name}.jsonl", text)
+            for line in kept:
+                self._tell(name, line)
         (self._folder / "summary.json").unlink(missing_ok=True)
 
     def summarise(self, summary: Mapping[str, object]) -> None:
         """Write `summary.json`; call it when the run has finished."""
         self._replace("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _tell(self, name: str, line: Mapping[str, object]) -> None:
+        if name == "metrics":
+            self.bulletin.add_batch(line)
+        elif name == "eval":
+            self.bulletin.add_evaluation(line)
 
     def _replace(self, name: str, text: str) -> None:
         durable.replace_file(self._folder / name, text)

@@ -99,6 +99,7 @@ def _act(broker: Store) -> None:
     broker.run(operations.closed())
     for look in (operations.stats(), operations.memory(), operations.publication()):
         broker.run(look)
+    assert broker.run(operations.shown()) is None
 
 
 def _learn(learner: Store) -> None:
@@ -116,6 +117,8 @@ def _learn(learner: Store) -> None:
     learner.run(operations.reconcile(1, 1, [3, 13]))
     learner.run(operations.restore_committed(1, [4, 14]))
     learner.run(operations.advance(1, 1))
+    learner.run(operations.show(1, b"{}"))
+    assert learner.run(operations.shown()) == b"{}"
     assert learner.run(operations.claim_bytes(1))
     learner.run(operations.commit(1, 1))
     learner.run(operations.recovered(1, "f" * 40))

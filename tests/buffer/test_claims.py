@@ -105,6 +105,7 @@ def _learner_operations(lineage: int) -> list[Operation[object]]:
         operations.cancel(lineage),
         operations.publish(lineage, 0, {"digest": "d"}),
         operations.close_eval(lineage, 0),
+        operations.show(lineage, b"{}"),
     ]
 
 

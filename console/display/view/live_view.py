@@ -13,9 +13,9 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from configs.printable import printable
-from console.display.curve import sparkline
 from console.display.figures import duration, number_or_dash
 from console.display.snapshot import Fill, View
+from learner.reporting.curve import sparkline
 
 from .actor_rows import actor_lines
 from .lines import bar, beside, cut, ends, fitting, folded, wrapped

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from buffer.operations.values import ActorSeen, ClaimCounts, EvalCounts, Memory, Stats
+from buffer.sampling import groups_in_flight
 from configs.loader import load
-from console.display.from_store import fill_of
 from console.display.newest_sample import NewestSample
 from console.display.progress import RunProgress
-from console.display.snapshot import View
+from console.display.snapshot import Fill, View
 from console.run.run_folder import RunFolder
 
 FOLDER = RunFolder(Path(__file__).parents[1] / "display" / "recorded")
@@ -35,7 +35,10 @@ def recorded_view(**changes: Any) -> View:
         "actors_alive": 2,
         "actors": tuple(ActorSeen(**actor) for actor in store["actors"]),
         "silent_after_s": 5.0,
-        "fill": fill_of(stats, Memory(**store["memory"]), SETTINGS),
+        "fill": Fill(
+            **groups_in_flight(stats, SETTINGS.run, SETTINGS.buffer),
+            memory=Memory(**store["memory"]).share,
+        ),
         "sample": NewestSample(FOLDER.samples).look(),
     }
     return View(**(view | changes))

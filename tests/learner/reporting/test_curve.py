@@ -2,7 +2,7 @@
 
 import pytest
 
-from console.display.curve import MAX_POINTS, Curve, sparkline
+from learner.reporting.curve import MAX_POINTS, Curve, sparkline
 
 
 def curve_of(values):

@@ -21,8 +21,8 @@ class Curve:
         (300, (0.5, 2.5))
     """
 
-    def __init__(self) -> None:
-        self._means: list[float] = []
+    def __init__(self, points: Sequence[float] = ()) -> None:
+        self._means = list(points)
         self._stride = 1
         self._open: list[float] = []
 

@@ -1,0 +1,3 @@
+--- @include keys
+-- -> the learner's newest bulletin, or false
+return call('HGET', run .. ':bulletin', 'text')

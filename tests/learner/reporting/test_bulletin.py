@@ -1,0 +1,93 @@
+"""The bulletin of a run: bounded, the same from files and over the wire, true after a rewind."""
+
+import json
+
+import pytest
+
+from configs.errors import RecordError
+from console.display.progress import RunProgress, progress_of
+from learner.reporting.bulletin import MAX_BYTES, RECENT, Bulletin
+from learner.reporting.journal import Journal
+from tests.console.support.recorded_run import FOLDER, rows
+
+
+def recorded():
+    bulletin = Bulletin()
+    for row in rows():
+        bulletin.add_batch(row)
+    for row in rows("eval"):
+        bulletin.add_evaluation(row)
+    return bulletin
+
+
+def sent(bulletin):
+    text = bulletin.encode()
+    assert text is not None
+    return text
+
+
+def test_it_says_over_the_wire_what_the_files_say():
+    from_files = RunProgress(FOLDER, steps=120).look()
+
+    told = progress_of(Bulletin.decode(sent(recorded())), steps=120)
+
+    for name in ("step", "reward", "accuracy", "accuracy_before", "tokens_per_s", "policy_lag"):
+        assert getattr(told, name) == getattr(from_files, name)
+    assert (told.phases, told.dropped, told.eta_s) == (
+        from_files.phases,
+        from_files.dropped,
+        from_files.eta_s,
+    )
+    assert told.rewards == pytest.approx(from_files.rewards, abs=1e-4)
+    assert told.accuracy_curve == pytest.approx(from_files.accuracy_curve, abs=1e-4)
+
+
+def test_it_has_the_newest_batches_alone_however_long_the_run_is():
+    bulletin = Bulletin()
+    advice = [{"rule": "r", "text": "x" * 1000}]
+    for step in range(1, 20_000):
+        bulletin.add_batch(
+            {"step": step, "advice": advice, "episodes_by_actor": {"a" * 99: 1}}
+            | dict(rows()[0], step=step)
+        )
+        bulletin.add_evaluation({"step": step, "accuracy": 0.5})
+
+    told = json.loads(sent(bulletin))
+    assert [batch["step"] for batch in told["batches"]] == list(range(20_000 - RECENT, 20_000))
+    assert [row["step"] for row in told["evaluations"]] == [1, 19_999]
+    assert ["advice" in batch for batch in told["batches"]] == [False] * (RECENT - 1) + [True]
+    assert "episodes_by_actor" not in told["batches"][0]
+    assert len(sent(bulletin)) < MAX_BYTES / 2
+
+
+def test_one_that_is_too_large_is_left_out():
+    bulletin = recorded()
+    bulletin.add_batch({"step": 48, "advice": [{"rule": "r", "text": "x" * MAX_BYTES}]})
+
+    assert bulletin.encode() is None
+
+
+def test_other_bytes_are_refused():
+    for text in (
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"batches": [1], "evaluations": [], "rewards": [], "accuracies": []}',
+    ):
+        with pytest.raises(RecordError, match="a bulletin must be one that this version's learner"):
+            Bulletin.decode(text)
+
+
+def test_a_learner_that_resumes_takes_back_what_it_has_said(tmp_path):
+    journal = Journal(tmp_path)
+    for row in rows():
+        journal.append("metrics", row)
+    for row in rows("eval"):
+        journal.append("eval", row)
+    assert progress_of(journal.bulletin, steps=120).step == 47
+
+    again = Journal(tmp_path)
+    again.rewind(25)
+
+    told = progress_of(again.bulletin, steps=120)
+    assert (told.step, len(told.rewards), len(told.accuracy_curve)) == (25, 25, 3)
