@@ -212,6 +212,7 @@ def make_engine(settings: Settings, line: WorkerLine | None = None) -> tuple[Eng
             threads=actors.threads,
             device=device,
             seed=_engine_seed(),
+            recompute_kv=actors.kv_on_swap == "recompute",
         )
         return torch_engine(options), device
     from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM
@@ -229,6 +230,7 @@ def make_engine(settings: Settings, line: WorkerLine | None = None) -> tuple[Eng
             line=line.path if line is not None else "",
             threads=actors.threads,
             kv_cache_gib=actors.kv_cache_gib,
+            recompute_kv=actors.kv_on_swap == "recompute",
             gpu_memory_utilization=actors.gpu_memory_utilization,
             tensor_parallel_size=actors.tensor_parallel_size,
             seed=_engine_seed(),

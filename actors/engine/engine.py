@@ -237,7 +237,7 @@ class Stepper(Protocol):
         ...
 
     def load(self, staged: StagedWeights) -> None:
-        """Swap to the prepared weights while paused; running requests keep their KV cache.
+        """Swap to the prepared weights while paused; running requests go on, KV kept or made anew.
 
         Raises:
             WeightsOverwritten: they were read only now, and are a mixture; another `load` follows.

@@ -12,7 +12,7 @@ Shapes: R rows in use, T tokens of a prompt, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ class TorchOptions:
     threads: int = 1
     device: str = "cpu"
     seed: int = 0
+    recompute_kv: bool = False
+    """Whether running requests are prefilled anew after each swap."""
 
 
 def torch_engine(
@@ -61,11 +63,11 @@ class _Row:
     key: int
     request: Request
     tokens_left: int
-    last_token: int = -1
+    made: list[int] = field(default_factory=list)
     has_ended: bool = False
 
     def take(self, token: int, logprob: float) -> Sampled:
-        self.last_token = token
+        self.made.append(token)
         self.tokens_left -= 1
         finish_reason = None
         if token in self.request.stop_token_ids:
@@ -146,7 +148,7 @@ class TorchStepper:
         num_running = len(self._rows)
         if num_running:
             held = self._rows
-            ids_R1 = torch.tensor([[row.last_token] for row in held], device=self._device)
+            ids_R1 = torch.tensor([[row.made[-1]] for row in held], device=self._device)
             logits_RV = self._forward(ids_R1, *self._cache.begin_decode(num_running))
             sampled += self._sample(held, logits_RV)
         while self._waiting and len(self._rows) < self._options.max_concurrent:
@@ -189,6 +191,8 @@ class TorchStepper:
         assert self._shadow, staged.manifest.version
         for name, parameter in self._parameters.items():
             parameter.data, self._shadow[name] = self._shadow[name], parameter.data
+        if self._options.recompute_kv:
+            self._recompute()
 
     def read_back(self, staged: StagedWeights) -> list[str] | None:
         """Compare every parameter with the file."""
@@ -228,6 +232,15 @@ class TorchStepper:
         rows = slice(first, first + len(held))
         logits_RV = self._forward(ids_RT, *self._cache.begin_prefill(rows, num_tokens))
         return self._sample(held, logits_RV)
+
+    @torch.inference_mode()
+    def _recompute(self) -> None:
+        """Fill the cache of every row anew, up to the token that the next step begins with."""
+        for number, row in enumerate(self._rows):
+            token_ids = [*row.request.token_ids, *row.made[:-1]]
+            ids_1T = torch.tensor([token_ids], device=self._device)
+            place = slice(number, number + 1)
+            self._forward(ids_1T, *self._cache.begin_prefill(place, len(token_ids)))
 
     def _forward(self, ids_RT: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """Append tokens to the rows that the cache is prepared for; return last logits [R, V]."""

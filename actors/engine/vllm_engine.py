@@ -6,9 +6,11 @@ device whose idling a second process would hide. On a GPU it runs in a process o
 so the version of every token is exact; AsyncLLM gives each request a queue of its own, and reports
 versions at its end only.
 
-KV and versions: running requests keep their KV cache over a swap. Prefixes cached under an older
-version must not serve later requests, so the cache is salted with the count of swaps; a request
-that waits for its first token when the weights change begins again under the new salt.
+KV and versions: running requests keep their KV cache over a swap, unless it is recomputed
+(`VllmOptions.recompute_kv`); tokens and log-probs that they have already stay. Prefixes cached
+under an older version must not serve later requests, so the cache is salted with the count of
+swaps; a request that waits for its first token when the weights change begins again under the new
+salt.
 """
 
 from __future__ import annotations
@@ -168,6 +170,9 @@ class VllmStepper:
             self._load_in_place(staged)
         self._engine.set_weight_version(f"{manifest.version.lineage}.{manifest.version.step}")
         self._num_swaps += 1
+        if self._options.recompute_kv:
+            # Puts running requests back into the queue, with all their tokens as their prompt.
+            self._engine.reset_prefix_cache(reset_running_requests=True)
         self._begin_waiting_again()
 
     def read_back(self, staged: StagedWeights) -> list[str] | None:

@@ -39,6 +39,8 @@ class VllmOptions:
     """OpenMP threads on a CPU."""
     kv_cache_gib: int | None = None
     """KV cache, GiB; None = `CPU_KV_CACHE_GIB` on a CPU, on a GPU what vLLM finds free."""
+    recompute_kv: bool = False
+    """Whether running requests are prefilled anew after each swap."""
     gpu_memory_utilization: float = 0.85
     tensor_parallel_size: int = 1
     seed: int = 0

@@ -39,6 +39,9 @@ class ActorSettings(Table):
     kv_cache_gib: Positive | None = None
     """Memory for the KV cache, GiB; null = 1 on a CPU, and on a GPU what the engine measures as
     free at its start: set it where learner and actor share a card."""
+    kv_on_swap: Literal["keep", "recompute"] = "keep"
+    """KV cache of running requests when new weights come: `keep`, or `recompute` it with them, so
+    that every later token is the new policy's alone, at the price of one prefill each."""
     tensor_parallel_size: Positive = 1
     """GPUs per actor; on a CPU, processes that share the model."""
     engine_args: dict[str, Any] = Field(default_factory=dict)

@@ -19,7 +19,12 @@ from configs.errors import EngineError, WeightsError
 from learner.model.output_layer import output_layer, score_tokens, softmax_of
 from learner.model.policy import Policy, probe_logprobs
 from learner.model.saved_model import load_causal_lm
-from tests.actors.support.engine_battery import BATTERY, probe_agrees, swaps_under_load
+from tests.actors.support.engine_battery import (
+    BATTERY,
+    probe_agrees,
+    recomputes_kv,
+    swaps_under_load,
+)
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.stale_tensors import lagging
 from tests.actors.support.tiny_model import make_model, stage
@@ -39,10 +44,12 @@ def bench(runner, tmp_path_factory) -> Iterator[Bench]:
     runner.run(bench.engine.close())
 
 
-async def open_bench(folder: Path, *, tied: bool) -> Bench:
+async def open_bench(folder: Path, *, tied: bool, recompute_kv: bool = False) -> Bench:
     model = tiny_folder(folder / "model", tied=tied)
     # Fewer rows than the battery has requests: admission and row moves are part of it.
-    options = TorchOptions(str(folder / "model"), max_model_len=256, max_concurrent=24)
+    options = TorchOptions(
+        str(folder / "model"), max_model_len=256, max_concurrent=24, recompute_kv=recompute_kv
+    )
     engine = torch_engine(options)
     await engine.start()
     return Bench(engine, model, folder)
@@ -70,6 +77,15 @@ def test_every_tensor_that_lags_by_a_step_is_read_back(tmp_path, dtype):
     stepper.prepare(staged)
     stepper.load(staged)
     assert stepper.read_back(staged) == []
+
+
+def test_the_kv_cache_is_recomputed_where_asked(runner, tmp_path):
+    async def story() -> None:
+        bench = await open_bench(tmp_path, tied=True, recompute_kv=True)
+        await recomputes_kv(bench)
+        await bench.engine.close()
+
+    runner.run(story())
 
 
 @pytest.mark.slow

@@ -15,7 +15,13 @@ from torch import nn
 from actors.engine.vllm_private import PACKED
 from actors.engine.wire_tensors import named_tensors
 from buffer.record.episode import PolicyVersion
-from tests.actors.support.engine_battery import BATTERY, TOLERANCE, probe_agrees, swaps_under_load
+from tests.actors.support.engine_battery import (
+    BATTERY,
+    TOLERANCE,
+    probe_agrees,
+    recomputes_kv,
+    swaps_under_load,
+)
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.stale_tensors import lagging
 from tests.actors.support.tiny_model import reference_logprobs, stage
@@ -47,7 +53,12 @@ def bench(runner, tmp_path_factory) -> Iterator[Bench]:
 
 
 async def open_bench(
-    folder: Path, *, tied: bool, dtype: str = "float32", **engine_args: int
+    folder: Path,
+    *,
+    tied: bool,
+    dtype: str = "float32",
+    recompute_kv: bool = False,
+    **engine_args: int,
 ) -> Bench:
     from actors.engine.vllm_engine import vllm_engine
     from actors.engine.vllm_options import VllmOptions
@@ -58,6 +69,7 @@ async def open_bench(
         max_model_len=256,
         max_concurrent=64,
         dtype=dtype,
+        recompute_kv=recompute_kv,
         engine_args=engine_args,
     )
     engine = vllm_engine(options)
@@ -165,12 +177,13 @@ async def finds_what_lags(bench: Bench, dtype: str) -> None:
     assert await bench.engine.read_back(staged) == []
 
 
-def test_untied_embeddings_swap_as_exactly(runner, tmp_path, monkeypatch):
+def test_untied_embeddings_swap_as_exactly_and_kv_is_recomputed(runner, tmp_path, monkeypatch):
     async def story() -> None:
-        bench = await open_bench(tmp_path, tied=False)
+        bench = await open_bench(tmp_path, tied=False, recompute_kv=True)
         scheduler = bench.engine._stepper._engine.vllm_config.scheduler_config  # type: ignore[attr-defined]
         assert scheduler.max_num_batched_tokens == 4096, "vLLM's default for a batch on a CPU"
         await swaps_under_load(bench)
+        await recomputes_kv(bench)
         assert await gap_without_second_packing(bench, monkeypatch) < TOLERANCE
         await bench.engine.close()
 

@@ -19,6 +19,7 @@ from tests.actors.support.engine_battery import (
     aborts,
     overflow_starts_fresh,
     overwritten_weights_make_no_token,
+    recomputes_kv,
     refuses_a_torn_file,
     swaps_under_load,
     switch_at_one_token,
@@ -46,7 +47,11 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
 
     async def story() -> None:
         options = VllmOptions(
-            str(tmp_path / "model"), max_model_len=256, max_concurrent=64, in_process=False
+            str(tmp_path / "model"),
+            max_model_len=256,
+            max_concurrent=64,
+            in_process=False,
+            recompute_kv=True,
         )
         engine = vllm_engine(options)
         await engine.start()
@@ -54,6 +59,7 @@ def test_swaps_reach_a_core_in_another_process(tmp_path, monkeypatch):
         try:
             await swaps_under_load(bench)
             await switch_at_one_token(bench)
+            await recomputes_kv(bench)
             await overflow_starts_fresh(bench)
             await aborts(bench)
             await refuses_a_torn_file(bench)

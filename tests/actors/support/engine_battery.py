@@ -85,6 +85,50 @@ async def switch_at_one_token(bench: Bench) -> None:
     assert statistics.median(first_of_new) > 10 * TOLERANCE
 
 
+async def after_a_swap(bench: Bench) -> torch.Tensor:
+    """Swap in the midst of requests, and compare their later tokens with the new policy alone.
+
+    Returns:
+        Differences to its forward pass over the whole sequence, nats, at the first eight tokens.
+    """
+    before, staged = bench.engine.version, bench.stage_next()
+    await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    transcripts = bench.submit(*[bench.request(max_tokens=150, temperature=0.7) for _ in range(30)])
+    await bench.read(lambda: sum(bool(t.token_ids) for t in transcripts) >= 8)
+
+    await bench.engine.apply(staged)
+    await bench.finish(transcripts)
+
+    assert all(len(t.token_ids) == len(t.logprobs) == 150 for t in transcripts), "no token is lost"
+    gaps = []
+    for transcript in transcripts:
+        if [span.version for span in transcript.versions] != [before, bench.engine.version]:
+            continue  # it waited for a row
+        switch = transcript.versions[1].start
+        ids = list(transcript.request.token_ids) + transcript.token_ids
+        first = len(transcript.request.token_ids) - 1
+        made = torch.tensor(transcript.logprobs)
+        old, new = (
+            reference_logprobs(bench.models[version], ids, temperature=0.7)[first:]
+            for version in (before, bench.engine.version)
+        )
+        assert (old - made)[:switch].abs().max() < TOLERANCE, "tokens of before stay as they were"
+        gaps.append((new - made)[switch : switch + 8].abs())
+    assert len(gaps) >= 8
+    return torch.cat(gaps)
+
+
+async def keeps_kv(bench: Bench) -> None:
+    """Later tokens see keys and values of the old weights, and say so in their log-probs."""
+    assert (await after_a_swap(bench)).median() > 10 * TOLERANCE
+
+
+async def recomputes_kv(bench: Bench) -> None:
+    """Later tokens are the new policy's alone, as after a fresh prefill."""
+    assert (await after_a_swap(bench)).max() < TOLERANCE
+    assert (await after_a_swap(bench)).max() < TOLERANCE
+
+
 async def queued_requests_start_fresh(bench: Bench) -> None:
     """Requests without a token at the swap are wholly of the new version."""
     shared = bench.prompt(140)  # a full block of vLLM's prefix cache
@@ -349,6 +393,7 @@ async def one_delta_for_each_request(bench: Bench) -> None:
 BATTERY = (
     swaps_under_load,
     switch_at_one_token,
+    keeps_kv,
     queued_requests_start_fresh,
     overflow_starts_fresh,
     resumes,
