@@ -157,9 +157,7 @@ class VllmStepper:
         if self._shadow is not None:
             self._shadow.fill(staged)
             return
-        manifest = staged.manifest
-        for _ in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
-            pass
+        _refuse_bad_file(staged)
 
     def load(self, staged: StagedWeights) -> None:
         """Exchange weights and shadow, or load in place through vLLM's own interface."""
@@ -176,9 +174,9 @@ class VllmStepper:
         self._begin_waiting_again()
 
     def read_back(self, staged: StagedWeights) -> list[str] | None:
-        """Compare what the shadow copy was exchanged for with the file."""
+        """Compare the model with the file: that of this process, or every worker's own part."""
         if self._shadow is None:
-            return None
+            return self._read_back_in_workers(staged)
         manifest = staged.manifest
         tensors = named_tensors(staged.path, manifest.tensors, manifest.num_bytes)
         return self._shadow.read_back(dict(tensors))
@@ -230,6 +228,18 @@ class VllmStepper:
         self._rpc("finish_weight_update")
         staged.check()  # all workers have read their parts
 
+    def _read_back_in_workers(self, staged: StagedWeights) -> list[str] | None:
+        from .vllm_weights import update_payload  # noqa: PLC0415 - vLLM
+
+        _refuse_bad_file(staged)
+        update = {"update": update_payload(staged)}
+        stale: set[str] = set()
+        for found in self._engine.collective_rpc("nyala_read_back", kwargs=update):
+            if found is None:
+                return None
+            stale |= set(found)
+        return sorted(stale)
+
     def _unsent(self) -> Iterable[Sampled]:
         for key, token_ids, logprobs in take_unsent(self._engine):
             yield Sampled(key, token_ids, logprobs, None)
@@ -248,6 +258,12 @@ class VllmStepper:
 
     def _rpc(self, method: str, **kwargs: Any) -> None:
         self._engine.collective_rpc(method, kwargs=kwargs)
+
+
+def _refuse_bad_file(staged: StagedWeights) -> None:
+    manifest = staged.manifest
+    for _ in named_tensors(staged.path, manifest.tensors, manifest.num_bytes):
+        pass
 
 
 def _sampling(request: Request, max_tokens: int) -> SamplingParams:

@@ -93,6 +93,7 @@ def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
         "weight_transfer_config": WeightTransferConfig(backend=backend),
+        "worker_extension_cls": "actors.engine.shadow.live.LiveModel",
     }
     if options.head_dtype is not None:
         arguments["hf_overrides"] = {"head_dtype": options.head_dtype}

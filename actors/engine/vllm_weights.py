@@ -129,7 +129,7 @@ class NyalaWeightTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def _tensors(self, update_info: UpdateInfo) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor on the device); a card copies them while the layers are loaded."""
         path, num_bytes = Path(update_info.path), update_info.num_bytes
-        specs = [_tensor_spec(entry) for entry in update_info.tensors]
+        specs = [tensor_spec(entry) for entry in update_info.tensors]
         if self.device.type != "cuda":
             tensors = named_tensors(path, specs, num_bytes)
         else:
@@ -176,5 +176,6 @@ def missing_in(expected: set[str], loaded: Iterable[str]) -> str:
     )
 
 
-def _tensor_spec(entry: dict[str, Any]) -> TensorSpec:
+def tensor_spec(entry: dict[str, Any]) -> TensorSpec:
+    """Return an entry of `update_payload`'s `tensors`."""
     return TensorSpec(**(entry | {"shape": tuple(entry["shape"])}))

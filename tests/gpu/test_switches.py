@@ -13,7 +13,13 @@ from console.run.card_memory import card_memory
 from learner.model.ranks import Ranks
 from learner.model.sequence_cost import SequenceCost
 from learner.profiling.utilization import PER_MULTIPLY_ADD
-from tests.gpu.support.training_on_cards import SMALL, Load, Training, settings_of
+from tests.gpu.support.training_on_cards import (
+    QWEN3_600M,
+    SMALL,
+    Load,
+    Training,
+    settings_of,
+)
 
 pytestmark = pytest.mark.gpu
 LOAD = Load(episodes=16, prompt=64, completion=192, microbatch_tokens=1024)
@@ -87,15 +93,20 @@ def test_the_peak_is_the_one_computed(card: Ranks, table: list[str], name: str) 
     assert 0.75 < computed / measured < 1.35
 
 
-QWEN3_600M = SMALL | {
-    "num_hidden_layers": 28,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-}
+def test_a_model_of_600m_parameters_trains_for_twenty_steps(card: Ranks, table: list[str]) -> None:
+    load = Load(episodes=16, prompt=128, completion=384, microbatch_tokens=4096)
+    settings = settings_of(load, FULL, "bfloat16")
+    memory = torch.cuda.get_device_properties(0).total_memory
+    computed = card_memory(settings, QWEN3_600M, on_gpu=True, card_bytes=memory).total
+    training = Training(card, QWEN3_600M, load, settings)
+    torch.cuda.reset_peak_memory_stats()
+
+    losses = [training.step(number) for number in range(1, 21)]
+
+    measured = torch.cuda.max_memory_allocated()
+    table.append(f"0.6B, 20 steps: {measured / 2**30:.1f} GiB, {computed / 2**30:.1f} computed")
+    assert losses[-1] < losses[0]
+    assert 0.75 < computed / measured < 1.35
 
 
 def _matmul_tflops() -> float:

@@ -81,7 +81,7 @@ class ShadowModel:
 
     def plan_for(self, specs: Sequence[TensorSpec]) -> FillPlan | None:
         """Find the places of a version's tensors; None where only the loader has them."""
-        return make_plan(self._new_model(), specs, _load)
+        return make_plan(self._new_model(), specs, load_into)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill through vLLM's loader.
@@ -91,7 +91,7 @@ class ShadowModel:
         """
         expected = begin_loading(self._shadow)
         try:
-            missing = missing_in(expected, _load(self._shadow, tensors.items()))
+            missing = missing_in(expected, load_into(self._shadow, tensors.items()))
         finally:
             end_loading(self._shadow, self._model_config, self._device)
         if missing:
@@ -136,7 +136,8 @@ class ShadowModel:
         return model
 
 
-def _load(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+def load_into(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> set[str]:
+    """Call vLLM's loader; return the names of the parameters that it has loaded."""
     loader: Any = model
     loaded: set[str] = loader.load_weights(iter(tensors))
     return loaded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from learner.training.step import train_batch
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_policy import constant_rate
 
+ROOT = Path(__file__).parents[3]
 SMALL: dict[str, Any] = {
     "model_type": "qwen3",
     "num_hidden_layers": 4,
@@ -32,6 +34,15 @@ SMALL: dict[str, Any] = {
     "head_dim": 64,
     "vocab_size": 32_000,
     "tie_word_embeddings": True,
+}
+QWEN3_600M = SMALL | {
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
 }
 ALGORITHM = AlgorithmSettings()
 
