@@ -44,7 +44,7 @@ def live_view(
         ascii_only: The terminal has no block characters.
     """
     page = _Page(view, name, ascii_only=ascii_only)
-    head, notes = [page.header(width)], page.notes(width)
+    head, notes = [page.header(width)], page.notes(width, max(NOTE_LINES, height // 2))
     if not view.is_training:
         lines = [*head, *page.stages(width), *notes]
     elif width < TWO_COLUMNS:
@@ -164,8 +164,8 @@ class _Page:
                 lines.append(line.append(row, style="not dim"))
         return lines
 
-    def notes(self, width: int) -> list[Text]:
-        """What is wrong, and what the diagnosis of it is."""
+    def notes(self, width: int, most: int) -> list[Text]:
+        """What is wrong, and what the diagnosis of it is, on so many lines."""
         view = self._view
         notes = [("ALARM", view.alarm)] if view.alarm is not None else []
         notes += [("CLOSED", each) for each in view.closed]
@@ -182,7 +182,10 @@ class _Page:
             for at, row in enumerate(rows):
                 line = Text((kind if not at else "").ljust(LABEL), style="bold red")
                 lines.append(line.append(row, style="not bold default"))
-        return lines
+        if len(lines) <= most:
+            return lines
+        more = Text(" " * LABEL + "… more in the learner's log", style="bold")
+        return [*lines[: most - 1], more]
 
     def _curve(
         self, label: str, value: float | None, points: Sequence[float], about: str, room: int

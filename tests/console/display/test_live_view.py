@@ -216,3 +216,16 @@ def test_without_colour_or_block_characters_nothing_is_lost(width):
     ascii_text = text_of(recorded_view(), width, ascii_only=True)
     assert ascii_text.isascii()
     assert "32 of 48 groups" in ascii_text
+
+
+def test_much_advice_leaves_room_for_the_run():
+    view = recorded_view()
+    advice = {f"rule-{n}": f"cause {n}: " + "mend it " * 40 for n in range(9)}
+    view = replace(view, progress=replace(view.progress, advice=advice), alarm="nobody samples")
+
+    shown = lines_of(view, 80, 24)
+
+    assert any(line.startswith("ALARM     nobody samples") for line in shown)
+    assert any(line.startswith("ADVICE    cause 0") for line in shown)
+    assert any("more in the learner's log" in line for line in shown)
+    assert any(line.startswith("actors    2") for line in shown)
