@@ -35,10 +35,11 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write curves, settings and answers of a run as one HTML file.
+    """Write a run, or several, as one HTML file.
 
-    It works offline, in a dark or a light window of any width, and on a run that still trains. Of
-    several runs the curves share their charts. `nyala up` writes one when a run ends.
+    Curves, settings and answers. It works offline, in a dark or a light window of any width, and on
+    a run that still trains. Of several runs the curves share their charts. `nyala up` writes one
+    when a run ends.
 
     Example: `nyala report runs/demo`
     """

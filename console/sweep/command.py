@@ -51,10 +51,11 @@ def sweep(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time.")] = 1,
 ) -> None:
-    """Make a run for each combination of values, one after the other.
+    """Make a run for each combination of values, or search.
 
-    The runs lie in one folder, with a table and curves in sweep.html at the end. The same command
-    again leaves out what has finished, goes on with what has not, and may have further values.
+    One after the other, unless --jobs says more. The runs lie in one folder, with a table and
+    curves in sweep.html at the end. The same command again leaves out what has finished, goes on
+    with what has not, and may have further values.
 
     Example: `nyala sweep mine.yaml --over learner.lr=1e-6,3e-6 --over run.seed=1,2`
     """
