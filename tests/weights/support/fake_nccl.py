@@ -9,6 +9,7 @@ shown by it.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,19 +54,22 @@ class FakeNccl:
     def __init__(self, store: Any, rank: int, size: int, options: Options) -> None:
         self._meeting = (store, rank, size)
         self._gloo: Any = None
+        self._lock = threading.Lock()
         self.options = options
         self.is_aborted = False
         self.made.append(self)
 
     def broadcast(self, tensors: list[Any], options: Any) -> Any:
-        assert not self.is_aborted
-        if self._gloo is None:
-            self._gloo = self._meet()
-        return FakeWork(self, self._gloo.broadcast(tensors, options))
+        with self._lock:
+            if self.is_aborted:
+                raise RuntimeError("aborted")
+            self._gloo = gloo = self._gloo or self._meet()
+        return FakeWork(self, gloo.broadcast(tensors, options))
 
     def abort(self) -> None:
-        self.is_aborted = True
-        self._gloo = None  # which closes its connections
+        with self._lock:
+            self.is_aborted, gloo, self._gloo = True, self._gloo, None
+        del gloo  # which closes its connections, and waits for what is under way
 
     def _meet(self) -> Any:
         assert self.options.config.blocking == 0, "a blocking communicator waits for ever"
