@@ -44,7 +44,7 @@ RECOVERY = Metric(
     "nyala_broker_recovery_seconds",
     "histogram",
     "s",
-    "From the last sign of life of an actor that left until another had its task.",
+    "From the last sign of life of an actor that fell silent until another had its task.",
 )
 CLOSED = Metric(
     "nyala_broker_leasing_closed",

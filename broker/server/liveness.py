@@ -117,12 +117,12 @@ class Liveness:
 
     def gone_of(self, key: str) -> list[Peer]:
         """List the sessions of a key whose process has ended: they leave it their place."""
-        return [peer for peer in self if peer.key == key and self.has_left(peer)]
+        return [peer for peer in self if peer.key == key and self._has_left(peer)]
 
     def is_elsewhere(self, incarnation: str, key: str, route: bytes) -> bool:
         """Return whether another connection of this key speaks for it, and still stands."""
         peer = self.get(incarnation, key)
-        return peer is not None and peer.route != route and not self.has_left(peer)
+        return peer is not None and peer.route != route and not self._has_left(peer)
 
     def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> Peer:
         """Add the sender of a HELLO; a repeated HELLO keeps the session."""
@@ -168,8 +168,7 @@ class Liveness:
             self.forget(*session)
         return [name for name, _ in gone]
 
-    def has_left(self, peer: Peer) -> bool:
-        """Return whether a peer is silent for too long, or its connection is gone."""
+    def _has_left(self, peer: Peer) -> bool:
         return self.is_suspect(peer) or not self.has_route(peer.route)
 
     def _mark_seen(self, peer: Peer) -> None:
@@ -180,7 +179,8 @@ class Liveness:
 class Recoveries:
     """Times from the last sign of life of an actor that left to its work in other hands.
 
-    Of leases that this broker granted.
+    Of leases that this broker granted. What `nyala up` gives back at once, when it sees an actor of
+    its machine die, has moved on before the broker misses that actor, and is not counted.
 
     Args:
         peers: The table.
@@ -203,7 +203,7 @@ class Recoveries:
             seen_at = self._expired.pop(task_id, None)
             former = self._holders.get(task_id)
             if seen_at is None and former is not None and former is not peer:
-                seen_at = former.seen_at if self._peers.has_left(former) else None
+                seen_at = former.seen_at if self._peers.is_suspect(former) else None
             if seen_at is not None:
                 self.recoveries.observe(self._peers.clock() - seen_at)
             self._holders.pop(task_id, None)

@@ -41,15 +41,15 @@ def test_an_expired_lease_counts_from_the_last_sign_of_life() -> None:
     assert table.recoveries.recoveries.total == 18
 
 
-def test_a_task_of_an_actor_that_left_is_recovered_without_having_expired() -> None:
+def test_a_task_of_a_silent_actor_is_recovered_without_having_expired() -> None:
     table = Table()
     table.recoveries.granted(table.a, [1])
-    table.peers.has_route = lambda route: route != b"a"
-    table.clock.now += 2
+    table.clock.now += 7  # over heartbeat_timeout_s
+    table.hear("b")
 
     table.recoveries.granted(table.b, [1])
 
-    assert table.recoveries.recoveries.total == 2
+    assert table.recoveries.recoveries.total == 7
     assert sum(table.recoveries.requeues.counts) == 0
 
 
