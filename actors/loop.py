@@ -151,7 +151,7 @@ class ActorLoop:
             leases=leases,
             settings=actors,
             on_publication=self._see,
-            probe_difference=lambda: weights.probe_difference,
+            of_weights=lambda: weights.figures,
             deadline_s=give_up_s,
         )
 

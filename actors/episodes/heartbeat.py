@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
@@ -37,7 +37,7 @@ class Heartbeat:
         leases: HeldLeases,
         settings: ActorSettings,
         on_publication: Callable[[Publication | None], None],
-        probe_difference: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
+        of_weights: Callable[[], Mapping[str, float]] = dict,
         deadline_s: float,
     ) -> None:
         """Connect the parts.
@@ -49,7 +49,7 @@ class Heartbeat:
             leases: The leases to keep alive.
             settings: The pauses.
             on_publication: Called with the newest address of the weights.
-            probe_difference: Of engine and learner, mean and largest, nats.
+            of_weights: Figures of the receiver, by their names in `Figures`.
             deadline_s: Longest silence of the broker.
         """
         self._broker = broker
@@ -59,7 +59,7 @@ class Heartbeat:
         self._heartbeat_s = settings.heartbeat_s
         self._period_s = min(settings.heartbeat_s, settings.snapshot_s)
         self._on_publication = on_publication
-        self._probe_difference = probe_difference
+        self._of_weights = of_weights
         self._deadline_s = deadline_s
         self._sent_at = float("-inf")
 
@@ -88,8 +88,7 @@ class Heartbeat:
                 await self._send(beats)
 
     async def _send(self, beats: list[Beat]) -> None:
-        mean, largest = self._probe_difference()
-        stats = structs.replace(self._sampling.report(), probe_mean=mean, probe_max=largest)
+        stats = structs.replace(self._sampling.report(), **self._of_weights())
         for portion in portions(beats) if beats else [()]:
             await self._send_portion(portion, stats)
 

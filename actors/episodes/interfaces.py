@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from broker.protocol.messages import (
@@ -50,8 +51,8 @@ class Weights(Protocol):
         ...
 
     @property
-    def probe_difference(self) -> tuple[float, float]:
-        """Mean and largest difference between engine and learner at the last probe, nats."""
+    def figures(self) -> Mapping[str, float]:
+        """Those of the last version in heartbeats, by their names in `Figures`."""
         ...
 
     def offer(self, publication: Publication | None) -> None:

@@ -41,12 +41,26 @@ class WeightCounters:
     """From an announcement to staged bytes, summed; generation goes on meanwhile."""
     pause_s: float = 0.0
     """Generation paused for swaps, summed."""
+    last_transfer_s: float = 0.0
+    """Of the last version alone."""
+    last_pause_s: float = 0.0
+    """Of the last swap alone."""
     probe_mean: float = 0.0
     """Mean difference of the last probe that agreed, nats."""
     probe_max: float = 0.0
     """Its largest difference."""
     probe_max_diff: float = 0.0
     """Largest difference of all that agreed."""
+
+    @property
+    def of_last_version(self) -> dict[str, float]:
+        """Figures of the last version, by their names in `Figures`."""
+        return {
+            "probe_mean": self.probe_mean,
+            "probe_max": self.probe_max,
+            "weight_transfer_s": self.last_transfer_s,
+            "weight_pause_s": self.last_pause_s,
+        }
 
     def note_probe(self, mean: float, largest: float) -> None:
         """Note the differences of a probe that agreed."""

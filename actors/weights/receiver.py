@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -158,9 +158,9 @@ class WeightReceiver:
         return replace(self._counters)
 
     @property
-    def probe_difference(self) -> tuple[float, float]:
-        """Mean and largest difference of the last probe that agreed, nats."""
-        return self._counters.probe_mean, self._counters.probe_max
+    def figures(self) -> Mapping[str, float]:
+        """Those of the last version in heartbeats, by their names in `Figures`."""
+        return self._counters.of_last_version
 
     def offer(self, publication: Publication | None) -> None:
         """Follow the publisher to the endpoint that the broker names."""
@@ -266,7 +266,8 @@ class WeightReceiver:
         self.is_dirty = True
         try:
             staged.check()  # it may have waited at the gate
-            self._counters.pause_s += await self._engine.apply(staged)
+            self._counters.last_pause_s = await self._engine.apply(staged)
+            self._counters.pause_s += self._counters.last_pause_s
         except WeightsOverwritten as error:
             self.is_dirty = was_dirty or isinstance(error, MixedWeights)
             self._fetch_overwritten_again(error)

@@ -222,7 +222,8 @@ class WeightTransfer:
                         f"{wanted.manifest.digest}, got another one {mismatches} times; the memory "
                         "of the publisher or of this machine is corrupt"
                     )
-        self.counters.transfer_s += time.monotonic() - started
+        self.counters.last_transfer_s = time.monotonic() - started
+        self.counters.transfer_s += self.counters.last_transfer_s
 
     async def _fetch(self, version: PolicyVersion) -> bool:
         """Stage a version by the first transport that brings it.

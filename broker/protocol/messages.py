@@ -148,9 +148,11 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
     finished: Real = 0.0
     lost: Real = 0.0
     probe_mean: Real = 0.0
-    """Mean difference between engine and learner at the last swap of weights, nats."""
     probe_max: Real = 0.0
-    """The largest."""
+    """Mean and largest difference between engine and learner at the last swap of weights, nats."""
+    weight_transfer_s: Real = 0.0
+    weight_pause_s: Real = 0.0
+    """Of the last version: from its announcement to checked bytes, and paused for its swap."""
 
 
 class BeatRequest(Message, frozen=True, tag="beat"):

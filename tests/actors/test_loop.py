@@ -70,6 +70,23 @@ def text_of(episode: Episode) -> str:
     return CharacterTokenizer().decode(episode.completion.token_ids.tolist())
 
 
+def test_heartbeats_carry_the_times_of_the_last_version_of_weights(redis_url, keys):
+    async def story(ring):
+        actor = Actor(ring, "a")
+        fields: dict[str, str] = {}
+        async with asyncio.timeout(60):
+            while "weight_pause_s" not in fields:
+                await asyncio.sleep(0.005)
+                for seen in await ring.store.run(operations.actors()):
+                    fields = seen.fields
+        await ring.store.run(operations.cancel(1))
+        await actor.end()
+        assert float(fields["weight_transfer_s"]) == 1.5
+        assert float(fields["weight_pause_s"]) == 0.25
+
+    in_ring(redis_url, keys, story, groups=40)
+
+
 def test_every_task_of_the_run_becomes_a_record_and_done_ends_the_actor(redis_url, keys):
     async def story(ring):
         actor = Actor(ring, "a")

@@ -119,7 +119,7 @@ class MovingWeights:
         self._newest: Publication | None = None
         self._offered, self._swapped = asyncio.Event(), asyncio.Event()
         self.is_dirty = False
-        self.probe_difference = (0.0, 0.0)
+        self.figures: dict[str, float] = {}
 
     def offer(self, publication: Publication | None) -> None:
         if publication is None or publication.version <= self._engine.version:

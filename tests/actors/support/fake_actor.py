@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actors.environments.arithmetic import evaluate
@@ -36,7 +36,7 @@ class FakeWeights:
     """Weights that are always there; `offer` is all that the loop can get wrong."""
 
     is_dirty = False
-    probe_difference = (0.0, 0.0)
+    figures: Mapping[str, float] = {"weight_transfer_s": 1.5, "weight_pause_s": 0.25}
 
     def __init__(self) -> None:
         self.offered: list[Publication] = []
