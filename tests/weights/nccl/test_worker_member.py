@@ -22,7 +22,9 @@ from actors.membership.worker_line import WorkerLine
 from actors.membership.worker_member import serve_actor
 from actors.weights.counters import WeightCounters
 from actors.weights.group_member import GroupMember
-from actors.weights.staging_files import StagingFile
+from actors.weights.held import HeldWeights
+from actors.weights.staging_files import StagingFile, StagingFiles
+from actors.weights.updates import WeightUpdates
 from broker.protocol.manifest import Probe, WeightManifest, digest_of
 from broker.protocol.weight_messages import Announce, Epoch, Fault, Ready
 from buffer.record.episode import PolicyVersion
@@ -197,7 +199,9 @@ def test_an_actor_is_ready_when_its_worker_is(tmp_path: Path, is_stopped: bool) 
             else:
                 serve_actor(line.path, "cpu")
             await until(lambda: line.is_open)
-            member = GroupMember(post, WeightCounters(), place=line, timeout_s=0.5)
+            updates = WeightUpdates(HeldWeights(), counters := WeightCounters())
+            files = StagingFiles("test", fallback=tmp_path)
+            member = GroupMember(post, updates, files, counters, place=line, timeout_s=0.5)
             member.expect(epoch.version)
             member.on_message(epoch)
             file = StagingFile(*staged(tmp_path))
