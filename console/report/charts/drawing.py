@@ -171,6 +171,8 @@ def frame_of(
     room = 0.04 * (high - low) or abs(high) * 0.1 or 1.0
     low = low if least is not None and low >= least else low - room
     high = high if most is not None and high <= most else high + room
+    if low == high:  # both bounds are met: nothing but this one value
+        low, high = low - room, high + room
     x_low, x_high = min(x_values), max(x_values)
     if x_low == x_high:
         x_low, x_high = x_low - 0.5, x_high + 0.5

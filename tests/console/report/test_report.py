@@ -170,6 +170,12 @@ def test_a_figure_without_a_value_is_a_gap(tmp_path):
     assert "nan" not in page.source
 
 
+def test_a_run_whose_ratios_are_all_1_is_drawn(tmp_path):
+    ones = {"ratio_percentiles": dict.fromkeys(("1", "5", "25", "50", "75", "95", "99"), 1.0)}
+
+    assert "Importance ratios" in page_of(made_run(tmp_path / "r", metrics=lambda _: ones)).text
+
+
 def test_answers_to_the_same_question_stand_side_by_side(tmp_path):
     folder = made_run(tmp_path / "r")
     grades = {"up": 0.0, "down": 1.0, "right": 1.0, "wrong": 0.25}
