@@ -33,7 +33,7 @@ def test_twenty_swaps_under_graphs_leave_the_learners_policy(
     from actors.engine.vllm_options import VllmOptions
 
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**shape)).to(torch.bfloat16).eval()
+    model = Qwen3ForCausalLM(Qwen3Config(**shape)).bfloat16().eval()
     model.save_pretrained(tmp_path / "model")
 
     async def story() -> list[float]:
@@ -76,7 +76,7 @@ def test_twenty_swaps_under_graphs_leave_the_learners_policy(
 async def agrees(bench: Bench, model: Qwen3ForCausalLM) -> None:
     """Compare the engine's log-probs with a forward pass in bfloat16."""
     token_ids = bench.prompt(40)
-    on_card = copy.deepcopy(model).cuda()
+    on_card = torch.nn.Module.cuda(copy.deepcopy(model))
     ids = torch.tensor([token_ids], device="cuda")
     with torch.no_grad():
         logits = on_card(ids).logits[0, :-1].float()
