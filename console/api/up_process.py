@@ -19,7 +19,13 @@ from pathlib import Path
 from configs.errors import NyalaError, SettingsError
 from console.run.process_guard import ProcessGuard
 
-UP = (sys.executable, "-P", "-c", "from console.main import app; app(prog_name='nyala')", "up")
+UP: tuple[str, ...] = (
+    sys.executable,
+    "-P",
+    "-c",
+    "from console.main import app; app(prog_name='nyala')",
+    "up",
+)
 BEGIN_S = 900.0  # of its checks: a model's configuration may have to come from the hub
 LOOK_EVERY_S = 0.1
 STOPPED = 130

@@ -75,7 +75,7 @@ def page_templates(folder: Path) -> Environment:
         finalize=_without_controls,
     )
     templates.filters["short"] = short
-    templates.globals["css"] = (PAGE / "report.css").read_text(encoding="utf-8")
+    templates.globals.update(css=(PAGE / "report.css").read_text(encoding="utf-8"))
     return templates
 
 
