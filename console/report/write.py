@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -75,7 +76,8 @@ def page_templates(folder: Path) -> Environment:
         finalize=_without_controls,
     )
     templates.filters["short"] = short
-    templates.globals.update(css=(PAGE / "report.css").read_text(encoding="utf-8"))
+    shared = cast("dict[str, object]", templates.globals)  # inferred from jinja's own functions
+    shared["css"] = (PAGE / "report.css").read_text(encoding="utf-8")
     return templates
 
 
