@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -68,7 +67,7 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def page_templates(folder: Path) -> Environment:
-    """Return the templates of a folder, beside those of a report; all have its style as `css`."""
+    """Return the templates of a folder, beside those of a report, whose style they share."""
     templates = Environment(
         loader=FileSystemLoader([folder, PAGE]),
         autoescape=True,
@@ -76,8 +75,6 @@ def page_templates(folder: Path) -> Environment:
         finalize=_without_controls,
     )
     templates.filters["short"] = short
-    shared = cast("dict[str, object]", templates.globals)  # inferred from jinja's own functions
-    shared["css"] = (PAGE / "report.css").read_text(encoding="utf-8")
     return templates
 
 
