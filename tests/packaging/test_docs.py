@@ -29,8 +29,8 @@ def tracked() -> set[str]:
 
 
 def drawn_tree() -> set[str]:
-    """Folders in the tree of the README, each with a comment."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Folders in the tree of the contributors' page, each with a comment."""
+    text = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (tree,) = [block for block in blocks if block.startswith("configs/")]
     folders, room = set[str](), ""
@@ -42,7 +42,7 @@ def drawn_tree() -> set[str]:
     return folders
 
 
-def test_the_tree_in_the_readme_is_the_tree_on_disk():
+def test_the_tree_that_is_drawn_is_the_tree_on_disk():
     files = [name.split("/") for name in tracked()]
     top = {parts[0] for parts in files if parts[0] in (*ROOMS, *LEAVES)}
     inside = {f"{p[0]}/{p[1]}" for p in files if len(p) > 2 and p[0] in ROOMS}
@@ -91,3 +91,10 @@ def test_every_benchmark_is_run_by_a_command_that_a_page_names():
     programs |= {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
 
     assert {name for name in programs if f"-m benchmarks.{name}" not in text} == set()
+
+
+def test_every_page_is_in_the_index():
+    text = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", text)
+
+    assert sorted(linked) == sorted(page.name for page in PAGES[1:] if page.name != "index.md")
