@@ -184,7 +184,7 @@ def test_status_names_what_is_closed_and_resume_opens_it(folder, redis_url):
     print_status(folder, Console(file=screen, width=200))
 
     shown = screen.getvalue()
-    assert "LEASING IS PAUSED: 11 of the last 1000 tasks died" in shown
+    assert "leasing is paused: 11 of the last 1000 tasks died" in shown
     assert "the key abc gets no leases for" in shown
     assert f"nyala buffer resume {folder}" in shown
     assert "it failed" in ask("resume", folder)

@@ -63,8 +63,8 @@ class FakeNccl:
         with self._lock:
             if self.is_aborted:
                 raise RuntimeError("aborted")
-            self._gloo = gloo = self._gloo or self._meet()
-        return FakeWork(self, gloo.broadcast(tensors, options))
+            self._gloo = self._gloo or self._meet()
+            return FakeWork(self, self._gloo.broadcast(tensors, options))  # begins, and returns
 
     def abort(self) -> None:
         with self._lock:
