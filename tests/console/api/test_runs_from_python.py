@@ -121,6 +121,7 @@ def test_a_run_ends_with_a_program_that_is_killed(config, tmp_path):
 def test_an_interrupt_ends_the_waiting_and_not_the_run(config, tmp_path):
     lines = [
         "try:",
+        "    print('waiting', flush=True)",
         "    run.wait()",
         "except KeyboardInterrupt:",
         "    done = len(run.metrics)",
@@ -131,6 +132,7 @@ def test_an_interrupt_ends_the_waiting_and_not_the_run(config, tmp_path):
     with script(config, *lines) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "running\n"
+        assert program.stdout.readline() == "waiting\n"
         os.killpg(program.pid, signal.SIGINT)  # as a terminal and a notebook's kernel do
         out, _ = program.communicate(timeout=60)
 
