@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from console.run.run_folder import RunFolder
-from learner.reporting.bulletin import PHASES, RECENT, Bulletin
+from learner.profiling.phase_names import PHASES
+from learner.reporting.bulletin import RECENT, Bulletin
 
 from .advice import advice_in
 from .json_lines import JsonLines, Row, number

@@ -23,19 +23,8 @@ from typing import TypeAlias
 import torch
 from torch.profiler import record_function
 
-PHASES: tuple[str, ...] = (
-    "wait",
-    "fetch",
-    "pack",
-    "gather",
-    "prepare",
-    "forward",
-    "backward",
-    "clip",
-    "optimizer",
-    "checkpoint",
-    "other",
-)
+from .phase_names import PHASES
+
 PREFIX = "nyala."
 """Of a phase's name in traces."""
 GIB = 2**30

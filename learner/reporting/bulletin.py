@@ -14,25 +14,12 @@ from typing import TypeAlias
 import msgspec
 
 from configs.errors import RecordError
+from learner.profiling.phase_names import PHASES
 
 from .curve import Curve
 
 RECENT = 20  # batches: enough to smooth single ones, few enough to follow the run
 MAX_BYTES = 64 * 1024  # ten times what a run with two environments has
-PHASES = (
-    "wait",
-    "fetch",
-    "pack",
-    "gather",
-    "prepare",
-    "forward",
-    "backward",
-    "clip",
-    "optimizer",
-    "checkpoint",
-    "other",
-)
-"""Of a batch, as `learner/profiling/phases.py` names them, which loads torch."""
 OF_A_BATCH = (
     "step",
     "time",

@@ -17,7 +17,7 @@ from configs.metrics.health import Health, Pulse
 from configs.metrics.serving import serving
 from configs.settings import Settings
 from learner.data.evaluation import Evaluation
-from learner.profiling.phases import PHASES
+from learner.profiling.phase_names import PHASES
 from learner.weights.server import Sent
 
 OF_LAST_BATCH = {

@@ -11,7 +11,7 @@ from buffer.operations.values import ActorSeen
 from console.display.progress import Progress
 from console.display.snapshot import View
 from console.display.view.live_view import live_view
-from learner.reporting.bulletin import PHASES
+from learner.profiling.phase_names import PHASES
 from tests.console.support.recorded_run import recorded_view, rows
 
 WIDTHS = [60, 80, 140]
@@ -71,12 +71,6 @@ def test_the_learners_time_is_shared_out_among_its_phases():
 
     first = ", ".join(shares[name] for name in ["wait", *others[:2]])
     assert line.startswith(f"learner   {first}")
-
-
-def test_the_phases_are_those_of_the_learner():
-    from learner.profiling.phases import PHASES as OF_THE_LEARNER
-
-    assert PHASES == OF_THE_LEARNER
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from learner.profiling.phases import GIB, PHASES, Recorder
+from learner.profiling.phase_names import PHASES
+from learner.profiling.phases import GIB, Recorder
 
 CPU = torch.device("cpu")
 
