@@ -16,7 +16,8 @@ VARIABLE = "NYALA_TYPED"
 
 HINT = re.compile(
     r"(?<![\w/])nyala(?= (?:new|up|status|top|logs|stop|samples|try|actor|learner|broker|keys|"
-    r"buffer|weights|losses|schema|data|env|init-model|chaos|checkpoint|join-pack|report|compare|sweep)\b)"
+    r"buffer|weights|losses|schema|data|env|init-model|chaos|checkpoint|"
+    r"join-pack|report|compare|sweep|metrics)\b)"
 )
 
 
