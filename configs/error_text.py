@@ -175,13 +175,26 @@ def _constraint(schema: Schema) -> str:
         return " or ".join(_constraint(branch) for branch in schema["anyOf"])
     if "enum" in schema:
         return "one of " + ", ".join(str(choice) for choice in schema["enum"])
+    if "const" in schema:
+        return str(schema["const"])
     if "pattern" in schema:
         return PATTERNS.get(schema["pattern"], f"text like {schema['pattern']}")
     if schema.get("format") == "path":
         return "a path"
-    noun = NOUNS.get(str(_resolved(schema).get("type")), "a value")
+    kind = str(_resolved(schema).get("type"))
+    if kind == "array":
+        return _list_of(schema)
+    noun = NOUNS.get(kind, "a value")
     bounds = [f"{sign} {_number(schema[key])}" for key, sign in BOUNDS.items() if key in schema]
     return f"{noun} {' and '.join(bounds)}".rstrip()
+
+
+def _list_of(schema: Schema) -> str:
+    if "prefixItems" in schema:
+        return (
+            f"a list of {len(schema['prefixItems'])}, each {_constraint(schema['prefixItems'][0])}"
+        )
+    return f"a list, each {_constraint(schema.get('items', {}))}"
 
 
 def _number(bound: float) -> str:

@@ -53,6 +53,10 @@ VERBS = {
         "console.checkpoints.command",
         "List, verify, export and remove the checkpoints of a run.",
     ),
+    "settings": (
+        "console.verbs.reference",
+        "List all settings, with unit, values, default, and when to change them.",
+    ),
     "losses": ("console.verbs.reference", "List the mathematics that settings can choose."),
     "metrics": ("console.verbs.reference", "List all figures of a run, with unit and meaning."),
     "schema": ("console.verbs.reference", "Print the JSON schema of the settings."),

@@ -15,71 +15,128 @@ class ActorSettings(Table):
     """The processes that sample."""
 
     count: Annotated[int, Field(ge=0)] = 1
-    """Actors that `nyala up` starts; more may join at any time."""
+    """Actors that `nyala up` starts; more may join at any time.
+
+    Change it when the learner waits for episodes and cores or cards are free."""
     engine: Literal["vllm", "torch"] = "vllm"
-    """`vllm`, or `torch`: a small engine for macOS and quick tests."""
+    """`vllm`, or `torch`: a small engine for macOS and quick tests.
+
+    Set it to `torch` where vLLM cannot be installed, such as on macOS."""
     in_process: bool | None = None
     """Run vLLM inside the actor's process; null = yes on a CPU, no (its core in processes of its
-    own) on a GPU, and with several workers."""
+    own) on a GPU, and with several workers.
+
+    Set it to false on a CPU if a crash of the engine should leave its actor alive, to true on a
+    GPU to debug the engine."""
     max_concurrent_episodes: Positive = 256
-    """Episodes one actor generates at a time."""
+    """Episodes one actor generates at a time.
+
+    Lower it when the engine preempts requests for want of KV cache, up when its cards are not
+    busy."""
     max_episodes_in_flight: Positive | None = None
     """Episodes one actor works on at a time, those that wait for their environment included; null =
-    hardly more than it generates. Raise it where steps of the environment take long."""
+    hardly more than it generates. Raise it where steps of the environment take long.
+
+    Change it when steps of the environment take long and the engine idles meanwhile."""
     environment_workers: Positive = 16
     """Threads in which one actor calls environments without `async` methods; a class that is not
-    thread-safe is made once for each."""
+    thread-safe is made once for each.
+
+    Change it when an environment without `async` methods waits for others, such as a database, and
+    episodes queue for it."""
     environment_timeout_s: Seconds = 30.0
-    """A step of the environment that takes longer costs its episode an attempt."""
+    """A step of the environment that takes longer costs its episode an attempt.
+
+    Raise it when a correct step of your environment takes longer than this."""
     max_model_len: Positive | None = None
-    """Longest sequence of the engine, tokens; null = prompt + completion limits of `run`."""
+    """Longest sequence of the engine, tokens; null = prompt + completion limits of `run`.
+
+    Rarely needs a change: the limits of `run` decide."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] = 0.85
     """Share of the GPU's memory for the engine (GPU); with `kv_cache_gib` only what must be free at
-    its start."""
+    its start.
+
+    Lower it when something else needs the card, up when it has it alone and the KV cache is
+    full."""
     kv_cache_gib: Positive | None = None
     """Memory for the KV cache, GiB; null = 1 on a CPU, and on a GPU what the engine measures as
-    free at its start: set it where learner and actor share a card."""
+    free at its start: set it where learner and actor share a card.
+
+    Change it when learner and actor share a card, and for long answers on a CPU."""
     kv_on_swap: Literal["keep", "recompute"] = "keep"
     """KV cache of running requests when new weights come: `keep`, or `recompute` it with them, so
-    that every later token is the new policy's alone, at the price of one prefill each."""
+    that every later token is the new policy's alone, at the price of one prefill each.
+
+    Set it to `recompute` when log-probs of episodes that saw a swap drift from the learner's."""
     tensor_parallel_size: Positive = 1
-    """GPUs per actor; on a CPU, processes that share the model."""
+    """GPUs per actor; on a CPU, processes that share the model.
+
+    Raise it when the model does not fit on one card."""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's engine, named as in its `EngineArgs`, such as
     `{max_num_batched_tokens: 8192}`; those that would make log-probs, weights or versions inexact
-    are refused."""
+    are refused.
+
+    Change it for an option of vLLM that has no setting here."""
     threads: Positive = 1
-    """OpenMP threads on a CPU; more than one spins when learner and actor share the cores."""
+    """OpenMP threads on a CPU; more than one spins when learner and actor share the cores.
+
+    Change it when one actor has several cores to itself."""
     reward_workers: Positive = 1
     """Batches of finished episodes that reward functions judge at a time, in a process for each
-    function."""
+    function.
+
+    Raise it when judging takes longer than sampling."""
     reward_memory_mb: Annotated[int, Field(ge=64)] | None = 4096
-    """Memory that one process of a reward function may allocate (Linux), MiB; null = no limit."""
+    """Memory that one process of a reward function may allocate (Linux), MiB; null = no limit.
+
+    Change it when a reward function needs more, such as for a model of its own."""
     reward_retries: Annotated[int, Field(ge=0)] = 1
     """How often an episode is judged again on the same actor after its reward failed, before that
-    counts as a failure of the task."""
+    counts as a failure of the task.
+
+    Raise it when a reward asks a service that fails now and then."""
     heartbeat_s: Seconds = 2.0
-    """Pause between heartbeats."""
+    """Pause between heartbeats.
+
+    Change it together with `broker.heartbeat_timeout_s`, which has to stay several times as
+    long."""
     snapshot_s: Seconds = 1.0
     """Pause between snapshots of unfinished episodes; another actor continues from them after a
-    crash."""
+    crash.
+
+    Lower it when actors are often killed and tokens are dear, up when the broker is busy."""
     metrics_endpoint: HttpEndpoint | None = None
     """Where an actor answers `/metrics`, as `broker.metrics_endpoint`; of several that one command
-    starts, each has the next port."""
+    starts, each has the next port.
+
+    Change it when Prometheus reads your runs."""
     drain_s: Seconds = 10.0
-    """Time to give leases back after SIGTERM."""
+    """Time to give leases back after SIGTERM.
+
+    Lower it to what a scheduler grants between SIGTERM and SIGKILL."""
     exit_when_told: Annotated[int, Field(ge=0, le=125)] = 0
     """Exit code of an actor that was told to go (SIGTERM, SIGINT, a preemption notice), where 0
-    means the end of the run: by another code a scheduler knows which to start again."""
+    means the end of the run: by another code a scheduler knows which to start again.
+
+    Change it for a scheduler that starts again only what ends with an error."""
     preemption: Literal["none", "aws", "gcp", "azure"] = "none"
-    """Cloud whose metadata service is polled for preemption notices; a notice acts as SIGTERM."""
+    """Cloud whose metadata service is polled for preemption notices; a notice acts as SIGTERM.
+
+    Change it on spot or preemptible machines of that cloud."""
     eval_hold_s: Seconds = 10.0
-    """Longest time an evaluation may hold back new weights."""
+    """Longest time an evaluation may hold back new weights.
+
+    Raise it when answers of evaluations take longer, so that one version answers them all."""
     weight_timeout_s: Seconds = 30.0
-    """Time for one weight transfer before the actor pulls instead."""
+    """Time for one weight transfer before the actor pulls instead.
+
+    Raise it for large models over a slow network."""
     share_endpoint: Endpoint | None = None
     """Where an actor shares the weights that it pulls, so that not all come from the learner's
-    machine; port 0 = a free one, null = it shares none. Its machine needs `keys/allowed`."""
+    machine; port 0 = a free one, null = it shares none. Its machine needs `keys/allowed`.
+
+    Change it when many actors pull, and the learner's network is their bottleneck."""
     pull_from: Annotated[tuple[WeightSource, ...], Field(min_length=1)] = (
         "memory",
         "peers",
@@ -88,8 +145,13 @@ class ActorSettings(Table):
     """Where weights are taken from, in order: the publisher's memory (by actors of its machine and
     user, which are then in no weight group), actors that share them, `learner.weight_store`, the
     publisher. Without `publisher` an actor takes nothing from the learner's machine over a network
-    but news, is in no weight group, and waits until others have a version."""
+    but news, is in no weight group, and waits until others have a version.
+
+    Change it for actors in another region, or machines that do not reach the learner."""
     probe_tolerance: Annotated[float, Field(gt=0)] | None = None
     """Largest difference in nats between the engine's log-probs and the learner's on the probe;
     null = 1e-3 for float32; 0.05 on average and 1 on one token for bfloat16, or more where the
-    learner's own rounding and the actor's first weights show more."""
+    learner's own rounding and the actor's first weights show more.
+
+    Change it when an engine with kernels or a precision of its own is refused, and you accept its
+    difference."""

@@ -34,83 +34,151 @@ class AlgorithmSettings(Table):
         "gae",
         "vtrace",
     ] = "grpo"
-    """How rewards become advantages."""
+    """How rewards become advantages.
+
+    Change it to compare estimators; `gae` and `vtrace` need a critic."""
     whiten: Literal["none", "group", "batch"] | None = None
     """Bring advantages to mean 0 and standard deviation 1: over the episodes of a group, or over
-    the trained tokens of the batch; null = as the paper of `advantage` does."""
+    the trained tokens of the batch; null = as the paper of `advantage` does.
+
+    Change it to test whether scaling by the standard deviation helps, which favours questions of
+    little spread."""
     pass_k: Positive = 4
-    """`pass_at_k`: answers of which only the best counts; less than `run.group_size`."""
+    """`pass_at_k`: answers of which only the best counts; less than `run.group_size`.
+
+    Set it to the k of the pass@k that you want to raise."""
     filter_zero_variance: bool = False
     """Dynamic sampling (DAPO): a group whose rewards are all equal makes way for another before
-    its batch is sealed."""
+    its batch is sealed.
+
+    Change it when many groups are all right or all wrong, and sampling is cheap."""
     filter_metric: str | None = None
     """What `filter_zero_variance` compares: a part of the reward or a metric of the environment, by
-    name, such as `exact`; null = the reward that is trained, with all that shapes it."""
+    name, such as `exact`; null = the reward that is trained, with all that shapes it.
+
+    Change it when shaping of the reward, such as a penalty of length, hides that answers are
+    equally right."""
     max_gen_batches: Positive = 10
     """Batches' worth of groups that are made to fill one batch; after that, groups of equal rewards
-    are trained too, with a warning."""
+    are trained too, with a warning.
+
+    Lower it when filtering makes batches take too long."""
     correction: Literal[
         "none", "tis", "seq_tis", "geo_tis", "mis", "icepop", "seq_mis", "geo_mask", "token_veto"
     ] = "tis"
-    """How pi/mu corrects for the gap between the actor's and the learner's policy."""
+    """How pi/mu corrects for the gap between the actor's and the learner's policy.
+
+    Change it when actors lag or sample in a lower precision: see docs/algorithms.md."""
     surrogate: Literal[
         "clip", "reinforce", "gspo", "gmpo", "cispo", "topr", "m2po", "dppo_tv", "dppo_kl"
     ] = "clip"
-    """Surrogate objective, with its trust region."""
+    """Surrogate objective, with its trust region.
+
+    Change it to compare trust regions: see docs/algorithms.md."""
     aggregation: Literal["token", "sequence", "sequence_sum", "dr_grpo"] = "token"
-    """How token losses are averaged, always over all that an optimizer step sees."""
+    """How token losses are averaged, always over all that an optimizer step sees.
+
+    Change it when answers differ much in length: it decides what a long one weighs."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Lower bound of the trust region: of the ratio, 1 - clip_low; of its logarithm (gmpo); or of
-    the divergence (dppo). Where it is not given, it is the surrogate's own (`CLIP_BOUNDS`)."""
+    the divergence (dppo). Where it is not given, it is the surrogate's own (`CLIP_BOUNDS`).
+
+    Lower it when the policy moves too far in a batch, up when most tokens are clipped."""
     clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """Upper bound of the trust region; of the ratio, 1 + clip_high (DAPO clip-higher)."""
+    """Upper bound of the trust region; of the ratio, 1 + clip_high (DAPO clip-higher).
+
+    Raise it when entropy falls too early."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Largest ratio whose negative advantage still has a gradient under `clip`; null = any."""
+    """Largest ratio whose negative advantage still has a gradient under `clip`; null = any.
+
+    Set it when single tokens with large ratios and negative advantages dominate the gradient; 3
+    is usual."""
     second_moment: Annotated[float, Field(gt=0)] = 0.04
-    """Largest mean of log(pi/mu)^2 that `m2po` leaves in an optimizer step, nats squared."""
+    """Largest mean of log(pi/mu)^2 that `m2po` leaves in an optimizer step, nats squared.
+
+    Lower it for a tighter trust region of `m2po`."""
     rho_bar: Annotated[float, Field(gt=0)] = 2.0
-    """Truncation of the importance ratio."""
+    """Truncation of the importance ratio.
+
+    Lower it when few tokens dominate a batch (`effective_sample_size` is low), up when much
+    is truncated."""
     mask_low: NonNegative = 0.5
-    """Smallest ratio that `mis`, `icepop` and `seq_mis` keep."""
+    """Smallest ratio that `mis`, `icepop` and `seq_mis` keep.
+
+    Change it when `mis`, `icepop` or `seq_mis` leave out too many tokens, or too few."""
     mask_high: Annotated[float, Field(gt=0)] = 5.0
-    """Largest ratio that they keep."""
+    """Largest ratio that they keep.
+
+    Change it together with `mask_low`."""
     geo_low: NonNegative = 0.999
-    """Smallest geometric mean ratio of an episode that `geo_mask` keeps."""
+    """Smallest geometric mean ratio of an episode that `geo_mask` keeps.
+
+    Change it when `geo_mask` leaves out too many episodes, or too few."""
     geo_high: Annotated[float, Field(gt=0)] = 1.001
-    """Largest one."""
+    """Largest one.
+
+    Change it together with `geo_low`."""
     veto: Annotated[float, Field(gt=0, lt=1)] = 1e-4
-    """Ratio of one token below which `token_veto` leaves out its episode."""
+    """Ratio of one token below which `token_veto` leaves out its episode.
+
+    Change it when `token_veto` leaves out too many episodes, or too few."""
     ignore_behaviour: bool = False
     """Train without pi/mu, as if the actors had the policy of the batch's beginning: the naive
-    baseline, with correction none and a proximal policy other than the actors'."""
+    baseline, with correction none and a proximal policy other than the actors'.
+
+    Change it only to measure what the correction is worth."""
     num_epochs: Positive = 1
-    """How often the episodes of a batch are trained on; the batch stays one policy version."""
+    """How often the episodes of a batch are trained on; the batch stays one policy version.
+
+    Raise it when sampling costs far more than training."""
     num_minibatches: Positive = 1
     """Optimizer steps of one epoch: each sees its share of the batch's groups. At most
-    `run.groups_per_batch`."""
+    `run.groups_per_batch`.
+
+    Raise it when a batch is large enough for several optimizer steps."""
     proximal: Literal["behaviour", "recomputed", "interpolated"] = "behaviour"
     """Which policy the surrogate's ratio is taken against: the actors' (ratio pi/mu), the one at
     the beginning of the batch (decoupled: ratio pi/prox, the correction weighs prox/mu), or an
-    interpolation of mu and pi by each token's policy lag, which saves that forward pass (A-3PO)."""
+    interpolation of mu and pi by each token's policy lag, which saves that forward pass (A-3PO).
+
+    Set it to `recomputed` with several epochs, minibatches or more lag; to `interpolated` when
+    that forward pass is too dear."""
     entropy_bonus: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the entropy in the objective."""
+    """Weight of the entropy in the objective.
+
+    Raise it when entropy falls to almost 0 before the reward is high."""
     entropy_target: NonNegative | None = None
     """Entropy, nats per token, that `entropy_bonus` is adapted to keep: raised by `entropy_step`
-    after each batch below, lowered after each above; null = a constant bonus."""
+    after each batch below, lowered after each above; null = a constant bonus.
+
+    Set it instead of looking for a constant bonus."""
     entropy_step: Annotated[float, Field(gt=0)] = 0.005
-    """What `entropy_bonus` changes by at each batch where there is an `entropy_target`."""
+    """What `entropy_bonus` changes by at each batch where there is an `entropy_target`.
+
+    Lower it when the entropy swings around its target."""
     kl_coefficient: NonNegative = 0.0
-    """Weight of KL(pi || ref), the distance to a frozen reference policy; 0 = no reference."""
+    """Weight of KL(pi || ref), the distance to a frozen reference policy; 0 = no reference.
+
+    Raise it when the model forgets what it could, or exploits the reward; memory of a reference
+    comes with it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """How the KL of a sampled token is estimated (Schulman 2020)."""
+    """How the KL of a sampled token is estimated (Schulman 2020).
+
+    Change it when the loss of the KL is too noisy, or is paid in the reward."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL is paid: in the loss, or in each token's reward (k1, and advantages that differ
-    from token to token)."""
+    from token to token).
+
+    Set it to `reward` for the form of PPO-RLHF."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
     """KL(pi || ref), nats per token, that `kl_coefficient` is adapted to keep (Ziegler et al.
-    2019); null = a constant coefficient."""
+    2019); null = a constant coefficient.
+
+    Set it instead of looking for a constant coefficient."""
     reference_model: str | None = None
-    """Model directory or hub name of the reference; null = the model that the run began with."""
+    """Model directory or hub name of the reference; null = the model that the run began with.
+
+    Change it when the policy should stay near another model than its first."""
 
     @model_validator(mode="before")
     @classmethod

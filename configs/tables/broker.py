@@ -14,39 +14,71 @@ class BrokerSettings(Table):
     """The server between actors and buffer."""
 
     endpoint: Endpoint = "tcp://127.0.0.1:5757"
-    """Where the broker listens and actors connect. Port 0 lets `nyala up` choose a free one."""
+    """Where the broker listens and actors connect. Port 0 lets `nyala up` choose a free one.
+
+    Change it when actors are on other machines, or two runs share this one."""
     keys: Path | None = None
-    """Folder of CURVE keys made by `nyala keys`; null means `<run folder>/keys`."""
+    """Folder of CURVE keys made by `nyala keys`; null means `<run folder>/keys`.
+
+    Change it when several runs or roles share a folder of keys."""
     lease_timeout_s: Seconds = 15.0
-    """A lease without a heartbeat for this long goes to another actor."""
+    """A lease without a heartbeat for this long goes to another actor.
+
+    Raise it when actors stall for longer, such as on an overloaded machine."""
     heartbeat_timeout_s: Seconds = 6.0
-    """An actor silent for this long gets no new leases."""
+    """An actor silent for this long gets no new leases.
+
+    Raise it when heartbeats come late, such as over a slow network."""
     reap_every_s: Seconds = 1.0
-    """Pause between two looks for expired leases."""
+    """Pause between two looks for expired leases.
+
+    Rarely needs a change: down when a second counts after an actor's death."""
     max_attempts: Positive = 3
-    """Attempts without progress after which a task goes to the dead letters."""
+    """Attempts without progress after which a task goes to the dead letters.
+
+    Raise it when actors are preempted more often than they finish a task."""
     max_data_failures: Positive = 3
     """Failures of the task itself (reward, environment, prompt) after which it does, too; progress
-    does not refill this budget."""
+    does not refill this budget.
+
+    Raise it when an environment or reward fails now and then for reasons of its own."""
     progress_timeout_s: Seconds = 120.0
-    """A lease that brought no new tokens for this long is taken away, heartbeats or not."""
+    """A lease that brought no new tokens for this long is taken away, heartbeats or not.
+
+    Raise it when a step of the environment or a reward takes longer."""
     max_message_bytes: Annotated[int, Field(ge=4096)] = 32 * 2**20
-    """Largest message accepted from a peer, bytes; a longer one closes its connection."""
+    """Largest message accepted from a peer, bytes; a longer one closes its connection.
+
+    Lower it together with `buffer.max_episode_bytes` to bound the broker's memory."""
     long_poll_s: Seconds = 2.0
-    """Longest time a lease call waits for work."""
+    """Longest time a lease call waits for work.
+
+    Rarely needs a change: up when many idle actors keep the broker busy."""
     max_actors: Positive = 1024
-    """Incarnations served at once."""
+    """Incarnations served at once.
+
+    Raise it when more actors join."""
     max_actors_per_key: Positive = 1
     """Of these, incarnations under one key. Actors that share a key can speak in each other's
-    place once a connection is cut; those that share an enrolment key cannot."""
+    place once a connection is cut; those that share an enrolment key cannot.
+
+    Raise it when actors have to share one key."""
     max_actors_per_enrolment: Positive = 256
-    """Of these, actors that one enrolment key has registered."""
+    """Of these, actors that one enrolment key has registered.
+
+    Raise it when one enrolment key has to register more."""
     max_inflight_mb_per_actor: Positive = 64
     """What one actor may have at the broker at once, MiB: unanswered requests, and unread replies
-    of ten seconds. Beyond it the actor is asked to send the rest later."""
+    of ten seconds. Beyond it the actor is asked to send the rest later.
+
+    Raise it when actors report `busy` though the broker is idle."""
     other_endpoints: tuple[Endpoint, ...] = ()
     """More brokers of this run, over the same Redis and with the same key; an actor begins at any
-    of them and goes to the next when one is silent."""
+    of them and goes to the next when one is silent.
+
+    Change it when one broker is not enough, or may not be a single point of failure."""
     metrics_endpoint: HttpEndpoint | None = None
     """Where the broker answers `/metrics`, `/livez` and `/readyz`, such as `http://127.0.0.1:9470`;
-    port 0 = a free one, null = nowhere. Nothing there asks who reads it."""
+    port 0 = a free one, null = nowhere. Nothing there asks who reads it.
+
+    Change it when Prometheus or a health check reads the broker."""

@@ -15,29 +15,51 @@ class BufferSettings(Table):
     url: str | None = None
     """`redis://[:password@]host:port/db`, `rediss://` (TLS), `unix://`, or
     `redis+sentinel://host:port,host:port/service/db`; null = `nyala up` starts a server of its
-    own."""
+    own.
+
+    Change it to keep the buffer in a server of yours, shared by machines or replicated."""
     maxmemory_mb: Annotated[int, Field(ge=16)] = 1024
-    """Memory limit of a server that `nyala up` starts, MiB."""
+    """Memory limit of a server that `nyala up` starts, MiB.
+
+    Raise it for long answers, large groups or more lag."""
     pause_at_memory: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    """Share of Redis' maxmemory above which no lease is granted."""
+    """Share of Redis' maxmemory above which no lease is granted.
+
+    Lower it when other data share the server."""
     max_uncommitted_bytes: Positive = 512 * 2**20
     """Records of trained batches that Redis may hold until a checkpoint contains them, bytes; the
-    learner checkpoints at once when there are more, or when Redis is 60 % full."""
+    learner checkpoints at once when there are more, or when Redis is 60 % full.
+
+    Lower it when Redis is small, up when checkpoints come too often for its sake."""
     max_episode_bytes: Annotated[int, Field(ge=1024, le=16 * 2**20)] = 16 * 2**20
-    """Largest episode record, bytes."""
+    """Largest episode record, bytes.
+
+    Lower it to refuse runaway episodes earlier."""
     object_store: str | None = None
     """Where larger records than `inline_bytes` go, as fsspec writes it: `file:///folder`,
     `s3://bucket/folder` (extra `bucket`), ...; broker and learner must reach it. null = all records
-    go into Redis."""
+    go into Redis.
+
+    Change it when records are large, such as images, and would fill Redis."""
     inline_bytes: Annotated[int, Field(ge=1024)] = 2**20
-    """Largest record that goes into Redis where there is an object store, bytes."""
+    """Largest record that goes into Redis where there is an object store, bytes.
+
+    Lower it when Redis fills up though there is an object store."""
     min_group_size: Positive = 2
     """A group that lost members to the dead letters trains with at least this many, else it is
-    dropped."""
+    dropped.
+
+    Raise it when an advantage from few siblings is too noisy."""
     margin: Annotated[float, Field(ge=1)] = 1.0
-    """Admission margin for groups that are expected to be filtered."""
+    """Admission margin for groups that are expected to be filtered.
+
+    Raise it when a filter leaves the learner waiting for groups."""
     recreate_dropped: bool = True
     """Use the prompt of a group that was dropped as too old again, once; it takes the
-    place of a new one. Else long answers, which are late more often, would be lost more often."""
+    place of a new one. Else long answers, which are late more often, would be lost more often.
+
+    Set it to false when prompts that were dropped once should not be sampled again."""
     on_stale: Literal["drop", "train"] = "drop"
-    """What to do with a group older than `run.max_policy_lag` when it is claimed."""
+    """What to do with a group older than `run.max_policy_lag` when it is claimed.
+
+    Set it to `train` when dropped groups cost more than their staleness."""

@@ -20,7 +20,9 @@ class OneEnvironment(Table):
     """One environment of several; what it leaves out is as in `run`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
-    """Its name in metrics and messages; null = that of the environment or its class."""
+    """Its name in metrics and messages; null = that of the environment or its class.
+
+    Change it when two of them would have the same name."""
     environment: str
     """As `run.environment`."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
@@ -31,7 +33,9 @@ class OneEnvironment(Table):
     """As `run.environment_python`."""
     share: NonNegative = 1.0
     """Its part of the groups that are trained, over the sum of all shares; 0 = it is evaluated and
-    never trained."""
+    never trained.
+
+    Change it when one should be trained more often than another."""
     reward: str | Annotated[list[str], Field(min_length=1)] | None = None
     """As `run.reward`; null = `run.reward`."""
     eval_episodes: Annotated[int, Field(ge=0)] | None = None

@@ -13,114 +13,210 @@ class LearnerSettings(Table):
     """The process group that trains."""
 
     ranks: Positive = 1
-    """Processes (GPUs) of the learner on each of its machines."""
+    """Processes (GPUs) of the learner on each of its machines.
+
+    Set it to the cards that the learner has on each machine."""
     min_ranks: Positive | None = None
     """Fewest ranks, of all machines, to go on with at the newest checkpoint when others are gone;
-    null = they are waited for."""
+    null = they are waited for.
+
+    Change it when training should go on without a machine that does not come back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; `auto` = on GPUs if this machine has some."""
+    """Where to train; `auto` = on GPUs if this machine has some.
+
+    Set it to `cpu` when the cards are for the actors alone."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
-    """Peak learning rate."""
+    """Peak learning rate.
+
+    The first to tune: raise it when the reward hardly moves, lower it when it collapses; ten times
+    higher with adapters."""
     lr_warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Batches of linear warm-up."""
+    """Batches of linear warm-up.
+
+    Raise it when the first batches have large gradients."""
     lr_decay: Literal["constant", "linear", "cosine"] = "constant"
-    """Decay after warm-up, over the rest of `run.steps`."""
+    """Decay after warm-up, over the rest of `run.steps`.
+
+    Change it when the end of a run is noisy."""
     lr_min_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Learning rate at the end of the decay, as a share of `lr`."""
+    """Learning rate at the end of the decay, as a share of `lr`.
+
+    Set it to 0 to let the decay end at 0."""
     optimizer: Literal["adamw", "adamw8bit", "muon"] = "adamw"
     """`adamw8bit` keeps the moments of matrices in a quarter of the bytes. `muon` steps along
     orthogonal matrices, with half of the moments to keep; embeddings, output layer and vectors keep
-    AdamW. Rates are the same for all."""
+    AdamW. Rates are the same for all.
+
+    Set it to `adamw8bit` or `muon` when the optimizer's moments do not fit."""
     lora_rank: Annotated[int, Field(ge=0)] = 0
     """Rank of the adapters (LoRA) beside the matrices of the layers, which are then all that is
-    trained; 0 = the weights themselves are."""
+    trained; 0 = the weights themselves are.
+
+    Raise it from 0 when the whole model does not fit, or to train quickly on little memory."""
     lora_alpha: Annotated[float, Field(gt=0)] | None = None
-    """Adapters are multiplied with `lora_alpha` / `lora_rank`; null = twice the rank."""
+    """Adapters are multiplied with `lora_alpha` / `lora_rank`; null = twice the rank.
+
+    Change it to keep the scale of another project."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay of the optimizer, apart from the gradient."""
+    """Weight decay of the optimizer, apart from the gradient.
+
+    Change it when weights grow over a long run."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the first moment (mean of gradients).
+
+    Rarely needs a change."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the second moment (mean of squared gradients).
+
+    Lower it to about 0.95 when gradients change quickly."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradient norm above which gradients are scaled down."""
+    """Gradient norm above which gradients are scaled down.
+
+    Lower it when single batches spoil the policy, up when almost every gradient is scaled
+    down."""
     microbatch_tokens: Positive = 16384
     """Most tokens of a forward pass, as many as fit the memory. Episodes are packed into it without
-    pads; loss and gradient do not depend on it. A longer episode has a pass of its own."""
+    pads; loss and gradient do not depend on it. A longer episode has a pass of its own.
+
+    Lower it when the card's memory is exceeded, up when it is half empty."""
     activation_checkpointing: Literal["none", "selective", "full"] | None = None
     """What a layer keeps for its backward pass: `none` = all, `selective` = matrix products and
     attention, `full` = its input alone, computing the rest again; null = `full` on a GPU above 1e9
-    parameters or with `offload: [activations]`, else `none`."""
+    parameters or with `offload: [activations]`, else `none`.
+
+    Set it to `full` when activations do not fit, to `none` when memory is free, which is
+    faster."""
     offload: tuple[Literal["parameters", "activations"], ...] = ()
     """What lies in host memory instead of on the card: `parameters` = weights, their gradients and
     the optimizer's moments, which step on `learner.threads` threads; `activations` = what layers
-    keep for their backward pass, with `activation_checkpointing: full`."""
+    keep for their backward pass, with `activation_checkpointing: full`.
+
+    Change it when weights, moments or activations do not fit on the card."""
     compile: bool = False
-    """Compile each layer (torch.compile) but for its attention; the first batches take longer."""
+    """Compile each layer (torch.compile) but for its attention; the first batches take longer.
+
+    Change it for a long run on a GPU."""
     checkpoint_every: Positive = 50
-    """Batches between checkpoints."""
+    """Batches between checkpoints.
+
+    Lower it when a batch takes minutes, up when writing takes long."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] | None = None
     """Most minutes between checkpoints, whatever `checkpoint_every` says; None = as long as it
-    takes."""
+    takes.
+
+    Change it when batches take unequal time, and you know how much work may be lost."""
     keep_checkpoints: Positive = 3
-    """Newest checkpoints to keep."""
+    """Newest checkpoints to keep.
+
+    Raise it to go back further, down when the disk is small."""
     keep_best: bool = False
-    """Keep the checkpoint with the best held-out accuracy, too."""
+    """Keep the checkpoint with the best held-out accuracy, too.
+
+    Change it when you want the best model rather than the last."""
     checkpoint_url: str | None = None
     """Where each checkpoint is copied before its batches are committed, as fsspec writes it:
     `s3://bucket/folder`, `gs://`, `az://` (extra `bucket`), `file:///folder`; a machine without
-    checkpoints goes on from the newest there. null = nowhere."""
+    checkpoints goes on from the newest there. null = nowhere.
+
+    Change it when the learner's disk may be lost."""
     collective_timeout_s: Seconds = 600.0
     """Longest wait of a rank for the others before all of them end; a slow disk and a compilation
-    must fit in."""
+    must fit in.
+
+    Raise it when a checkpoint or a compilation takes longer."""
     threads: Positive = 1
-    """Threads per rank on a CPU, and of what is offloaded to one."""
+    """Threads per rank on a CPU, and of what is offloaded to one.
+
+    Set it to the cores of a rank on a CPU, or for the offloaded optimizer."""
     profile_steps: Annotated[tuple[Positive, ...], Field(max_length=16)] = ()
     """Batches of which every rank writes a trace into `<run>/traces/`, such as `[3, 10]`; a traced
-    batch takes longer."""
+    batch takes longer.
+
+    Change it to see where a batch's time goes."""
     publish_every: Positive = 1
-    """Batches between two publications of weights; at most `run.max_policy_lag` + 1."""
+    """Batches between two publications of weights; at most `run.max_policy_lag` + 1.
+
+    Raise it when publishing takes a large part of a batch."""
     publisher_endpoint: Endpoint = "tcp://127.0.0.1:0"
-    """Where the weight publisher listens; port 0 = a free one."""
+    """Where the weight publisher listens; port 0 = a free one.
+
+    Change it when actors are on other machines, or a firewall wants a fixed port."""
     advertise: Address | None = None
     """Host, or host and port, under which actors reach the publisher where it is not its own:
     behind NAT, in a container. They pull then; groups would connect to its own address. null = its
-    own."""
+    own.
+
+    Change it when the learner is behind NAT or in a container."""
     broadcast: bool | None = None
     """Send weights over process groups (gloo, NCCL), which neither authenticate nor encrypt; false
     = actors pull over CURVE, null = groups if the publisher is on loopback or
-    `run.trusted_network`."""
+    `run.trusted_network`.
+
+    Set it to false to keep weights encrypted although the network is trusted, to true to insist
+    on groups."""
     sparse_weights: bool = False
     """Send actors that pull, and groups, only what has changed since their version, where that is
-    shorter. Costs the publisher a copy of the weights, and a comparison for each version."""
+    shorter. Costs the publisher a copy of the weights, and a comparison for each version.
+
+    Change it when the network is slow and the learning rate low."""
     weight_store: str | None = None
     """Where each version is written too, for actors in other regions, as fsspec writes it:
     `s3://bucket/folder` (extra `bucket`), `file:///folder`, ...; null = nowhere. See
-    `actors.pull_from`."""
+    `actors.pull_from`.
+
+    Change it for actors in other regions."""
     broadcast_ports: tuple[Port, Port] | None = None
     """First and last port of the learner's machine at which weight groups form, such as
     `[5760, 5779]`; null = any free one. What gloo and NCCL open themselves, on either side, is of
-    the system's `net.ipv4.ip_local_port_range`."""
+    the system's `net.ipv4.ip_local_port_range`.
+
+    Change it when a firewall is between learner and actors."""
     broadcast_join_s: Seconds = 10.0
-    """Time for the members of a weight group to join."""
+    """Time for the members of a weight group to join.
+
+    Raise it when members are slow to join, such as on busy machines."""
     broadcast_send_s: Seconds = 30.0
-    """Time for one broadcast; an actor that has not confirmed by then is left out."""
+    """Time for one broadcast; an actor that has not confirmed by then is left out.
+
+    Raise it for large models over a slow network."""
     eval_timeout_s: Seconds = 120.0
-    """Time after which an evaluation closes with what has arrived, once actors sample."""
+    """Time after which an evaluation closes with what has arrived, once actors sample.
+
+    Raise it when answers of evaluations take longer."""
     max_claim_attempts: Positive = 3
-    """Starts of one batch before it is given up."""
+    """Starts of one batch before it is given up.
+
+    Set it to 1 to give up a batch that kills its learner at once."""
     metrics_endpoint: HttpEndpoint | None = None
-    """Where rank 0 answers `/metrics`, as `broker.metrics_endpoint`."""
+    """Where rank 0 answers `/metrics`, as `broker.metrics_endpoint`.
+
+    Change it when Prometheus reads your runs."""
     init_layers: Positive = 4
-    """`nyala init-model`: layers of the character model."""
+    """`nyala init-model`: layers of the character model.
+
+    Change it for another size of that model."""
     init_width: Annotated[int, Field(ge=64, multiple_of=64)] = 128
-    """`nyala init-model`: width of the character model; heads are 32 wide and come in pairs."""
+    """`nyala init-model`: width of the character model; heads are 32 wide and come in pairs.
+
+    Change it for another size of that model."""
     init_tied: bool = True
-    """`nyala init-model`: share input and output embeddings."""
+    """`nyala init-model`: share input and output embeddings.
+
+    Set it to false for a separate output layer."""
     warm_start_steps: Annotated[int, Field(ge=0)] = 0
-    """`nyala init-model`: supervised steps on the environment's own answers; 0 = random weights."""
+    """`nyala init-model`: supervised steps on the environment's own answers; 0 = random weights.
+
+    Raise it when random weights never find a reward."""
     warm_start_lr: Annotated[float, Field(gt=0)] = 1e-3
-    """`nyala init-model`: peak learning rate of the supervised start."""
+    """`nyala init-model`: peak learning rate of the supervised start.
+
+    Change it when that supervised start does not converge."""
     warm_start_batch: Positive = 256
-    """`nyala init-model`: answers per supervised step."""
+    """`nyala init-model`: answers per supervised step.
+
+    Lower it when it does not fit into memory."""
     warm_start_echo: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """`nyala init-model`: share of supervised examples that repeat the question instead of
-    answering it. The model then knows both, and RL finds out which of the two is rewarded."""
+    answering it. The model then knows both, and RL finds out which of the two is rewarded.
+
+    Raise it to begin with a model of two habits, of which only one is rewarded."""

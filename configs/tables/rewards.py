@@ -14,12 +14,20 @@ class RewardSettings(Table):
 
     weights: dict[str, float] = Field(default_factory=dict)
     """Weight of each part of the reward, by name; parts that are not listed do not count. Empty =
-    the reward as the actor gave it."""
+    the reward as the actor gave it.
+
+    Change it when parts of the reward should count differently."""
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
     """Soft overlong punishment (DAPO): it grows from 0 to `overlong_penalty` over the last so many
-    tokens before `run.max_completion_tokens`; 0 = none."""
+    tokens before `run.max_completion_tokens`; 0 = none.
+
+    Raise it when answers grow to the limit."""
     overlong_penalty: NonNegative = 1.0
-    """What is taken off the reward of an episode that is as long as it may be."""
+    """What is taken off the reward of an episode that is as long as it may be.
+
+    Change it when the punishment is too weak or too strong beside your rewards."""
     overlong_filter: bool = False
     """Train no token of an episode that the token limit ended; its reward still counts in its
-    group."""
+    group.
+
+    Change it when cut answers are judged unfairly."""

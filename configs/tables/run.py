@@ -16,12 +16,18 @@ class SampleSettings(Table):
 
     every: Annotated[int, Field(ge=0)] = 10
     """Batches between two of which groups are kept; those of the first batch always are.
-    0 = answers of evaluations alone."""
+    0 = answers of evaluations alone.
+
+    Lower it to read more of what the model writes."""
     groups: Positive = 4
-    """Groups of such a batch, drawn at random; all their episodes are kept."""
+    """Groups of such a batch, drawn at random; all their episodes are kept.
+
+    Raise it to keep more of each such batch."""
     max_mb: Annotated[int, Field(ge=0)] = 256
     """Size of all files of samples together, MiB. Beyond it the oldest go, the beginning of the run
-    last. 0 = nothing is kept."""
+    last. 0 = nothing is kept.
+
+    Lower it when the disk is small."""
 
     def has_batch(self, step: int) -> bool:
         """Whether groups of batch `step` are kept."""
@@ -32,76 +38,132 @@ class RunSettings(Table):
     """What all roles share. A process with other values is refused at HELLO."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
-    """Name of the run: its folder under `directory` and its key prefix in Redis."""
+    """Name of the run: its folder under `directory` and its key prefix in Redis.
+
+    Change it for each run: two runs of one name are one run."""
     directory: Path = Path("runs")
-    """Where runs are kept; this run writes to `directory/name`."""
+    """Where runs are kept; this run writes to `directory/name`.
+
+    Change it when runs should lie on another disk."""
     seed: int = 0
-    """Seed of the curriculum. The task of an id is a pure function of (seed, id)."""
+    """Seed of the curriculum. The task of an id is a pure function of (seed, id).
+
+    Change it to repeat an experiment with other questions, or in another order."""
     model: str
     """Hugging Face model directory or hub name. `init` alone means `<run folder>/init`, which
-    `nyala init-model` makes."""
+    `nyala init-model` makes.
+
+    Set it to the model that you want to train."""
     system_prompt: str | None = None
-    """Message before each prompt, for chat models."""
+    """Message before each prompt, for chat models.
+
+    Change it when the model should be told what form of answer is wanted."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the model's chat template, such as `enable_thinking: false` of Qwen3."""
+    """Variables of the model's chat template, such as `enable_thinking: false` of Qwen3.
+
+    Change it for what your model's template can do, such as thinking."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of the published weights and of the actors' engines."""
+    """Data type of the published weights and of the actors' engines.
+
+    Set it to `bfloat16` on GPUs."""
     head_dtype: Literal["float32"] | None = None
     """Data type of the logits, in learner and actors: with float32 the output layer multiplies its
-    bfloat16 weights into float32, so that their log-probs differ less; null = that of the model."""
+    bfloat16 weights into float32, so that their log-probs differ less; null = that of the model.
+
+    Set it to `float32` when log-probs of learner and actors differ too much in bfloat16."""
     steps: Positive = 100
-    """Batches to train in all."""
+    """Batches to train in all.
+
+    Set it to how long you want to train."""
     environment: str = "reasoning_gym"
     """`dataset`, `reasoning_gym`, `calculator`, or a class of your own, of gymnasium's or TRL's
-    form too: `path/to/file.py:Class` or `module:Class`."""
+    form too: `path/to/file.py:Class` or `module:Class`.
+
+    Change it for what you want to train on."""
     environment_settings: dict[str, Any] = Field(default_factory=dict)
-    """Keywords for the environment, such as `dataset: spell_backward`."""
+    """Keywords for the environment, such as `dataset: spell_backward`.
+
+    Change it for the keywords of your environment."""
     environment_requirements: tuple[str, ...] = ()
     """Packages of the environment that do not go with Nyala's, as pip takes them, such as
-    `textarena>=0.7`: it runs in a process and a virtual environment of its own, which uv makes."""
+    `textarena>=0.7`: it runs in a process and a virtual environment of its own, which uv makes.
+
+    Change it when your environment's packages do not go with those installed here."""
     environment_python: str | None = None
     """Python of a virtual environment of yours for that, which must have what
-    `environment_requirements` lists."""
+    `environment_requirements` lists.
+
+    Change it when you keep such a virtual environment yourself."""
     environments: Annotated[tuple[OneEnvironment, ...], Field(max_length=64)] = ()
     """Several environments in place of `run.environment`, each with `environment`,
     `environment_settings`, `name` and `share`, and if need be a `reward` and `eval_episodes` of its
-    own."""
+    own.
+
+    Change it to train on several environments at once."""
     reward: str | Annotated[list[str], Field(min_length=1)] | None = None
     """`path/to/file.py:function` or `module:function`; null means the environment's own score. Of a
-    list, the rewards are added up; each is a part of the reward that has its function's name."""
+    list, the rewards are added up; each is a part of the reward that has its function's name.
+
+    Change it to judge answers by a function of your own."""
     reward_timeout_s: Seconds = 30.0
-    """A reward call that takes longer costs its episode an attempt."""
+    """A reward call that takes longer costs its episode an attempt.
+
+    Raise it when a judgement takes longer, such as by a model or a sandbox."""
     group_size: Positive = 8
-    """Episodes per prompt (GRPO-style baselines)."""
+    """Episodes per prompt (GRPO-style baselines).
+
+    Raise it when questions are hard and few answers are right, down when sampling is dear."""
     groups_per_batch: Positive = 16
-    """Groups one optimizer step trains on."""
+    """Groups one optimizer step trains on.
+
+    Raise it when the gradient is noisy, down for more optimizer steps in the same time."""
     max_policy_lag: Annotated[int, Field(ge=0)] = 2
     """Most batches by which a token's policy may be older than the one that trains it;
-    0 = synchronous."""
+    0 = synchronous.
+
+    Raise it when answers are long or actors idle, down when off-policy data hurt."""
     max_prompt_tokens: Positive = 1024
-    """Longest prompt, tokens."""
+    """Longest prompt, tokens.
+
+    Raise it when your prompts are longer."""
     max_completion_tokens: Positive = 1024
-    """Longest completion, all turns and environment tokens together, tokens."""
+    """Longest completion, all turns and environment tokens together, tokens.
+
+    Change it when answers are cut, or memory is short."""
     stop: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=64)], ...], Field(max_length=16)
     ] = ()
     """Strings that end a turn, as its end token does. The tokens of one are trained; the text for
-    environment and reward ends before it."""
+    environment and reward ends before it.
+
+    Change it when a turn should end at a text, such as a closing tag."""
     temperature: Annotated[float, Field(gt=0, le=5)] = 1.0
-    """Sampling temperature of training episodes; the learner applies the same."""
+    """Sampling temperature of training episodes; the learner applies the same.
+
+    Raise it when answers of a group are all alike."""
     eval_every: Annotated[int, Field(ge=0)] = 25
-    """Batches between evaluations; 0 = only before the first and after the last."""
+    """Batches between evaluations; 0 = only before the first and after the last.
+
+    Lower it for a finer curve, up when evaluations cost too much sampling."""
     eval_episodes: Annotated[int, Field(ge=0)] = 128
-    """Held-out prompts per evaluation, sampled greedily, of each environment; 0 = none."""
+    """Held-out prompts per evaluation, sampled greedily, of each environment; 0 = none.
+
+    Raise it for a smaller error of the held-out score."""
     eval_samples: Annotated[int, Field(ge=0, le=1024)] = 0
     """Answers to each held-out prompt beside the greedy one, sampled at `run.temperature`, for
-    pass@k and their mean, avg@k."""
+    pass@k and their mean, avg@k.
+
+    Change it when you want pass@k or avg@k."""
     samples: SampleSettings = SampleSettings()
-    """Episodes that are kept as text: `every`, `groups`, `max_mb`; see `docs/watching.md`."""
+    """Episodes that are kept as text: `every`, `groups`, `max_mb`; see `docs/watching.md`.
+
+    See its keys."""
 
     trusted_network: bool = False
     """Nobody but this run's machines can read or write on the network between learner and actors.
-    `learner.broadcast` needs it beyond loopback."""
+    `learner.broadcast` needs it beyond loopback.
+
+    Set it to true when the network is private to this run's machines, for faster weights."""
 
     @property
     def folder(self) -> Path:

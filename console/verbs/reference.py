@@ -1,4 +1,4 @@
-"""`nyala losses`, `nyala schema`, `nyala metrics`: what settings can be, what a run writes."""
+"""`nyala settings`, `losses`, `schema`, `metrics`: what settings can be, what a run writes."""
 
 from __future__ import annotations
 
@@ -32,6 +32,22 @@ def losses(
     from .loss_catalogue import show_losses  # noqa: PLC0415 - torch
 
     show_losses(name, as_json=as_json, markdown=markdown)
+
+
+@app.command()
+def settings(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A setting, a table, or part of a name.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
+) -> None:
+    """List all settings, with unit, values, default, and when to change them.
+
+    Example: `nyala settings lag`
+    """
+    from console.reference.settings_list import as_lines, as_markdown  # noqa: PLC0415 - 0.2 s
+
+    sys.stdout.write(as_markdown() if markdown else as_lines(name))
 
 
 @app.command()
