@@ -10,6 +10,9 @@ Arms, each with both sides in this one run:
            with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model
     start  seconds from `nyala up` to the first batch of the demo, from a model that is made, with
            each engine: by stage, and the CPU of each role
+    learning  the demo from one model, with policy lag 2 and 0, and by TRL with the same loss:
+           seconds to 95 % of the held-out questions, from the first batch and from the process's
+           start, and accuracy after as many batches; with the small engine
     watching  CPU per trained token of the demo with pages of metrics that are read and sampled
            texts, over neither
 
@@ -29,13 +32,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
+from benchmarks.ring.learning import learning
 from benchmarks.ring.start import start
 from benchmarks.ring.watching import watching
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import LONGER
 
-ARMS = ("actor", "short", "async", "trl", "start", "watching")
+ARMS = ("actor", "short", "async", "trl", "start", "learning", "watching")
 DEFAULT = ("actor",)
 RINGS = {"ring": "vllm", "ring_torch": "torch"}
 """Arm beside TRL -> engine of its actor."""
@@ -52,15 +56,33 @@ class Size:
     trl_steps: int
     trl_threads: tuple[int, ...]
     starts: int
+    seeds: int
+    """Of runs that are compared by what they learn."""
     watched: tuple[int, int]
     """Rounds, and batches of a run."""
 
 
 SHORT = Size(
-    2, 4.0, SHORT_RACE, batches=20, trl_steps=10, trl_threads=(1,), starts=1, watched=(3, 60)
+    2,
+    4.0,
+    SHORT_RACE,
+    batches=20,
+    trl_steps=10,
+    trl_threads=(1,),
+    starts=1,
+    seeds=1,
+    watched=(3, 60),
 )
 FULL = Size(
-    10, 5.0, FULL_RACE, batches=100, trl_steps=60, trl_threads=(1, 2), starts=5, watched=(8, 120)
+    10,
+    5.0,
+    FULL_RACE,
+    batches=100,
+    trl_steps=60,
+    trl_threads=(1, 2),
+    starts=5,
+    seeds=5,
+    watched=(8, 120),
 )
 
 
@@ -109,6 +131,8 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
         arms["trl"] = trl(folder, steps=size.trl_steps, threads=size.trl_threads, say=say)
     if "start" in names:
         arms |= start(folder, passes=size.starts, say=say)
+    if "learning" in names:
+        arms |= learning(folder, seeds=size.seeds, say=say)
     if "watching" in names:
         rounds, batches = size.watched
         arms |= watching(folder, rounds=rounds, batches=batches, say=say)
@@ -132,6 +156,8 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         # The time of the other arm on top: how many times sooner the asynchronous one is there.
         "async_over_sync_time": ratio("sync", "async", "time_s"),
         "async_over_sync_tokens_per_cpu_s": ratio("async", "sync", "tokens_per_cpu_s"),
+        "time_to_accuracy_over_trl": ratio("trl_dapo", "lag_2", "from_first_batch_s"),
+        "time_to_accuracy_over_trl_from_start": ratio("trl_dapo", "lag_2", "from_start_s"),
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_cpu_s_torch": ratio("ring_torch", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_s": ratio("ring", "trl", "tokens_per_s"),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
+from benchmarks.ring.trl_process import run_trl, trl_is_missing
 from benchmarks.ring.watched_run import Trace, time_to_accuracy, watch
-from benchmarks.support.machine import REPOSITORY
-from benchmarks.support.workload import THROUGHPUT, Workload, environment, make_model, write_prompts
+from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
 
-TRL_MISSING = "trl is not installed; pip install trl==1.16.0"
 NUM_PROMPTS = 512
 WARM_UP_BATCHES = 5  # the first were made while nobody trained
 
@@ -79,31 +74,22 @@ def ring_of_trl_size(folder: Path, name: str, engine: str, *, batches: int, say:
 
 def trl(folder: Path, *, steps: int, threads: tuple[int, ...], say: Say) -> Figures:
     """Run TRL's synchronous GRPO with each number of threads; the most frugal one counts."""
-    if find_spec("trl") is None:
-        say(f"trl: skipped; {TRL_MISSING}")
-        return {"skipped": TRL_MISSING}
+    missing = trl_is_missing()
+    if missing:
+        say(f"trl: skipped; {missing}")
+        return {"skipped": missing}
     workload = Workload("ring", "demo.yaml", folder, THROUGHPUT)
     model, prompts = make_model(workload), write_prompts(workload, NUM_PROMPTS)
     runs = {}
     for count in threads:
-        command = [sys.executable, str(REPOSITORY / "benchmarks" / "trl_arm.py")]
-        flags = {"model": model, "prompts": prompts, "steps": steps, "threads": count, "lr": 1e-9}
-        words = [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-        with (folder / "trl.log").open("a") as log:
-            done = subprocess.run(
-                [*command, *words],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment(),
-                text=True,
-                check=True,
-            )
-        runs[count] = json.loads(done.stdout.splitlines()[-1])
+        runs[count] = run_trl(
+            folder / "trl.log", model=model, prompts=prompts, steps=steps, threads=count, lr=1e-9
+        )
         say(f"trl, {count} threads: {runs[count]['tokens_per_cpu_s']:.1f} tokens per CPU second")
     best = max(runs, key=lambda count: runs[count]["tokens_per_cpu_s"])
     return {
         "threads": best,
-        **{name: round(value, 3) for name, value in runs[best].items()},
+        **{name: round(value, 3) for name, value in runs[best].items() if name != "evaluations"},
         "tokens_per_s_by_threads": {c: round(r["tokens_per_s"], 1) for c, r in runs.items()},
     }
 

@@ -1,7 +1,8 @@
 """The TRL arm: its synchronous GRPO trainer on the same model, prompts and reward.
 
 Runs in a process of its own and prints one JSON object last. Needs `trl`, which Nyala itself does
-not. With transformers' generation and float32: TRL's quickest form on a CPU.
+not. With transformers' generation and float32: TRL's quickest form on a CPU. Loss, clip bounds,
+optimizer and learning rates are those of Nyala's defaults, which TRL calls `dapo`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import os
 import resource
 import time
 from pathlib import Path
+from typing import Any
+
+from actors.environments.partial_credit import position_share
 
 WARM_UP_STEPS = 2  # the first steps compile kernels and fill caches
 
@@ -26,13 +30,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="completions per step")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--lr-warmup-steps", type=int, default=0)
+    parser.add_argument("--adam-beta2", type=float, default=0.999)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--held-out", type=Path, help="as --prompts, to evaluate")
+    parser.add_argument("--eval-every", type=int, default=10, help="steps")
     args = parser.parse_args()
     print(json.dumps(train(args)))
 
 
-def train(args: argparse.Namespace) -> dict[str, float]:
-    """Run TRL's trainer and measure the steps after the warm-up."""
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Run TRL's trainer and measure the steps after the warm-up, and what it learns."""
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     # Imported here because the thread count must be in the environment first.
     import pyarrow as pa  # type: ignore[import-not-found]
@@ -42,8 +51,10 @@ def train(args: argparse.Namespace) -> dict[str, float]:
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
     torch.set_num_threads(args.threads)
-    lines = Path(args.prompts).read_text(encoding="utf-8").splitlines()
-    rows = [{key: json.loads(line)[key] for key in ("prompt", "answer")} for line in lines]
+    rows = read_rows(Path(args.prompts))
+    held_out = read_rows(args.held_out) if args.held_out else []
+    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    evaluations: list[dict[str, float]] = []
     tokens = 0
     marks: list[tuple[float, float, int]] = []
 
@@ -57,14 +68,27 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         nonlocal tokens
         tokens += sum(len(ids) for ids in completion_ids)
         return [
-            sum(a == b for a, b in zip(c, t, strict=False)) / max(len(c), len(t), 1)
-            for c, t in zip(completions, answer, strict=True)
+            (position_share(text, right) + (text == right)) / 2
+            for text, right in zip(completions, answer, strict=True)
         ]
 
     class Marks(TrainerCallback):
-        def on_step_end(self, *_: object, **__: object) -> None:
+        def on_train_begin(self, *_: object, **kwargs: Any) -> None:
+            self._evaluate(0, kwargs["model"])
+
+        def on_step_end(self, _: object, state: Any, *__: object, **kwargs: Any) -> None:
             usage = resource.getrusage(resource.RUSAGE_SELF)
             marks.append((time.monotonic(), usage.ru_utime + usage.ru_stime, tokens))
+            if state.global_step % args.eval_every == 0:
+                self._evaluate(state.global_step, kwargs["model"])
+
+        def _evaluate(self, step: int, model: Any) -> None:
+            if held_out:
+                began = time.time()
+                share = accuracy(model, tokenizer, held_out, args.max_tokens)
+                took = time.time() - began
+                found = {"step": step, "time": began, "took_s": took, "accuracy": share}
+                evaluations.append(found)
 
     config = GRPOConfig(
         output_dir="/tmp/nyala-trl-arm",  # noqa: S108 - nothing is saved there
@@ -75,8 +99,19 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         num_generations=args.group_size,
         max_completion_length=args.max_tokens,
         learning_rate=args.lr,
+        lr_scheduler_type="polynomial",
+        lr_scheduler_kwargs={"lr_end": args.lr / 10, "power": 1.0},
+        warmup_steps=args.lr_warmup_steps,
+        adam_beta2=args.adam_beta2,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        loss_type="dapo",
+        epsilon=0.2,
+        epsilon_high=0.28,
         beta=0.0,
         temperature=1.0,
+        shuffle_dataset=False,
+        seed=args.seed,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
@@ -88,7 +123,7 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         reward_funcs=positions,
         args=config,
         train_dataset=Dataset(pa.Table.from_pylist(rows), fingerprint="nyala"),
-        processing_class=AutoTokenizer.from_pretrained(args.model, padding_side="left"),
+        processing_class=tokenizer,
         callbacks=[Marks()],
     )
     trainer.train()
@@ -100,7 +135,28 @@ def train(args: argparse.Namespace) -> dict[str, float]:
         "tokens_per_cpu_s": (n1 - n0) / (cpu1 - cpu0),
         "tokens_per_s": (n1 - n0) / (t1 - t0),
         "steps_per_s": (len(marks) - WARM_UP_STEPS) / (t1 - t0),
+        "evaluations": evaluations,
     }
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return prompts and answers of a file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [{key: json.loads(line)[key] for key in ("prompt", "answer")} for line in lines]
+
+
+def accuracy(model: Any, tokenizer: Any, rows: list[dict[str, str]], max_tokens: int) -> float:
+    """Return the share of greedy answers that are right."""
+    import torch
+
+    given = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
+    model.eval()
+    with torch.no_grad():
+        ids = model.generate(**given, max_new_tokens=max_tokens, do_sample=False)
+    model.train()
+    texts = tokenizer.batch_decode(ids[:, given.input_ids.shape[1] :], skip_special_tokens=True)
+    right = sum(text == row["answer"] for text, row in zip(texts, rows, strict=True))
+    return float(right / len(rows))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.support.machine import ProcessTree
 from benchmarks.support.workload import Workload, environment
+from learner.profiling.phase_names import PHASES
 
 LOOK_EVERY_S = 0.05
 LIMIT_S = 1200.0
@@ -39,7 +40,7 @@ class Trace:
         if step == 0:
             return 0.0
         first = self.metrics[0]
-        worked = first["pack_s"] + first["weights_s"] + first["train_s"]
+        worked = sum(first[f"{phase}_s"] for phase in PHASES if phase != "wait")
         return float(self.metrics[step - 1]["time"] - first["time"] + worked)
 
     def tokens_per_cpu_s(self, first: int, last: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,4 +88,21 @@ def write_prompts(workload: Workload, count: int) -> Path:
 
     path = workload.folder / f"{workload.name}-prompts.jsonl"
     export(workload.settings().run, path, count=count, seed=0)
+    return path
+
+
+def write_held_out(workload: Workload, count: int) -> Path:
+    """Write the first held-out questions with their answers, which runs evaluate by."""
+    from actors.environments.calls import call, drive
+    from actors.environments.registry import make_environment
+
+    run = workload.settings().run
+    (settings,) = run.by_environment.values()
+    environment = make_environment(settings)
+    path = workload.folder / f"{workload.name}-held-out.jsonl"
+    with path.open("w", encoding="utf-8") as file:
+        for item in range(count):
+            asked = drive(call(environment.begin, item, run.seed, held_out=True, limit_s=60.0))
+            line = {"prompt": asked.prompt, "answer": asked.answer}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return path

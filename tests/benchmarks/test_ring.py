@@ -14,10 +14,12 @@ import pytest
 
 from benchmarks.ring.__main__ import ratios
 from benchmarks.ring.actor_arm import tokens_within
+from benchmarks.ring.learning import reached
 from benchmarks.ring.start import median_run, stages_of
 from benchmarks.ring.watched_run import Trace, time_to_accuracy
 from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
 from buffer.record.episode import Completion, Episode
+from learner.profiling.phase_names import PHASES
 
 
 def episode(started_at, finished_at, *, tokens):
@@ -48,14 +50,9 @@ def trace(accuracies, *, step_s=2.0):
     batches = range(1, 21)
     return Trace(
         metrics=[
-            {
-                "time": 50.0 + step_s * k,
-                "trained_tokens": 100,
-                "wait_s": 0.5,
-                "pack_s": 0.5,
-                "train_s": 1.0,
-                "weights_s": 0.0,
-            }
+            dict.fromkeys((f"{phase}_s" for phase in PHASES), 0.0)
+            | {"time": 50.0 + step_s * k, "trained_tokens": 100}
+            | {"wait_s": 0.5, "pack_s": 0.5, "forward_s": 1.0}
             for k in batches
         ],
         evaluations=[{"step": k, "accuracy": a} for k, a in accuracies.items()],
@@ -95,6 +92,14 @@ def test_an_accuracy_that_was_there_from_the_start_took_no_time():
     assert time_to_accuracy(trace({0: 0.6, 10: 0.7}), 0.5) == 0.0
 
 
+def test_a_target_is_reached_on_the_line_between_two_evaluations_and_after_a_dip():
+    curve = {0: (100.0, 0.1), 10: (110.0, 0.5), 20: (120.0, 0.4), 30: (130.0, 0.8)}
+
+    assert reached(curve, 0.3) == pytest.approx(105.0)
+    assert reached(curve, 0.6) == pytest.approx(125.0)
+    assert reached(curve, 0.9) is None
+
+
 def test_tokens_are_divided_by_the_cpu_time_of_all_roles():
     seen = trace({})
 
@@ -112,6 +117,8 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "actor_short": {"tokens_per_s": 97.0, "tokens_per_cpu_s": 98.0},
         "async": {"time_s": 10.0, "tokens_per_cpu_s": 50.0},
         "sync": {"time_s": 15.0, "tokens_per_cpu_s": 40.0},
+        "lag_2": {"from_first_batch_s": 20.0, "from_start_s": 30.0},
+        "trl_dapo": {"from_first_batch_s": 30.0, "from_start_s": 33.0},
         "ring": {"tokens_per_cpu_s": 30.0, "tokens_per_s": 40.0},
         "ring_torch": {"tokens_per_cpu_s": 60.0, "tokens_per_s": 70.0},
         "trl": {"tokens_per_cpu_s": 20.0, "tokens_per_s": 20.0},
@@ -124,6 +131,8 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "actor_over_bare_engine_short_per_cpu_s": 0.98,
         "async_over_sync_time": 1.5,
         "async_over_sync_tokens_per_cpu_s": 1.25,
+        "time_to_accuracy_over_trl": 1.5,
+        "time_to_accuracy_over_trl_from_start": 1.1,
         "over_trl_tokens_per_cpu_s": 1.5,
         "over_trl_tokens_per_cpu_s_torch": 3.0,
         "over_trl_tokens_per_s": 2.0,
