@@ -44,7 +44,8 @@ RECOVERY = Metric(
     "nyala_broker_recovery_seconds",
     "histogram",
     "s",
-    "From the last sign of life of an actor that fell silent until another had its task.",
+    "From the last sign of life of an actor that fell silent until another had its task, "
+    "whether its lease expired or was shared before.",
 )
 CLOSED = Metric(
     "nyala_broker_leasing_closed",

@@ -35,6 +35,7 @@ HEADER_BYTES = 4096  # room for the rest of a reply beside chunks and specs
 LEASE_BYTES = 64  # of one lease beside them
 TICK_S = 0.1  # new work is noticed this soon
 TRIES_PER_TICK = 16  # at most 160 calls a second, two per cent of what Redis does on one core
+REAPS_PER_LEASE = 6  # at least: a third of the pause that counts as an outage, or all would
 REAP_BATCH = 256  # leases returned in one call: a few milliseconds of Redis
 SHARE_AFTER_S = 0.4  # without work, before others have to share theirs: it has some within a second
 SHARE_EVERY_S = 0.4  # if the last time brought nothing
@@ -124,6 +125,8 @@ class Leasing:
         self._grace = GracePeriod(grace_s=settings.lease_timeout_s, clock=time.monotonic)
         self._is_closing = False
         self._shares_at = 0.0
+        self.reap_every_s = min(settings.reap_every_s, settings.lease_timeout_s / REAPS_PER_LEASE)
+        """Pause between two calls of `reap`."""
         self.queue = WaitQueue()
         """Woken by the server at every tick, and whenever leases were given back."""
         self.recoveries = Recoveries(peers)
@@ -169,11 +172,12 @@ class Leasing:
 
     async def reap(self) -> None:
         """Return expired leases to the store, except within a grace period."""
+        self.recoveries.judge_moves()
         operation = operations.reap(
             max_attempts=self._settings.max_attempts,
             # In a grace period it takes nothing, and shows the store that a broker is alive.
             batch=REAP_BATCH if self._grace.is_over() else 0,
-            every_ms=round(1e3 * self._settings.reap_every_s),
+            every_ms=round(1e3 * self.reap_every_s),
         )
         try:
             ids = await self._store.run(operation)

@@ -15,8 +15,10 @@ No I/O; the clock is injected.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import asdict
 
@@ -50,6 +52,8 @@ class Peer:
     """The last grant and the `seq` of its request: when resent, it gets this and no more."""
     lease_seq: int = -1
     """The newest LEASE request; an older one that still waits gets nothing."""
+    has_left: bool = False
+    """It has said BYE, with nothing left in its hands."""
     is_draining: bool = False
     """It gets no more work: an operator drains it, or it is about to leave."""
     lease_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -148,6 +152,12 @@ class Liveness:
         is_present = self.get(peer.hello.incarnation, peer.key) is peer
         return not is_present or self.clock() - peer.seen_at > self._timeout_s
 
+    def leave(self, incarnation: str, key: str) -> None:
+        """Remove a session whose actor has said BYE."""
+        if (peer := self.get(incarnation, key)) is not None:
+            peer.has_left = True
+        self.forget(incarnation, key)
+
     def forget(self, incarnation: str, key: str) -> None:
         """Remove a session that has ended."""
         if (peer := self._peers.pop((incarnation, key), None)) is not None:
@@ -176,11 +186,20 @@ class Liveness:
         peer.is_unreported = True
 
 
-class Recoveries:
-    """Times from the last sign of life of an actor that left to its work in other hands.
+class Move(NamedTuple):
+    """A task that has gone to another actor before its former one was missed."""
 
-    Of leases that this broker granted. What `nyala up` gives back at once, when it sees an actor of
-    its machine die, has moved on before the broker misses that actor, and is not counted.
+    former: Peer
+    moved_at: float
+    """Clock of the table, seconds."""
+
+
+class Recoveries:
+    """Times from the last sign of life of an actor that fell silent to its work in other hands.
+
+    Of leases that this broker granted, whatever took them back: their expiry, a share for an actor
+    that had none, or `nyala up`, which sees an actor of its machine die. What goes to another
+    within `heartbeat_timeout_s` is counted when that is over, unless its former actor was heard.
 
     Args:
         peers: The table.
@@ -192,6 +211,7 @@ class Recoveries:
         """Task -> who leased it last."""
         self._expired: dict[int, float] = {}
         """Task -> last sign of life of the holder that lost it; until it is leased again."""
+        self._moves: deque[Move] = deque(maxlen=MAX_TASKS)
         self.requeues = Histogram(SECONDS)
         """Until the lease expired."""
         self.recoveries = Histogram(SECONDS)
@@ -199,14 +219,17 @@ class Recoveries:
 
     def granted(self, peer: Peer, tasks: Iterable[int]) -> None:
         """Count tasks that this actor has from now on."""
+        now = self._peers.clock()
         for task_id in tasks:
+            former = self._holders.pop(task_id, None)
             seen_at = self._expired.pop(task_id, None)
-            former = self._holders.get(task_id)
-            if seen_at is None and former is not None and former is not peer:
-                seen_at = former.seen_at if self._peers.is_suspect(former) else None
             if seen_at is not None:
-                self.recoveries.observe(self._peers.clock() - seen_at)
-            self._holders.pop(task_id, None)
+                self.recoveries.observe(now - seen_at)
+            elif former is not None and former is not peer and not former.has_left:
+                if self._peers.is_suspect(former):
+                    self.recoveries.observe(now - former.seen_at)
+                else:
+                    self._moves.append(Move(former, now))
             self._holders[task_id] = peer
         while len(self._holders) > MAX_TASKS:
             self._expired.pop(oldest := next(iter(self._holders)), None)
@@ -219,3 +242,15 @@ class Recoveries:
             if former is not None:
                 self.requeues.observe(self._peers.clock() - former.seen_at)
                 self._expired[task_id] = former.seen_at
+
+    def judge_moves(self) -> None:
+        """Count moves from actors that have been silent for too long since; drop the others."""
+        open_moves = deque[Move](maxlen=MAX_TASKS)
+        for move in self._moves:
+            if move.former.has_left or move.former.seen_at > move.moved_at:
+                continue
+            if self._peers.is_suspect(move.former):
+                self.recoveries.observe(move.moved_at - move.former.seen_at)
+            else:
+                open_moves.append(move)
+        self._moves = open_moves

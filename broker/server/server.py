@@ -132,7 +132,7 @@ class Broker:
                     _every(PUBLICATION_S, self.parts.cache.refresh_publication, stop),
                     _every(MEMORY_S, self.parts.cache.refresh_memory, stop),
                     _every(MEMORY_S, self.parts.cache.refresh_closed, stop),
-                    _every(self._settings.reap_every_s, self.parts.leasing.reap, stop),
+                    _every(self.parts.leasing.reap_every_s, self.parts.leasing.reap, stop),
                     _every(KEY_CHECK_S, check_keys, stop),
                     _every(HOUSEKEEPING_S, keep_house, stop),
                 )

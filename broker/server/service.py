@@ -153,7 +153,7 @@ class Service:
             return await self._hello(message, key, tag, route)
         peer = self._peers.observe(envelope.inc, key, route)
         if isinstance(message, Bye) and (peer or self._peers.get(envelope.inc, key) is None):
-            self._peers.forget(envelope.inc, key)
+            self._peers.leave(envelope.inc, key)
             self._audit.record("actor left", actor=envelope.inc, actors=len(self._peers))
             return message
         if peer is None:

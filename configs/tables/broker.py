@@ -30,7 +30,7 @@ class BrokerSettings(Table):
 
     Raise it when heartbeats come late, such as over a slow network."""
     reap_every_s: Seconds = 1.0
-    """Pause between two looks for expired leases.
+    """Pause between two looks for expired leases; at most a sixth of `lease_timeout_s`.
 
     Rarely needs a change: down when a second counts after an actor's death."""
     max_attempts: Positive = 3

@@ -110,6 +110,21 @@ def queries() -> list[str]:
     ]
 
 
+def stop_one_with_work(run: LiveRun) -> int:
+    """Stop actor-0 while it has tasks, which then go to others; returns its process id."""
+    pid = run.actor_processes()["actor-0"]
+
+    def is_stopped_with_work() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        if run.held("actor-0"):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    run.wait_until(is_stopped_with_work, "actor-0 is stopped while it has tasks")
+    return pid
+
+
 def test_prometheus_sees_all_roles_of_a_run_and_each_query_has_an_answer(tmp_path: Path) -> None:
     run = LiveRun(
         tmp_path,
@@ -132,8 +147,7 @@ def test_prometheus_sees_all_roles_of_a_run_and_each_query_has_an_answer(tmp_pat
             lambda: server.up() == {"broker": 1, "learner": 1, "actor": 3}, "all roles are scraped"
         )
         run.wait_until(lambda: run.step >= 10, "ten batches")
-        hung = run.actor_processes()["actor-0"]
-        os.kill(hung, signal.SIGSTOP)  # its leases expire, and its tasks go to others
+        hung = stop_one_with_work(run)
         run.wait_until(
             lambda: bool(server.query("nyala_broker_recovery_seconds_count > 0")), "a recovery"
         )

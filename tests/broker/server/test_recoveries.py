@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+from broker.protocol.codec import WIRE_VERSION, Envelope
+from broker.protocol.messages import Bye, LeaseReply, LeaseRequest, ReleaseRequest
+from broker.server.components import assemble
 from broker.server.liveness import MAX_TASKS, Liveness, Recoveries
+from buffer.store import AsyncStore
 from tests.broker.support.fake_clock import FakeClock
-from tests.broker.support.ring import hello
+from tests.broker.support.ring import FIRST, RUN, begin, hello, settings_with
 
 
 class Table:
@@ -77,14 +84,76 @@ def test_an_actor_that_another_life_has_replaced_has_left() -> None:
     assert table.recoveries.recoveries.total == 3
 
 
-def test_what_a_live_actor_gives_back_is_no_recovery() -> None:
-    table = Table()
+def move(table: Table) -> None:
+    """Task 1 goes from a to b two seconds after a was heard, before anybody misses it."""
     table.recoveries.granted(table.a, [1])
     table.clock.now += 2
-
     table.recoveries.granted(table.b, [1])
 
+
+def test_what_a_live_actor_gives_back_is_no_recovery() -> None:
+    table = Table()
+    move(table)
+    table.clock.now += 1
+    table.hear("a")
+    table.clock.now += 7  # over heartbeat_timeout_s: silent, but long after
+
+    table.recoveries.judge_moves()
+
     assert sum(table.recoveries.recoveries.counts) == 0
+
+
+def test_what_was_shared_before_its_actor_was_missed_is_a_recovery_once_that_is() -> None:
+    table = Table()
+    move(table)
+
+    table.clock.now += 4
+    table.recoveries.judge_moves()
+    assert sum(table.recoveries.recoveries.counts) == 0  # it may be heard yet
+
+    table.clock.now += 1
+    table.recoveries.judge_moves()
+    table.recoveries.judge_moves()
+    assert sum(table.recoveries.recoveries.counts) == 1
+    assert table.recoveries.recoveries.total == 2
+
+
+def test_what_an_actor_gave_back_as_it_left_is_no_recovery() -> None:
+    table = Table()
+    table.recoveries.granted(table.a, [1, 2])
+    table.recoveries.granted(table.b, [1])
+    table.peers.leave("a", "a")
+
+    table.recoveries.granted(table.b, [2])
+    table.recoveries.judge_moves()
+
+    assert sum(table.recoveries.recoveries.counts) == 0
+
+
+def test_an_actor_that_says_bye_is_not_missed(redis_url: str) -> None:
+    async def story() -> None:
+        store = AsyncStore(redis_url, RUN)
+        parts = assemble(settings_with(), store, audit_file=None)
+        await begin(store, groups=1)
+
+        async def say(name: str, *messages: Any) -> object:
+            for seq, message in enumerate(messages):
+                envelope = Envelope(WIRE_VERSION, RUN, name, seq, message)
+                reply = await parts.service.answer(envelope, name, name, name.encode())
+            return reply
+
+        leased = await say("a", hello("a"), LeaseRequest(2, FIRST))
+        assert isinstance(leased, LeaseReply)
+        tasks = tuple((lease.task_id, lease.fence) for lease in leased.leases)
+        await say("a", ReleaseRequest(tasks), Bye())
+
+        again = await say("b", hello("b"), LeaseRequest(2, FIRST))
+        assert isinstance(again, LeaseReply)
+        assert [lease.task_id for lease in again.leases] == [task_id for task_id, _ in tasks]
+        assert sum(parts.leasing.recoveries.recoveries.counts) == 0
+        await store.close()
+
+    asyncio.run(story())
 
 
 def test_holders_of_old_tasks_are_forgotten() -> None:

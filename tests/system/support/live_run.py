@@ -94,12 +94,16 @@ class LiveRun:
 
     def half_done(self, name: str) -> int:
         """Tasks that the actor of this name holds and has sent tokens of; 0 without a store."""
+        return sum(length > 0 for length in self.held(name))
+
+    def held(self, name: str) -> list[int]:
+        """Tokens sent of each task that the actor of this name holds; none without a store."""
         try:
             with Store((self.folder / "redis.url").read_text().strip(), self.folder.name) as store:
                 tasks = store.run(operations.inspect()).values()
         except StoreError:
-            return 0
-        return sum(t.incarnation.startswith(f"{name}-") and t.length > 0 for t in tasks)
+            return []
+        return [task.length for task in tasks if task.incarnation.startswith(f"{name}-")]
 
     def actor_processes(self) -> dict[str, int]:
         """Names of the live actor processes and their ids."""
