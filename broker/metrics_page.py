@@ -11,11 +11,14 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
+
 from broker.server.components import Components
 from buffer import operations
 from buffer.operations.values import Memory, Stats
 from buffer.store import AsyncStore
 from configs.errors import StoreError
+from configs.fleet.wanted import first_wanted
 from configs.metrics.figures import Metric, Value
 from configs.metrics.health import LOOP_STALLED_S, Health, Pulse
 from configs.metrics.serving import serving
@@ -27,6 +30,12 @@ LOOK_S = 5.0  # as often as Prometheus asks; counting takes Redis a fraction of 
 ACTORS = Metric("nyala_broker_actors", "gauge", "actors", "Actors that this broker serves.")
 SUSPECT = Metric(
     "nyala_broker_suspect_actors", "gauge", "actors", "Of these, silent for too long to get work."
+)
+WANTED = Metric(
+    "nyala_actors_wanted",
+    "gauge",
+    "actors",
+    "Actors that the run wants: for whoever starts and ends them (`docs/fleet.md`).",
 )
 WAITING = Metric(
     "nyala_broker_waiting_requests", "gauge", "requests", "Requests for work that wait for some."
@@ -100,7 +109,7 @@ MEMORY_LIMIT = Metric(
 )
 
 METRICS = (
-    *(ACTORS, SUSPECT, WAITING, REFUSED, REQUEUE, RECOVERY, CLOSED, SUSPENDED),
+    *(ACTORS, WANTED, SUSPECT, WAITING, REFUSED, REQUEUE, RECOVERY, CLOSED, SUSPENDED),
     *(TASKS, CREATED, COMMITTED, DROPPED, DEAD, OPEN, COMPLETE, IN_FLIGHT, ADMITTED),
     *(TRAINED, CHECKPOINTED, MEMORY, MEMORY_LIMIT),
 )
@@ -114,6 +123,7 @@ class BrokerPage:
         self._admitted = max_units_in_flight(settings.run, settings.buffer)
         self._stats: Stats | None = None
         self._memory = Memory(0, 0)
+        self._wanted = first_wanted(settings).actors
         self._waits_for: str | None = "its start"
         self._pulse = Pulse(LOOP_STALLED_S)
         self.health = Health(self._pulse, lambda: self._waits_for)
@@ -142,6 +152,7 @@ class BrokerPage:
         parts, closed = self._parts, self._parts.cache.closed
         return {
             ACTORS.name: len(parts.peers),
+            WANTED.name: self._wanted,
             SUSPECT.name: sum(map(parts.peers.is_suspect, parts.peers)),
             WAITING.name: len(parts.leasing.queue),
             REFUSED.name: parts.audit.refusals,
@@ -161,11 +172,32 @@ class BrokerPage:
             try:
                 self._stats = await self._store.run(operations.stats())
                 self._memory = await self._store.run(operations.memory())
+                shown = await self._store.run(operations.shown())
+                self._wanted = _wanted_in(shown) or self._wanted
                 is_recovering = self._stats.state == "RECOVERING"
                 self._waits_for = "the recovery of its store" if is_recovering else None
             except StoreError as error:
                 self._waits_for = f"its store: {error}"
             await asyncio.sleep(LOOK_S * random.uniform(0.8, 1.2))
+
+
+class _Batch(msgspec.Struct):
+    actors_wanted: int | None = None
+
+
+class _Bulletin(msgspec.Struct):
+    batches: list[_Batch]
+
+
+def _wanted_in(bulletin: bytes | None) -> int | None:
+    """Read from the learner's newest batch how many actors it wants."""
+    if bulletin is None:
+        return None
+    try:
+        batches = msgspec.json.decode(bulletin, type=_Bulletin).batches
+    except msgspec.DecodeError:  # of a learner of another version
+        return None
+    return batches[-1].actors_wanted if batches else None
 
 
 def _of_store(stats: Stats) -> dict[str, Value]:

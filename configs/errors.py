@@ -12,6 +12,7 @@ NyalaError
 ├── DeadlineError      a wait ended without what it waited for
 ├── CheckpointError    a checkpoint is truncated, corrupt or of another run
 ├── OutOfMemory        a batch did not fit: the next start trains it in smaller pieces
+├── BudgetSpent        the run's actors have cost as much as they may
 ├── DivergedError      training went wrong again after as many rollbacks as are allowed
 ├── EngineError        the engine that samples died or cannot start
 ├── EngineDied         it worked, and died or hangs: the actor has to be started again
@@ -83,6 +84,10 @@ class OutOfMemory(NyalaError):
     """A batch did not fit into memory; the next life of the learner has a smaller budget."""
 
 
+class BudgetSpent(NyalaError):
+    """The actors of a run have cost as much as they may; its newest batch is in a checkpoint."""
+
+
 class DivergedError(NyalaError):
     """Training does not recover by itself any more."""
 
@@ -120,9 +125,9 @@ def exit_code(error: NyalaError) -> int:
     """
     if isinstance(error, EngineDied):
         return 4
-    if isinstance(
-        error, SettingsError | RefusedError | RewardError | CheckpointError | DivergedError
-    ):
+    if isinstance(error, SettingsError | RefusedError | RewardError):
+        return 2
+    if isinstance(error, CheckpointError | DivergedError | BudgetSpent):
         return 2
     return 3 if isinstance(error, LostLineage) else 1
 

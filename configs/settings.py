@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from configs.tables.actors import ActorSettings
+from configs.tables.actors import ActorSettings, FleetSettings
 from configs.tables.algorithm import AlgorithmSettings
 from configs.tables.base import Table
 from configs.tables.broker import BrokerSettings
@@ -34,6 +34,7 @@ __all__ = [
     "BufferSettings",
     "ConsoleSettings",
     "CriticSettings",
+    "FleetSettings",
     "GuardSettings",
     "LearnerSettings",
     "ParallelSettings",

@@ -80,6 +80,14 @@ class Coordinator(Protocol):
         """End the run after its last batch; False if asked to stop before."""
         ...
 
+    def stopped(self) -> None:
+        """Take note that all ranks have stopped before the end, with a durable checkpoint.
+
+        Raises:
+            BudgetSpent: The run's actors have cost what they may.
+        """
+        ...
+
     def close(self) -> None:
         """End what runs beside training."""
         ...
@@ -143,6 +151,9 @@ class Follower:
     def finish(self, guards: GuardState) -> bool:  # noqa: ARG002 - as every coordinator
         """Rank 0 does the rest."""
         return True
+
+    def stopped(self) -> None:
+        """Rank 0 knows why."""
 
     def close(self) -> None:
         """Nothing runs beside training."""

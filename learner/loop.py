@@ -84,6 +84,7 @@ class Loop:
                 if not is_trained:
                     self._checkpoint()
                     self._components.checkpoints.under_way.wait()
+                    self._coordinator.stopped()
                     return False
             return self._finish()
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import structlog
@@ -24,7 +24,7 @@ from learner.data.batch import BatchPlan, plan_batch
 from learner.data.claims import ClaimedBatch, Claims
 from learner.data.commit_pressure import CommitPressure
 from learner.data.curriculum import Feeder, environment_by_group
-from learner.data.evaluation import Evaluation, Evaluations, is_due
+from learner.data.evaluation import Evaluation, Evaluations, is_due, log_result
 from learner.data.ledger import Ledger, as_ranges
 from learner.data.records import Records
 from learner.data.retrying_store import RetryingStore
@@ -80,7 +80,7 @@ class RankZero:
         stopping: threading.Event,
     ) -> None:
         self._run = run = settings.run
-        self._algorithm = settings.algorithm
+        self._algorithm, self._fleet = settings.algorithm, settings.fleet
         self._store, self._ranks, self._ledger = store, ranks, ledger
         self._cost, self._stopping, self._page = cost, stopping, page
         self._start, self._under_way = start, under_way
@@ -136,7 +136,7 @@ class RankZero:
         """Wait for batch `step`, plan it, and broadcast the plan; None when asked to stop."""
         while (batch := self._wait(step)) is None:
             self._alarm.look((step, self._claims.num_ready))
-            if self._stopping.is_set():
+            if self._must_stop():
                 self._ranks.broadcast(STOP)
                 return None
             self._ranks.broadcast(WAIT)
@@ -176,6 +176,10 @@ class RankZero:
             dropped_samples=self._samples.dropped,
         )
         self._page.trained(line)
+
+    def stopped(self) -> None:
+        """Raise where the budget is why."""
+        self._batch_log.check_budget()
 
     def must_checkpoint(self, step: int, *, is_shaken: bool) -> bool:
         """Decide for all ranks whether to checkpoint although no number of batches has passed.
@@ -244,7 +248,7 @@ class RankZero:
         self._batch_log.end()
         evaluations = self._journal.lines("eval")
         figures = summarise(run, self._totals(), guards, stats, evaluations)
-        self._journal.summarise(figures | {"advice": self._batch_log.advice})
+        self._journal.summarise(figures | self._batch_log.summary(evaluations))
         log.info("finished", steps=run.steps, cancelled_tasks=cancelled)
         return True
 
@@ -269,6 +273,7 @@ class RankZero:
             totals=self._start.state.totals,
             environment_of=environment_by_group(self._run, self._ledger),
             advisor=advisor,
+            fleet=self._fleet,
         )
 
     def _wait(self, step: int) -> ClaimedBatch | None:
@@ -280,9 +285,12 @@ class RankZero:
             self._feeder.check()
             self._under_way.check()
             self._evaluations.collect()
-            return self._stopping.is_set() or time.monotonic() > deadline
+            return self._must_stop() or time.monotonic() > deadline
 
         return self._claims.wait(step, until=is_over)
+
+    def _must_stop(self) -> bool:
+        return self._stopping.is_set() or self._batch_log.is_budget_spent
 
     def _is_stopping(self) -> bool:
         self._page.pulse.beat()
@@ -305,14 +313,6 @@ class RankZero:
         )
 
     def _report(self, evaluation: Evaluation) -> None:
-        figures = {"accuracy": evaluation.accuracy, **evaluation.sampled}
-        log.info("evaluated", step=evaluation.step, **_rounded(figures))
-        if len(evaluation.environments) > 1:
-            for name, figures in evaluation.environments.items():
-                log.info("evaluated", step=evaluation.step, environment=name, **_rounded(figures))
+        log_result(evaluation)
         self._journal.append("eval", asdict(evaluation))
         self._page.evaluated(evaluation)
-
-
-def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(figure, 4) for name, figure in figures.items()}

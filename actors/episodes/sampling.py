@@ -58,6 +58,8 @@ class Sampling:
         self._num_lost = 0
         self._reported_at = time.monotonic()
         self._reported_tokens = 0
+        self._busy_s = 0.0
+        """Sum of the pauses between reports at whose end there were episodes."""
         self.num_tokens = 0
         """Sampled tokens."""
         self.busy = BusyTime()
@@ -142,7 +144,9 @@ class Sampling:
         """Return figures for `nyala status`; the rate is that since the last report."""
         now = time.monotonic()
         num_recent = self.num_tokens - self._reported_tokens
-        rate = num_recent / max(now - self._reported_at, 1e-3)
+        passed_s = max(now - self._reported_at, 1e-3)
+        rate = num_recent / passed_s
+        self._busy_s += passed_s if self._leases.num_active else 0.0
         self._reported_at, self._reported_tokens = now, self.num_tokens
         return structs.replace(self.totals(), tokens_per_s=rate)
 
@@ -150,6 +154,7 @@ class Sampling:
         """Return the same figures without the rate; from any thread."""
         return Figures(
             tokens=float(self.num_tokens),
+            busy_s=self._busy_s,
             in_flight=float(self._leases.num_active),
             unacked=float(len(self._outbox)),
             finished=float(self._scoring.num_finished),

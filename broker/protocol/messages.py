@@ -29,7 +29,6 @@ MAX_BULLETIN = 64 * 1024
 RECORD_MARGIN = 64 * 1024
 """Bytes of a message beside its records: the header, and the ids and fences of a submission."""
 
-
 Id = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 """Of a task, or a fence: they pass through Lua, whose numbers are doubles."""
 Lines = Annotated[tuple[Item, ...], Meta(max_length=MAX_LINES)]
@@ -143,6 +142,7 @@ class Figures(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
     tokens_per_s: Real = 0.0
     tokens: Real = 0.0
+    busy_s: Real = 0.0
     in_flight: Real = 0.0
     unacked: Real = 0.0
     finished: Real = 0.0

@@ -1,4 +1,4 @@
-"""`actors`: the processes that sample."""
+"""`actors`: the processes that sample; `fleet`: their number, and what they may cost."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pydantic import Field
 
 from .base import Endpoint, HttpEndpoint, Positive, Seconds, Table
 
+Money = Annotated[float, Field(gt=0)]
+"""In a currency of the user's choice, the same everywhere."""
 WeightSource = Literal["memory", "peers", "store", "publisher"]
 
 
@@ -155,3 +157,29 @@ class ActorSettings(Table):
 
     Change it when an engine with kernels or a precision of its own is refused, and you accept its
     difference."""
+
+
+class FleetSettings(Table):
+    """Bounds of `nyala_actors_wanted`, and a budget."""
+
+    min_actors: Positive = 1
+    """Fewest actors that the run wants; before the first batch this many, or `actors.count`.
+
+    Change it when something else starts actors by that number, and a few should never go."""
+    max_actors: Positive | None = None
+    """Most actors that the run wants; null = `broker.max_actors`.
+
+    Change it when there are no more machines, or no more should be paid for."""
+    price_per_actor_hour: Money | None = None
+    """What an actor costs in an hour, in any currency; null = nobody counts.
+
+    Change it when the run's cost should be in its figures."""
+    max_per_hour: Money | None = None
+    """Most that all actors may cost in an hour: fewer are wanted beyond it. Needs the price.
+
+    Change it when spending must be even."""
+    max_total: Money | None = None
+    """Most that all actors of the run may cost; then the learner checkpoints and ends with exit
+    code 2. Needs the price.
+
+    Change it when the run has a budget."""

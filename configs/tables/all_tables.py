@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.tables.actors import ActorSettings
+from configs.tables.actors import ActorSettings, FleetSettings
 from configs.tables.algorithm import AlgorithmSettings
 from configs.tables.base import Table
 from configs.tables.broker import BrokerSettings
@@ -31,4 +31,5 @@ class AllTables(Table):
     algorithm: AlgorithmSettings = AlgorithmSettings()
     critic: CriticSettings = CriticSettings()
     guards: GuardSettings = GuardSettings()
+    fleet: FleetSettings = FleetSettings()
     console: ConsoleSettings = ConsoleSettings()

@@ -9,6 +9,7 @@ from configs.weight_path import is_closed
 
 from .algorithm import algorithm_disagreements
 from .critic import critic_disagreements
+from .fleet import fleet_disagreements
 from .learner import learner_disagreements
 from .reference import reference_disagreements
 from .store import store_disagreements
@@ -38,7 +39,8 @@ def disagreements(settings: AllTables) -> list[str]:
     own = [text for check in checks if (text := check(settings)) is not None]
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
     mathematics += reference_disagreements(settings)
-    return own + mathematics + learner_disagreements(settings) + store_disagreements(settings)
+    rest = learner_disagreements(settings) + fleet_disagreements(settings)
+    return own + mathematics + rest + store_disagreements(settings)
 
 
 def _publishes_too_rarely(settings: AllTables) -> str | None:

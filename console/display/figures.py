@@ -15,9 +15,16 @@ def figures(view: View) -> dict[str, str]:
         "tokens/s": number_or_dash(progress.tokens_per_s, "{:,.0f}"),
         "policy lag": number_or_dash(progress.policy_lag, "{:.2f}"),
         "learner idle": number_or_dash(progress.idle_fraction, "{:.0%}"),
-        "actors": str(view.actors_alive),
+        "actors": wanted_actors(view),
+        **({} if progress.cost is None else {"cost": f"{progress.cost:,.2f}"}),
         "left": "-" if progress.eta_s is None else duration(progress.eta_s),
     }
+
+
+def wanted_actors(view: View) -> str:
+    """Write how many actors there are, and how many the run wants where that differs."""
+    alive, wanted = view.actors_alive, view.progress.actors_wanted
+    return str(alive) if wanted in {None, alive} else f"{alive} ({wanted} wanted)"
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypedDict
 
 from console.run.run_folder import RunFolder
 from learner.profiling.phase_names import PHASES
@@ -53,6 +54,11 @@ class Progress:
     """Newest findings of the guards among the last batches, such as `ess, kl at batch 57`."""
     advice: Mapping[str, str] = field(default_factory=dict)
     """Rule -> sentence, of the newest batch."""
+    actors_wanted: int | None = None
+    """Actors that the run wants."""
+    actors_wanted_why: str = ""
+    cost: float | None = None
+    """Of all actors so far, where they have a price."""
     rewards: tuple[float, ...] = ()
     """Mean sampled reward of all batches, in equal stretches."""
     accuracy_curve: tuple[float, ...] = ()
@@ -152,6 +158,7 @@ def summarise(rows: list[Row], accuracy: dict[int, float], *, steps: int) -> Pro
         eta_s=(steps - step) * wall_s / len(timed) if known else None,
         alerts=_newest_alerts(recent),
         advice=advice_in(rows[-1]),
+        **_wanted(rows[-1]),
     )
 
 
@@ -170,6 +177,22 @@ def phase_shares(rows: list[Row]) -> dict[str, float]:
     total = sum(spent.values())
     largest = sorted(spent.items(), key=lambda each: -each[1])
     return {name: seconds / total for name, seconds in largest if seconds}
+
+
+class _Wanted(TypedDict):
+    actors_wanted: int | None
+    actors_wanted_why: str
+    cost: float | None
+
+
+def _wanted(row: Row) -> _Wanted:
+    why = str(row.get("actors_wanted_why", ""))
+    cost = row.get("cost")
+    return {
+        "actors_wanted": int(number(row, "actors_wanted")) or None,
+        "actors_wanted_why": why,
+        "cost": cost if isinstance(cost, float) else None,
+    }
 
 
 def _dropped(row: Row) -> dict[str, int]:

@@ -27,7 +27,7 @@ from console.arguments import AsJson, Run
 from console.display.display import print_line
 from console.display.figures import duration, figures
 from console.display.json_lines import number, read_rows
-from console.display.progress import RunProgress
+from console.display.progress import Progress, RunProgress
 from console.display.result import print_result
 from console.display.snapshot import View
 from console.run.actor_watch import idle_reason
@@ -120,7 +120,7 @@ def print_status(path: Path, console: Console) -> None:
     if idle is not None and waited_s >= settings.console.alarm_s:
         print_line(console, f"ALARM for {duration(waited_s)}: {idle}")
     line = ", ".join(f"{label} {value}" for label, value in values.items())
-    lines = [line, _tasks_line(counts), *_closed_lines(shut, path)]
+    lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *_closed_lines(shut, path)]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
     lines += [_actor_line(actor) for actor in seen]
     lines += [f"metrics of {name}: {url}" for name, url in folder.metrics_pages().items()]
@@ -143,6 +143,12 @@ def _ask_store(
     with Store(url, run=run) as store:
         ask = store.run
         return ask(stats()), ask(actors()), ask(brokers()), ask(closed()), ask(memory())
+
+
+def _wanted_lines(progress: Progress, alive: int) -> list[str]:
+    if progress.actors_wanted is None:
+        return []
+    return [f"{progress.actors_wanted_why}: {progress.actors_wanted} wanted, {alive} there"]
 
 
 def _closed_lines(closed: Closed, run: Path) -> list[str]:

@@ -60,6 +60,19 @@ class Evaluation:
     """From creation to close."""
 
 
+def log_result(evaluation: Evaluation) -> None:
+    """Log it, and that of each environment where there are several."""
+    figures = {"accuracy": evaluation.accuracy, **evaluation.sampled}
+    log.info("evaluated", step=evaluation.step, **_rounded(figures))
+    if len(evaluation.environments) > 1:
+        for name, figures in evaluation.environments.items():
+            log.info("evaluated", step=evaluation.step, environment=name, **_rounded(figures))
+
+
+def _rounded(figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(figure, 4) for name, figure in figures.items()}
+
+
 def is_due(run: RunSettings, step: int) -> bool:
     """Whether the policy after `step` batches is evaluated."""
     if not run.mixture.num_questions:

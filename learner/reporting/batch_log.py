@@ -8,9 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import structlog
 
+from configs.errors import BudgetSpent
+from configs.fleet.cost import cost, overspent
+from configs.settings import FleetSettings
 from learner.data.claims import ClaimedBatch
 from learner.data.drop_counts import DropCounts
 from learner.training.guards import Alert
@@ -36,6 +40,7 @@ class BatchLog:
         totals: Totals,
         environment_of: Callable[[int], str],
         advisor: AdvisorThread,
+        fleet: FleetSettings,
     ) -> None:
         """Continue the counts of a checkpoint.
 
@@ -46,10 +51,11 @@ class BatchLog:
             lineages: lineage -> step it forked at.
             totals: Of the run so far; copied.
             environment_of: Names the environment of a group.
-            advisor: Sees each batch; its advice is part of the lines.
+            advisor: Sees each batch; its advice, and the fleet that it wants, are in the lines.
+            fleet: Price and budget.
         """
         self._journal, self._advisor = journal, advisor
-        self._dropped = dropped
+        self._dropped, self._fleet = dropped, fleet
         self._lineage = lineage
         self._lineages = lineages
         self._environment_of = environment_of
@@ -57,6 +63,7 @@ class BatchLog:
         self._counted_from: float | None = None
         self._began = time.monotonic()
         self._alerts: set[str] = set()
+        self._overspent: str | None = None
 
     def record(
         self,
@@ -102,6 +109,7 @@ class BatchLog:
             **_training_figures(trained),
             "alerts": [alert.name for alert in alerts],
             "advice": self.advice,
+            **self._fleet_figures(),
             "sampling_alarms": sampling_alarms,
             "dropped_samples": dropped_samples,
             **times.figures(trained_tokens=figures.trained_tokens),
@@ -119,13 +127,37 @@ class BatchLog:
         """The advice that holds now: `rule` and `text` of each."""
         return [asdict(each) for each in self._advisor.advice]
 
+    @property
+    def is_budget_spent(self) -> bool:
+        """Whether the actors have cost what they may, the time since the last batch included."""
+        if self._overspent is None:
+            since_s = time.monotonic() - self._began
+            actor_s = self.totals.actor_s + self._advisor.fleet.present * since_s
+            self._overspent = overspent(self._fleet, actor_s)
+        return self._overspent is not None
+
+    def check_budget(self) -> None:
+        """Raise once the budget was spent.
+
+        Raises:
+            BudgetSpent: The actors have cost what they may.
+        """
+        if self._overspent is not None:
+            raise BudgetSpent(self._overspent)
+
+    def summary(self, evaluations: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+        """Return the advice, and what the run has cost where actors have a price."""
+        return {"advice": self.advice, **_costs(self._fleet, self.totals, evaluations)}
+
     def start(self) -> None:
         """Begin to advise."""
         self._advisor.start()
 
     def end(self) -> None:
         """Count the time since the last batch; call it when the run has finished."""
-        self.totals.wall_s += time.monotonic() - self._began
+        since_s = time.monotonic() - self._began
+        self.totals.wall_s += since_s
+        self.totals.actor_s += self._advisor.fleet.present * since_s
         self.close()
 
     def close(self) -> None:
@@ -150,7 +182,18 @@ class BatchLog:
         totals.busy_span_s += now - self._counted_from
         self._counted_from = now
         totals.wall_s += now - self._began
+        totals.actor_s += self._advisor.fleet.present * (now - self._began)
         self._began = now
+
+    def _fleet_figures(self) -> dict[str, object]:
+        fleet, wanted = self._advisor.fleet, self._advisor.fleet.wanted
+        return {
+            "actors": fleet.present,
+            "actors_wanted": wanted.actors,
+            "actors_wanted_why": wanted.reason,
+            "actor_hours": round(self.totals.actor_s / 3600, 4),
+            "cost": cost(self._fleet, self.totals.actor_s),
+        }
 
     def _log_alerts(self, step: int, alerts: Sequence[Alert]) -> None:
         """Warn of an alert in the first of several batches in a row, and of each rollback."""
@@ -168,6 +211,22 @@ def _training_figures(trained: TrainedBatch) -> dict[str, object]:
         "loss": trained.loss,
         "kl_coefficient": trained.kl_coefficient,
         "entropy_bonus": trained.entropy_bonus,
+    }
+
+
+def _costs(
+    fleet: FleetSettings, totals: Totals, evaluations: Sequence[Mapping[str, Any]]
+) -> dict[str, object]:
+    spent = cost(fleet, totals.actor_s)
+    if spent is None:
+        return {}
+    gained = evaluations[-1]["accuracy"] - evaluations[0]["accuracy"] if evaluations else 0.0
+    tokens = totals.trained_tokens / 1e6
+    return {
+        "actor_hours": round(totals.actor_s / 3600, 4),
+        "cost": round(spent, 4),
+        "cost_per_million_trained_tokens": round(spent / tokens, 4) if tokens else None,
+        "cost_per_point_of_accuracy": round(spent / (100 * gained), 4) if gained > 0 else None,
     }
 
 

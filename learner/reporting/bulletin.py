@@ -34,7 +34,7 @@ OF_A_BATCH = (
     "alerts",
     *(f"{name}_s" for name in PHASES),
 )
-OF_THE_NEWEST = ("advice",)
+OF_THE_NEWEST = ("advice", "actors_wanted", "actors_wanted_why", "cost")
 OF_AN_EVALUATION = ("step", "accuracy", "environments")
 
 Line: TypeAlias = Mapping[str, object]

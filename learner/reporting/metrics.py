@@ -244,6 +244,8 @@ class Totals:
     """Time that training waited for weights to be gathered, counted as `idle_s` is."""
     busy_span_s: float = 0.0
     """Wall time over which `idle_s` and `weights_s` were counted."""
+    actor_s: float = 0.0
+    """Time of all actors together, from when each was first heard of."""
 
     def add(self, figures: BatchFigures, *, skipped: int, skipped_for_loss: int = 0) -> None:
         """Count one trained batch."""

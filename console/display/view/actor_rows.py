@@ -9,7 +9,7 @@ from rich.text import Text
 
 from buffer.operations.values import ActorSeen
 from configs.printable import printable
-from console.display.figures import duration
+from console.display.figures import duration, wanted_actors
 from console.display.snapshot import View
 
 from .lines import cut
@@ -23,7 +23,7 @@ INDENT = 2
 def actor_lines(view: View, width: int, height: int) -> list[Text]:
     """Write the actors as at most `height` lines; those that fell silent come last."""
     gone = sum(_is_silent(view, actor) for actor in view.actors)
-    title = f"actors    {view.actors_alive}" + (f", {gone} gone" if gone else "")
+    title = f"actors    {wanted_actors(view)}" + (f", {gone} gone" if gone else "")
     if not view.actors or height < 3:
         return [Text(cut(title, width))][: max(0, height)]
     in_order = sorted(view.actors, key=lambda each: (_is_silent(view, each), each.incarnation))

@@ -139,6 +139,11 @@ class _Page:
             _labelled("lag", lag, width),
             _labelled("learner", time or ["-"], width),
         ]
+        wanted = progress.actors_wanted
+        if wanted is not None and wanted != self._view.actors_alive:
+            lines.append(
+                _labelled("fleet", [f"{wanted} wanted", progress.actors_wanted_why], width)
+            )
         if self._view.fill is not None:
             lines += self._buffer(self._view.fill, width)
         return lines

@@ -18,6 +18,7 @@ from configs.settings import Settings
 from configs.worker import Worker
 from learner.data.claims import ClaimedBatch
 from learner.data.retrying_store import RetryingStore
+from learner.reporting.fleet_watch import FleetWatch
 from learner.training.step import TrainedBatch
 
 from .advisor import Advisor
@@ -56,7 +57,8 @@ class AdvisorThread:
     def __init__(self, settings: Settings, store: RetryingStore, vocabulary: Vocabulary) -> None:
         self._advisor = Advisor(settings)
         self._store = store
-        self._heartbeat_timeout_s = settings.broker.heartbeat_timeout_s
+        self.fleet = FleetWatch(settings)
+        """How many actors the run wants."""
         self._vocabulary = vocabulary
         self._counts, self._asked_at = StoreFigures(), -ASK_EVERY_S
         self._dropped: Mapping[str, int] = {}
@@ -130,6 +132,7 @@ class AdvisorThread:
         self._dropped = seen.dropped
         if time.monotonic() - self._asked_at >= ASK_EVERY_S:
             self._counts, self._asked_at = self._ask_store(), time.monotonic()
+        self.fleet.batch(time.monotonic(), wait_s=seen.wait_s, span_s=seen.span_s)
         return Evidence(
             step=seen.batch.step,
             **episode_figures(seen.batch.episodes, self._vocabulary),
@@ -149,13 +152,13 @@ class AdvisorThread:
 
     def _ask_store(self) -> StoreFigures:
         stats = self._store.run(operations.stats())
-        actors = self._store.run(operations.actors())
+        self.fleet.look(time.monotonic(), self._store.run(operations.actors()))
         death = self._counts.death
         if stats.dead > self._counts.dead and stats.dead > stats.purged:
             newest = operations.dead_letters(stats.dead - stats.purged - 1, 1)
             death = next((letter.why for letter in self._store.run(newest)), death)
         return StoreFigures(
-            actors=sum(actor.silent_s <= self._heartbeat_timeout_s for actor in actors),
+            actors=self.fleet.present,
             leased=stats.leased,
             dead=stats.dead,
             death=death,

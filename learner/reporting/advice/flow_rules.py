@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from statistics import median
 
+from configs.fleet.wanted import actors_to_feed
 from configs.settings import Settings
 
 from .window import Window, total
@@ -66,7 +66,7 @@ def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None
     if share <= (IDLE_NO_MORE if holds else IDLE):
         return None
     actors = max(1, recent[-1].store.actors)
-    wanted = math.ceil(actors / (1 - min(share, 0.9)))
+    wanted = actors_to_feed(actors, span_s=span_s, least_s=(1 - share) * span_s)
     return (
         f"the learner waited {share:.0%} of the time for episodes: {wanted} actors instead of "
         f"{actors} would feed it, where they have cores or cards of their own (actors.count, now "

@@ -30,6 +30,7 @@ def tiny_settings(
     critic: Mapping[str, object] | None = None,
     rewards: Mapping[str, object] | None = None,
     replay: Mapping[str, object] | None = None,
+    fleet: Mapping[str, object] | None = None,
 ) -> Settings:
     """Make settings of a run in `folder` that batches 2 groups of 4."""
     tables: dict[str, Any] = {
@@ -53,6 +54,7 @@ def tiny_settings(
         "critic": critic or {},
         "rewards": rewards or {},
         "replay": replay or {},
+        "fleet": fleet or {},
     }
     return Settings.model_validate(tables)
 

@@ -48,6 +48,10 @@ OF_A_LIFE = {
     "lineage",
     "is_replay",
     "advice",
+    "actors",
+    "actors_wanted",
+    "actors_wanted_why",
+    "actor_hours",
 }
 """Figures of a batch that say when it was trained and in which life, beside seconds (`..._s`)."""
 COUNTED_BY_A_LIFE = {"filtered_groups", "dropped_groups", "dropped_by_length"}
