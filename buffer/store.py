@@ -23,7 +23,6 @@ from buffer.client.address import (
 )
 from buffer.client.connection import PipelinedConnection
 from buffer.client.errors import explain
-from buffer.client.known_holes import server_of_info, warning_about
 from buffer.client.scripts import LoadScript, load_script
 from buffer.client.server_identity import Admits, ServerIdentity
 from buffer.operations.keys import incoming_key, run_prefix
@@ -72,10 +71,6 @@ class Store:
     def server_run_id(self) -> str:
         """Read which life of the server answers now, whether it is trusted or not."""
         return self._server_info()["run_id"]
-
-    def server_warning(self) -> str | None:
-        """Write what is known against the server's version; None if nothing."""
-        return warning_about(server_of_info(self._server_info()))
 
     def _server_info(self) -> dict[str, str]:
         client = connect(self._url)

@@ -27,6 +27,10 @@ VERBS = {
         "Write a new folder: settings, a reward, an environment, data, a test.",
     ),
     "up": ("console.verbs.up", "Start a whole run on this machine."),
+    "doctor": (
+        "console.doctor.command",
+        "Check machine, settings or a run, with a remedy for each fault.",
+    ),
     "status": ("console.verbs.status", "Show how far a run is."),
     "top": ("console.live.top", "Watch a run."),
     "logs": ("console.live.logs", "Show the logs of a run."),

@@ -15,8 +15,8 @@ VARIABLE = "NYALA_TYPED"
 """Set by `./run` to its own name as it was typed."""
 
 HINT = re.compile(
-    r"(?<![\w/])nyala(?= (?:new|up|status|top|logs|stop|samples|try|actor|learner|broker|keys|"
-    r"buffer|weights|losses|schema|data|env|init-model|chaos|checkpoint|"
+    r"(?<![\w/])nyala(?= (?:new|up|doctor|status|top|logs|stop|samples|try|actor|learner|broker|"
+    r"keys|buffer|weights|losses|schema|data|env|init-model|chaos|checkpoint|"
     r"join-pack|report|compare|sweep|metrics)\b)"
 )
 

@@ -20,6 +20,8 @@ from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 
+from .turn_frame import TurnFrame
+
 ANSWER = "AnswerOfTheAssistant"
 """Stands for a sampled turn, to see what a chat template puts around it."""
 
@@ -164,6 +166,18 @@ class ModelTokenizer:
             list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
+
+    def turn_frame(self) -> TurnFrame | None:
+        """Return what the template puts around the policy's turn; None without a template."""
+        if not self._chat:
+            return None
+        asked = as_given([Message("user", "question")])
+        closed = self._render(asked, go_on=False)
+        opening = self._render(asked).removeprefix(closed)
+        before, after = self._around_answer([])
+        is_unopened = not opening and before.startswith(closed)
+        unopened = before.removeprefix(closed).strip() if is_unopened else ""
+        return TurnFrame(opening, unopened, after, has_stop=self._end_of_turn(after) > 0)
 
     def _find_stops(self, model_path: str) -> tuple[int, ...]:
         stops = [int(self._tokenizer.eos_token_id), *_generation_stops(model_path)]

@@ -22,7 +22,7 @@ from configs.own_code import explain, load_own
 from configs.settings import RunSettings
 
 from .adapters.forms import FACTORY, adapt, over_rows
-from .base import Conversation, Environment
+from .base import Conversation, Environment, Score
 from .calls import EnvironmentSource, call, finish
 from .dataset.environment import Dataset
 from .deadline import call_within
@@ -203,25 +203,22 @@ def try_environment(
     return sample, source
 
 
-def example_parts(run: RunSettings) -> set[str]:
-    """Name the parts of the reward that ways through the first item get: right ones and a silent.
+def example_scores(run: RunSettings) -> list[Score | None]:
+    """Score ways through the first item: its demonstration, its answer, and silence.
 
-    Other episodes may have more: what never ends here is not judged.
+    A way that does not end here is not judged: None.
     """
     environment = make_environment(run)
-    names: set[str] = set()
-    for way in range(3):
-        names |= finish(_parts(environment, run, way))
-    return names
+    return [finish(_score(environment, run, way)) for way in range(3)]
 
 
-async def _parts(environment: Environment, run: RunSettings, way: int) -> set[str]:
+async def _score(environment: Environment, run: RunSettings, way: int) -> Score | None:
     conversation = await _begin(environment, run, held_out=not run.is_trained)
     demonstration = [turn.text for turn in conversation.demonstration if turn.trained]
     for turn in (demonstration, [conversation.answer or ""], [""])[way]:
         if (await call(conversation.step, turn, limit_s=CALL_S)).done:
-            return set((await call(conversation.score, limit_s=CALL_S)).parts)
-    return set()
+            return await call(conversation.score, limit_s=CALL_S)
+    return None
 
 
 async def _begin(environment: Environment, run: RunSettings, *, held_out: bool) -> Conversation:

@@ -115,11 +115,32 @@ def check_reward(run: RunSettings, actors: ActorSettings, sample: Conversation) 
     return asyncio.run(_check(run, actors, sample))
 
 
+def score_answers(
+    run: RunSettings, actors: ActorSettings, item: Conversation, answers: Sequence[str]
+) -> list[Parts | RewardError]:
+    """Let the reward functions of a run judge answers to one item.
+
+    Raises:
+        SettingsError: One cannot be loaded.
+    """
+    samples = [RewardSample.of(item, [Message("assistant", answer)]) for answer in answers]
+    return asyncio.run(_score_all(RewardPool(run, actors), samples))
+
+
 async def _check(run: RunSettings, actors: ActorSettings, sample: Conversation) -> str:
     if not run.reward_functions:
         return f"the score of {run.environment}"
     rewards = RewardPool(run, actors)
     try:
         return await rewards.try_out(sample)
+    finally:
+        await rewards.close()
+
+
+async def _score_all(
+    rewards: RewardPool, samples: Sequence[RewardSample]
+) -> list[Parts | RewardError]:
+    try:
+        return await rewards.score(samples)
     finally:
         await rewards.close()

@@ -20,22 +20,16 @@ from buffer.admin import forget_run
 from buffer.client.address import without_password
 from configs.errors import SettingsError
 from configs.loader import load
-from configs.machine.gpus import visible_gpus
 from configs.settings import Settings
 from configs.weight_path import describe_weight_path
 from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
 from console.display.result import print_result
-from console.run.card_memory import GIB, card_memory, smallest_card
+from console.run.card_memory import GIB, smallest_card
+from console.run.checks.room import learner_memory
 from console.run.init_model import reuse
 from console.run.own_files import resolve, resolve_as_begun, with_value
-from console.run.placement import shared_card_warning
 from console.run.plan import commands, given_redis
-from console.run.preflight import (
-    model_config,
-    redis_warning,
-    refuse_what_cannot_run,
-    weights_warning,
-)
+from console.run.preflight import doubts_about, refuse_what_cannot_run
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 from console.typed import program
 from learner.algorithm.methods import overrides_of
@@ -188,10 +182,7 @@ def say_weight_path(console: Console, settings: Settings) -> None:
 
 def _warn(console: Console, settings: Settings, redis_url: str | None) -> None:
     """Print what is doubtful and does not prevent the run."""
-    warnings = [weights_warning(settings), shared_card_warning(settings, visible_gpus())]
-    if redis_url is not None:
-        warnings.append(redis_warning(settings.run, redis_url))
-    for warning in filter(None, warnings):
+    for warning in doubts_about(settings, redis_url=redis_url):
         console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -206,18 +197,13 @@ def say_card_memory(
         card_gib: Size of a card of another machine; None = the smallest of this one.
         refuses_only: Print nothing.
     """
-    config = model_config(settings.run)
-    if config is None:
-        return  # a character model
     card_bytes = smallest_card() if card_gib is None else int(card_gib * GIB)
-    device = settings.learner.device
-    on_gpu = device == "cuda" or (device == "auto" and card_bytes is not None)
-    try:
-        memory = card_memory(settings, config, on_gpu=on_gpu, card_bytes=card_bytes)
-    except KeyError as error:
-        if not refuses_only:
-            console.print(f"memory of the learner: not computed, config.json has no {error}")
+    found = learner_memory(settings, card_bytes)
+    if isinstance(found, str):
+        if not refuses_only and settings.run.model != "init":
+            console.print(f"memory of the learner: {found}", highlight=False)
         return
+    memory, on_gpu = found
     for line in () if refuses_only else memory.lines():
         console.print(line, highlight=False, soft_wrap=True)
     if on_gpu and card_bytes is not None:

@@ -12,6 +12,11 @@ from buffer.admin import forget_run
 from configs.errors import NyalaError, SettingsError
 from configs.settings import ParallelSettings, RunSettings, Settings
 from console.run import preflight
+from console.run.checks import model as model_checks
+from console.run.checks import reward as reward_checks
+from console.run.checks.addresses import check_addresses
+from console.run.checks.key_files import check_keys
+from console.run.checks.store import check_redis
 from console.run.redis_server import free_port
 from tests.buffer.support.servers import watched_pair
 from tests.learner.support.tiny_policy import save_tiny_model
@@ -34,11 +39,11 @@ def test_a_port_in_use_is_refused():
         endpoint = f"tcp://127.0.0.1:{squatter.getsockname()[1]}"
 
         with pytest.raises(SettingsError, match=f"must be an address that is free .* {endpoint}"):
-            preflight.check_endpoint(settings("broker", endpoint=endpoint).broker)
-    preflight.check_endpoint(settings("broker", endpoint=endpoint).broker)
-    preflight.check_endpoint(settings("broker", endpoint="tcp://127.0.0.1:0").broker)
+            check_addresses(settings("broker", endpoint=endpoint))
+    check_addresses(settings("broker", endpoint=endpoint))
+    check_addresses(settings("broker", endpoint="tcp://127.0.0.1:0"))
     with pytest.raises(SettingsError, match="is in use or not ours"):
-        preflight.check_endpoint(settings("broker", endpoint="tcp://192.0.2.1:5757").broker)
+        check_addresses(settings("broker", endpoint="tcp://192.0.2.1:5757"))
 
 
 def test_a_wrong_password_of_redis_is_refused_and_changes_nothing(redis_url):
@@ -46,33 +51,35 @@ def test_a_wrong_password_of_redis_is_refused_and_changes_nothing(redis_url):
     wrong = f"redis://:wrong@{parts.hostname}:{parts.port}/0"
 
     with pytest.raises(SettingsError, match="Redis refused the password") as refusal:
-        preflight.check_redis(settings().run, wrong)
+        check_redis(settings().run, wrong)
 
     assert "wrong@" not in str(refusal.value)
-    preflight.check_redis(settings().run, redis_url)
+    check_redis(settings().run, redis_url)
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
 
 
 def test_a_redis_that_is_not_there_is_refused():
     with pytest.raises(SettingsError, match="cannot be reached"):
-        preflight.check_redis(settings().run, f"redis://127.0.0.1:{free_port('127.0.0.1')}/0")
+        check_redis(settings().run, f"redis://127.0.0.1:{free_port('127.0.0.1')}/0")
     with pytest.raises(SettingsError, match=r"must begin with one of redis://.*got 'http"):
-        preflight.check_redis(settings().run, "http://127.0.0.1")
+        check_redis(settings().run, "http://127.0.0.1")
 
 
 def test_a_redis_that_sentinels_watch_is_taken(tmp_path):
     with watched_pair(tmp_path) as (_, _, url):
-        preflight.check_redis(settings().run, url)
-        assert "known holes" not in (preflight.redis_warning(settings().run, url) or "")
+        check_redis(settings().run, url)
+        doubts = preflight.doubts_about(settings(), redis_url=url)
+        assert not [text for text in doubts if "known holes" in text]
+        assert [text for text in doubts if "appendonly of the Redis server must be yes" in text]
         assert forget_run(url, "run") == 0
         with pytest.raises(SettingsError, match="must be a Redis server that lets us in"):
-            preflight.check_redis(settings().run, url.replace("/nyala/", "/another/"))
+            check_redis(settings().run, url.replace("/nyala/", "/another/"))
 
 
 def test_incomplete_keys_are_refused(tmp_path):
     with pytest.raises(SettingsError, match="make keys with `nyala keys"):
-        preflight.check_keys(settings("broker", keys=tmp_path).broker)
+        check_keys(settings("broker", keys=tmp_path).broker)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +98,15 @@ def test_a_directory_without_a_model_is_refused(tmp_path, files, answer):
             (folder / name).touch()
 
     with pytest.raises(SettingsError, match=answer):
-        preflight.check_model(settings(model=str(folder)).run)
+        model_checks.check_model(settings(model=str(folder)).run)
 
 
 def test_a_directory_with_a_model_passes(tmp_path):
     save_tiny_model(tmp_path)
 
-    preflight.check_model(settings(model=str(tmp_path)).run)
+    model_checks.check_model(settings(model=str(tmp_path)).run)
     with pytest.raises(SettingsError, match=r"run.system_prompt must be empty"):
-        preflight.check_model(settings(model=str(tmp_path), system_prompt="be brief").run)
+        model_checks.check_model(settings(model=str(tmp_path), system_prompt="be brief").run)
 
 
 @pytest.mark.parametrize(
@@ -127,14 +134,14 @@ def test_a_model_that_cannot_be_trained_is_refused_by_name(tmp_path, config, ans
     (tmp_path / "model.safetensors").touch()
 
     with pytest.raises(SettingsError, match=answer):
-        preflight.check_model(settings(model=str(tmp_path)).run)
+        model_checks.check_model(settings(model=str(tmp_path)).run)
 
 
 def test_a_name_that_the_hub_does_not_have_is_refused(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     with pytest.raises(SettingsError, match=r"got 'no/such': there is no such directory, and the"):
-        preflight.check_model(settings(model="no/such").run)
+        model_checks.check_model(settings(model="no/such").run)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_a_bad_reward_file_is_refused(tmp_path, text, answer):
         path.write_text(text)
 
     with pytest.raises(NyalaError, match=answer):
-        preflight.check_reward(settings(reward=f"{path}:score"))
+        reward_checks.check_reward(settings(reward=f"{path}:score"))
 
 
 def test_a_weight_of_a_part_that_no_example_has_is_warned_of(tmp_path):
@@ -165,8 +172,8 @@ def test_a_weight_of_a_part_that_no_example_has_is_warned_of(tmp_path):
     for good in ({"exact": 1.0, "used_tool": 0.5}, {"score": 1.0}, {"environment": 1.0}):
         given = settings("rewards", weights=good)
         run = given.run.model_copy(update={"reward": reward})
-        assert preflight.weights_warning(given.model_copy(update={"run": run})) is None
-    warning = preflight.weights_warning(settings("rewards", weights={"exakt": 1.0}))
+        assert reward_checks.weights_warning(given.model_copy(update={"run": run})) is None
+    warning = reward_checks.weights_warning(settings("rewards", weights={"exakt": 1.0}))
     assert warning is not None
     assert "none of exakt, only exact, used_tool;" in warning
 
@@ -196,7 +203,7 @@ class TwoTurns:
 def test_an_item_of_several_turns_is_judged_at_its_end_alone(monkeypatch):
     monkeypatch.setattr(registry, "make_environment", lambda _run: TwoTurns())
 
-    assert preflight.weights_warning(settings("rewards", weights={"tool": 1.0})) is None
+    assert reward_checks.weights_warning(settings("rewards", weights={"tool": 1.0})) is None
 
 
 def test_echoes_are_refused_for_an_environment_of_several_turns(monkeypatch):
@@ -205,7 +212,7 @@ def test_echoes_are_refused_for_an_environment_of_several_turns(monkeypatch):
     def check(echo):
         given = settings("learner", warm_start_echo=echo)
         run = given.run.model_copy(update={"eval_episodes": 0})
-        preflight.check_reward(given.model_copy(update={"run": run}))
+        reward_checks.check_reward(given.model_copy(update={"run": run}))
 
     check(0.0)
     with pytest.raises(SettingsError, match=r"warm_start_echo must be 0 .* got 0\.5 for calc"):
@@ -216,7 +223,7 @@ def test_a_good_reward_file_passes(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text(GOOD_REWARD)
 
-    preflight.check_reward(settings(reward=f"{path}:score"))
+    reward_checks.check_reward(settings(reward=f"{path}:score"))
 
 
 def test_each_environment_of_several_is_checked_and_the_bad_one_is_named(tmp_path):
@@ -227,7 +234,7 @@ def test_each_environment_of_several_is_checked_and_the_bad_one_is_named(tmp_pat
 
     def check(*environments):
         run = RunSettings(model="init", environments=environments)
-        preflight.check_reward(Settings(run=run))
+        reward_checks.check_reward(Settings(run=run))
 
     check(good)
     check(good, {"environment": "calculator", "share": 0})
@@ -242,13 +249,13 @@ def test_ranks_and_heads_that_cannot_be_divided_are_refused(tmp_path):
     two = settings("learner", ranks=4).model_copy(update={"parallel": ParallelSettings(sequence=4)})
     model = two.run.model_copy(update={"model": str(tmp_path)})
 
-    preflight.check_parallel(two)
+    model_checks.check_parallel(two)
     with pytest.raises(SettingsError, match=r"parallel\.replicate must divide .* 1 rank\(s\)"):
-        preflight.check_parallel(settings("parallel", replicate=2))
+        model_checks.check_parallel(settings("parallel", replicate=2))
     with pytest.raises(
         SettingsError, match="must divide the 6 attention heads of the model, got 4"
     ):
-        preflight.check_parallel(two.model_copy(update={"run": model}))
+        model_checks.check_parallel(two.model_copy(update={"run": model}))
 
 
 def test_all_that_is_in_the_way_is_listed_at_once(tmp_path):

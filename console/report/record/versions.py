@@ -35,15 +35,19 @@ PACKAGES = (
 
 def write_versions(folder: Path) -> None:
     """Write those of this process."""
+    durable.replace_file(folder / NAME, json.dumps(current_versions(), indent=2) + "\n")
+
+
+def current_versions() -> dict[str, str]:
+    """Return those of this process."""
     gpus = Counter(query_gpus("name"))
-    found = {
+    return {
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "CPU cores": str(len(os.sched_getaffinity(0))),
         "GPUs": ", ".join(f"{count} x {name}" for name, count in gpus.items()) or "none",
         **{name: known for name in PACKAGES if (known := _version(name)) is not None},
     }
-    durable.replace_file(folder / NAME, json.dumps(found, indent=2) + "\n")
 
 
 def read_versions(folder: Path) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""Checks of `preflight.py` that need a file of their own."""
+"""Checks of settings and machine before a run starts, one file for each thing that is checked."""

@@ -15,24 +15,23 @@ TORCH_S = 120.0
 ASK_TORCH = "import torch; print(int(torch.cuda.is_available()), torch.version.cuda or '')"
 
 
-def check_devices(learner: LearnerSettings) -> None:
+def check_devices(learner: LearnerSettings) -> str:
     """There are as many GPUs as the settings require, and torch sees those that there are.
 
     Raises:
         SettingsError: It is not so.
     """
     if learner.device == "cpu":
-        return
-    if visible_gpus() and query_gpus("index"):
-        _check_torch(learner)
-    if learner.device != "cuda":
-        return
+        return "cpu"
     count = len(visible_gpus())
-    if count < (learner.min_ranks or learner.ranks):
+    if count and query_gpus("index"):
+        _check_torch(learner)
+    if learner.device == "cuda" and count < (learner.min_ranks or learner.ranks):
         raise SettingsError(
             f"learner.ranks must be <= the GPUs of this machine = {count}, "
             f"got {learner.ranks}; use fewer ranks, or learner.device=cpu"
         )
+    return f"{learner.device}, {count} GPU(s)"
 
 
 def _check_torch(learner: LearnerSettings) -> None:

@@ -5,7 +5,6 @@ import redis
 import structlog
 
 from buffer import operations
-from buffer import store as store_module
 from buffer.client import server_identity
 from buffer.client.known_holes import (
     HOLES,
@@ -90,10 +89,3 @@ def test_a_client_that_meets_a_server_with_holes_logs_them_once(redis_url, monke
     (line,) = [line["event"] for line in logs if line["log_level"] == "warning"]
     assert "Redis 6.2.14" in line
     assert "CVE-2025-49844" in line
-
-
-def test_the_console_is_told_of_holes_too(redis_url, monkeypatch):
-    monkeypatch.setattr(store_module, "server_of_info", lambda _: Server("redis", (6, 2, 14)))
-
-    with Store(redis_url, "run") as store:
-        assert "CVE-2025-21605" in str(store.server_warning())

@@ -1,0 +1,116 @@
+"""Checks of all that settings imply: those of `nyala up`, and what it finds out later.
+
+Of a run that is up, addresses are its own, and what its roles have in the store is looked at too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.chat import read_prompt, text_of
+from actors.engine.tokenizer import ModelTokenizer
+from actors.environments.registry import for_each, make_dataset
+from broker.transport.keys import check_private
+from configs.settings import RunSettings, Settings
+from console.run.checks.check import Check
+from console.run.checks.key_files import check_key_files
+from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
+from console.run.checks.room import check_disk, check_learner_memory, check_shared_memory
+from console.run.own_files import resolve
+from console.run.plan import given_redis
+from console.run.preflight import checks_of_doubt, checks_of_start
+from console.run.run_folder import RunFolder, RunState
+
+from .live_run import run_checks
+
+LONGEST_PROMPT = 60
+"""Characters of a question that are shown."""
+
+
+def settings_checks(settings: Settings, path: Path) -> list[Check]:
+    """List them, group by group.
+
+    Args:
+        settings: Of a file, or of a run.
+        path: What they were read from.
+    """
+    folder = RunFolder(settings.run.folder)
+    if not path.is_dir():
+        settings = resolve(settings)
+    url = _redis_of(settings, folder)
+    checks = [*checks_of_start(settings, url), *checks_of_doubt(settings, url)]
+    if folder.is_held:  # what listens there is the run itself
+        checks = [check for check in checks if check.name != "addresses"]
+    checks += _own_checks(settings, folder)
+    if folder.state is not RunState.NEW:
+        checks += run_checks(settings, folder, url)
+    groups = list(dict.fromkeys(check.group for check in checks))
+    return sorted(checks, key=lambda check: groups.index(check.group))
+
+
+def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
+    """Return the URL of a server that is there; None = the run starts one of its own."""
+    if folder.is_held and folder.redis_url.exists():
+        return folder.redis_url.read_text(encoding="utf-8").strip()
+    return given_redis(settings.buffer, folder)
+
+
+def _own_checks(settings: Settings, folder: RunFolder) -> list[Check]:
+    run = settings.run
+    environments_s = REWARD_TIMEOUT_S * len(run.by_environment)
+    checks = [
+        Check("learner", "memory", lambda: check_learner_memory(settings)),
+        Check("learner", "shared memory", lambda: check_shared_memory(settings)),
+        Check("learner", "disk", lambda: check_disk(settings)),
+        Check("model", "stop tokens", lambda: describe_stops(run), "opens"),
+        Check("data", "rows", lambda: describe_rows(run), "reward", limit_s=environments_s),
+        Check(
+            "data",
+            "answers",
+            lambda: check_answers(settings),
+            "reward",
+            limit_s=2 * environments_s,
+        ),
+    ]
+    if settings.broker.keys is None and folder.keys.is_dir():
+        checks.append(Check("network", "run's keys", lambda: check_key_files(folder.keys)))
+    if folder.redis_url.exists():
+        checks.append(Check("network", "Redis' address", lambda: _private(folder.redis_url)))
+    return checks
+
+
+def describe_stops(run: RunSettings) -> str:
+    """Name what ends a turn.
+
+    Raises:
+        SettingsError: The tokenizer has no end-of-sequence token.
+    """
+    if run.model == "init" and not (run.folder / "init").is_dir():
+        return "those of the character model that is made first"
+    tokenizer = ModelTokenizer.of(run)
+    texts = [repr(tokenizer.decode([token])) for token in tokenizer.stop_token_ids]
+    return ", ".join([*texts, *(f"the string {each!r}" for each in run.stop)])
+
+
+def describe_rows(run: RunSettings) -> str:
+    """Count the rows of each dataset, and show the first question.
+
+    Raises:
+        SettingsError: They cannot be read.
+    """
+    return "; ".join(for_each(run, _rows_of, limit_s=REWARD_TIMEOUT_S))
+
+
+def _rows_of(run: RunSettings) -> str:
+    if run.environment != "dataset":
+        return f"{run.environment} makes its own"
+    dataset = make_dataset(run)
+    training, held_out, _ = dataset.counts
+    asked = text_of(read_prompt(dataset.begin(0, run.seed, held_out=not run.is_trained).prompt))
+    shown = asked if len(asked) <= LONGEST_PROMPT else f"{asked[:LONGEST_PROMPT]}..."
+    return f"{training} rows to train on, {held_out} held out; the first asked is {shown!r}"
+
+
+def _private(path: Path) -> str:
+    check_private(path)
+    return f"{path.name} is its owner's alone"

@@ -1,0 +1,173 @@
+"""Checks of a run that has begun: code and versions here against its own, roles, refusals, keys."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from buffer import operations
+from buffer.operations.run import brokers
+from buffer.sampling import closed_lines
+from buffer.store import Store
+from configs.errors import SettingsError
+from configs.hashes import run_hashes
+from configs.settings import Settings
+from console.display.figures import duration
+from console.display.json_lines import read_rows
+from console.report.record.versions import current_versions, read_versions
+from console.run.checks.check import Check, Doubt
+from console.run.checks.store import GROUP as REDIS
+from console.run.checks.store import REACHED
+from console.run.run_folder import RunFolder
+
+from .clocks import check_actor_clocks, check_machine_clock
+
+GROUP = "run"
+ROUTINE = frozenset({"store", "hello"})
+"""Refusals that belong to every restart."""
+SHOWN = 5
+"""Refusals that one line names."""
+
+
+def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[Check]:
+    """List them.
+
+    Args:
+        settings: Of the run.
+        folder: Of the run.
+        url: Of its Redis, where that runs.
+    """
+    checks = [
+        Check(GROUP, "state", lambda: _state(folder)),
+        Check(GROUP, "versions", lambda: check_versions(folder)),
+    ]
+    if url is None:
+        return checks
+    place, name = url, settings.run.name
+    limit_s = settings.broker.heartbeat_timeout_s
+
+    def asking(look: Callable[[Store], str | Doubt]) -> Callable[[], str | Doubt]:
+        def ask() -> str | Doubt:
+            with Store(place, run=name) as store:
+                return look(store)
+
+        return ask
+
+    return [
+        *checks,
+        Check(REDIS, "clock", lambda: check_machine_clock(place), REACHED),
+        Check(GROUP, "code", asking(lambda store: check_code(settings, store))),
+        Check(GROUP, "brokers", asking(lambda store: check_brokers(store, limit_s))),
+        Check(GROUP, "actors", asking(lambda store: check_actors(store, limit_s))),
+        Check(GROUP, "refusals", asking(lambda store: check_refusals(store, folder))),
+        Check(GROUP, "leases", asking(lambda store: check_leases(store, folder))),
+        Check(GROUP, "clocks", asking(lambda store: check_actor_clocks(store, place))),
+    ]
+
+
+def check_versions(folder: RunFolder) -> str | Doubt:
+    """Packages of this machine are those that the run was started with."""
+    then, now = read_versions(folder.path), current_versions()
+    changed = [
+        f"{name} {then.get(name, 'none')} then, {now.get(name, 'none')} now"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+    if then and changed:
+        return Doubt(
+            f"versions should be those of the run's start, got {'; '.join(changed)}; a role that "
+            f"is started again runs with what is there now"
+        )
+    return f"{len(now)} as in versions.json" if then else "the run wrote no versions.json"
+
+
+def check_code(settings: Settings, store: Store) -> str:
+    """Settings, environments and rewards of this machine are those that the run compares.
+
+    Raises:
+        SettingsError: They are not: an actor that is started here would be refused.
+    """
+    stats, here = store.run(operations.stats()), run_hashes(settings.run)
+    if not stats.hashes:
+        return "the learner has not entered its own yet"
+    differing = [part for part, known in stats.hashes.items() if here.get(part) != known]
+    if differing:
+        raise SettingsError(
+            f"{', '.join(f'run.{part}' for part in differing)} must be as when the run began, got "
+            f"other settings, files or packages on this machine: the broker would refuse an actor "
+            f"from here; restore them, or begin anew with `nyala up --fresh`"
+        )
+    hashes = ", ".join(f"{part} {known:.12}" for part, known in sorted(stats.hashes.items()))
+    return f"learner's life {stats.lineage}, batch {stats.version}; {hashes}"
+
+
+def check_brokers(store: Store, limit_s: float) -> str | Doubt:
+    """A broker of the run has been heard of lately."""
+    ages = {
+        endpoint: max(0.0, time.time() - figures.get("at", 0.0))
+        for endpoint, figures in store.run(brokers()).items()
+    }
+    listed = ", ".join(f"{endpoint} {duration(age)} ago" for endpoint, age in ages.items())
+    if not ages or min(ages.values()) > limit_s:
+        return Doubt(
+            f"a broker should have been heard of within {limit_s:g} s, got {listed or 'none'}; if "
+            f"the run is meant to be up, look at `nyala logs RUN broker`"
+        )
+    return f"heard of {listed}"
+
+
+def check_actors(store: Store, limit_s: float) -> str | Doubt:
+    """Actors sample; each that has joined has the run's hashes, else the broker refuses it."""
+    seen = store.run(operations.actors())
+    alive = [actor for actor in seen if actor.silent_s <= limit_s]
+    if not alive:
+        return Doubt(
+            f"an actor should have been heard of within {limit_s:g} s, got {len(seen)} within the "
+            f"hour and none of late; start one with `nyala actor RUN`"
+        )
+    listed = [
+        f"{actor.incarnation.partition(chr(10))[0]} on {actor.fields.get('host', '?')} with "
+        f"weights {actor.fields.get('version', 'none yet')}"
+        for actor in alive
+    ]
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return f"{len(alive)} joined with the run's hashes: {', '.join(listed[:SHOWN])}{more}"
+
+
+def check_refusals(store: Store, folder: RunFolder) -> str | Doubt:
+    """No peer was refused since the brokers began, beyond what every restart brings."""
+    counts: Counter[str] = Counter()
+    for figures in store.run(brokers()).values():
+        for name, count in figures.items():
+            if name.startswith("refused_") and name.removeprefix("refused_") not in ROUTINE:
+                counts[name.removeprefix("refused_")] += int(count)
+    if not counts:
+        return "none"
+    lines = [
+        f"{row.get('code')} of {row.get('peer')}: {row.get('text')}"
+        for row in read_rows(folder.path / "logs" / "audit.jsonl")
+        if row.get("event") == "refused" and row.get("text")
+    ]
+    total = ", ".join(f"{count} x {code}" for code, count in sorted(counts.items()))
+    reasons = "".join(f"\n  {line}" for line in dict.fromkeys(lines[-SHOWN:]))
+    return Doubt(
+        f"no peer should be refused, got {total}; a `mismatch` needs the run's own files, as in "
+        f"`nyala join-pack`, and docs/security.md has the keys{reasons}"
+    )
+
+
+def check_leases(store: Store, folder: RunFolder) -> str | Doubt:
+    """Leases are granted, to everybody."""
+    lines = closed_lines(store.run(operations.closed()))
+    if lines:
+        return Doubt(
+            f"{'; '.join(lines)}; mend the cause, then `nyala buffer resume {folder.path}`"
+        )
+    return "granted to all"
+
+
+def _state(folder: RunFolder) -> str:
+    newest = folder.newest_checkpoint() or "none yet"
+    up = "up" if folder.is_held else "not up on this machine"
+    return f"{folder.state}, {up}; newest checkpoint {newest}"

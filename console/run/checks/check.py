@@ -1,0 +1,48 @@
+"""A check of settings or machine, by name, and how a doubt about a run is told from a fault.
+
+A check returns figures, or a `Doubt` with what is wrong and does not prevent a run, or raises one
+sentence. `nyala up` stops where one raises; `nyala doctor` goes on to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+GIB = 2**30
+MIB = 2**20
+
+
+class Doubt(NamedTuple):
+    """A finding that does not prevent a run."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Example:
+        Check("addresses", "broker", lambda: check_endpoint(settings.broker))
+    """
+
+    group: str
+    name: str
+    look: Callable[[], str | Doubt]
+    """Figures of what is right; raises a NyalaError where it is not."""
+    needs: str = ""
+    """Name of a check of its group that comes first: where that fails, this one is left out."""
+    limit_s: float = 30.0
+    """Time for it in `nyala doctor`."""
+
+
+def sized(num_bytes: float) -> str:
+    """Write a number of bytes.
+
+    Example:
+        >>> sized(3 * 2**30), sized(1.5 * 2**20)
+        ('3.0 GiB', '1.5 MiB')
+    """
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"

@@ -1,0 +1,135 @@
+"""Check environments and rewards on one item of each, in the processes that a run has for them."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import chain
+
+from actors.chat import read_prompt
+from actors.engine.tokenizer import ModelTokenizer
+from actors.environments.base import Conversation, tools_of
+from actors.environments.registry import (
+    check_environment,
+    example_scores,
+    for_each,
+    naming,
+)
+from actors.rewards.pool import Parts, score_answers
+from actors.rewards.pool import check_reward as try_reward
+from configs.errors import NyalaError, RewardError, SettingsError
+from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
+
+from .check import Doubt
+
+REWARD_TIMEOUT_S = 60.0
+
+
+def check_reward(settings: Settings) -> str:
+    """Each environment and its reward load, and score one sample; its prompt suits the model.
+
+    Raises:
+        SettingsError: One does not.
+    """
+    samples = for_each(settings.run, check_environment, limit_s=REWARD_TIMEOUT_S)
+    described = []
+    for run, sample in zip(settings.run.by_environment.values(), samples, strict=True):
+        with naming(run):
+            described.append(try_reward(run, settings.actors, sample))
+            _check_prompt(run, sample)
+            _check_echo(settings.learner, run, sample)
+    return "; ".join(described)
+
+
+def check_answers(settings: Settings) -> str | Doubt:
+    """A right answer to the first item of each environment is rewarded more than an empty one.
+
+    Raises:
+        NyalaError: An environment or a reward cannot be loaded, or fails.
+    """
+    scored = for_each(
+        settings.run, partial(_rewards_of, actors=settings.actors), limit_s=REWARD_TIMEOUT_S
+    )
+    found, doubts = [], []
+    for run, rewards in zip(settings.run.by_environment.values(), scored, strict=True):
+        if rewards is None:
+            found.append(f"{run.environment}: no right and empty answer to compare")
+            continue
+        right, empty = rewards
+        found.append(f"{run.environment}: right answer {right:g}, empty answer {empty:g}")
+        if right <= empty:
+            doubts.append(
+                f"the reward of {run.environment} should be larger for a right answer than for an "
+                f"empty one, got {right:g} and {empty:g}; look at both with `nyala env test`"
+            )
+    return Doubt("; ".join(doubts)) if doubts else "; ".join(found)
+
+
+def _rewards_of(run: RunSettings, *, actors: ActorSettings) -> tuple[float, float] | None:
+    """Return the rewards of a right answer and of an empty one; None where one of them is none."""
+    item = check_environment(run)
+    script = [turn.text for turn in item.demonstration if turn.trained]
+    if item.answer is None and not script:
+        return None
+    if not run.reward_functions:
+        shown, told, silent = example_scores(run)
+        best = shown or told
+        return None if best is None or silent is None else (best.reward, silent.reward)
+    right, empty = score_answers(run, actors, item, [item.answer or "".join(script), ""])
+    return _total(right), _total(empty)
+
+
+def _total(parts: Parts | RewardError) -> float:
+    if isinstance(parts, RewardError):
+        raise parts
+    return sum(parts.values())
+
+
+def _check_prompt(run: RunSettings, sample: Conversation) -> None:
+    """The prompt is short enough, and the model's template takes its messages and tools."""
+    prompt, tools = read_prompt(sample.prompt), tools_of(sample)
+    if run.model == "init":
+        if tools or not isinstance(prompt, str):
+            raise SettingsError(
+                f"run.model must be a chat model for {'tools' if tools else 'messages'}, got init, "
+                f"which makes a character model; choose a chat model, or give prompts as text"
+            )
+        length = len(prompt)  # one character is one token
+    else:
+        length = len(ModelTokenizer.of(run).encode_prompt(prompt, tools))
+    if length > run.max_prompt_tokens:
+        raise SettingsError(
+            f"run.max_prompt_tokens must be enough for the prompts of {run.environment}, got "
+            f"{run.max_prompt_tokens} for one of {length} tokens; raise it, or shorten the prompts"
+        )
+
+
+def _check_echo(learner: LearnerSettings, run: RunSettings, sample: Conversation) -> None:
+    """A supervised start can repeat a question, and nothing that comes later."""
+    turns = sum(turn.trained for turn in sample.demonstration)
+    if run.model == "init" and learner.warm_start_echo and turns > 1:
+        raise SettingsError(
+            f"learner.warm_start_echo must be 0 for an environment of several turns, got "
+            f"{learner.warm_start_echo:g} for {run.environment}; set it to 0"
+        )
+
+
+def weights_warning(settings: Settings) -> str | None:
+    """Name the weights without a part in examples; it may appear in others, after a tool's use."""
+    weights, run = settings.rewards.weights, settings.run
+    if not weights:
+        return None
+    try:
+        scores = chain(*for_each(run, example_scores, limit_s=REWARD_TIMEOUT_S))
+        known = set().union(*(score.parts for score in scores if score is not None))
+    except NyalaError as error:
+        return f"the names in rewards.weights were not checked: {error}"
+    for alone in run.by_environment.values():
+        known |= {*alone.reward_functions, *(["environment"] if alone.reward else [])}
+    missing = [name for name in weights if name not in known]
+    if not missing:
+        return None
+    return (
+        f"rewards.weights must name parts of the reward, and examples have none of "
+        f"{', '.join(missing)}, only {', '.join(sorted(known)) or 'none'}; a name that is never "
+        f"seen weighs nothing"
+    )

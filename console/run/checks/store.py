@@ -1,0 +1,132 @@
+"""Check the Redis of a run: that it answers, and that it keeps what it is given."""
+
+from __future__ import annotations
+
+from buffer.client.address import SCHEMES, without_password
+from buffer.client.known_holes import warning_about
+from buffer.client.server_state import LEAST_VERSION, ServerState, read_server_state
+from buffer.store import Store
+from configs.errors import NyalaError, SettingsError
+from configs.settings import BufferSettings, RunSettings
+from configs.validation.store import memory_shortage
+from console.run.redis_server import find_binary
+
+from .check import Check, Doubt, sized
+
+GROUP = "Redis"
+REACHED = "answers"
+
+
+def check_redis(run: RunSettings, url: str | None) -> str:
+    """The given Redis answers and takes our password, or a server can be started.
+
+    Raises:
+        SettingsError: It does not, or none can be.
+    """
+    if url is None:
+        return f"none given: the run starts {find_binary()}"
+    if url.partition("://")[0] not in SCHEMES:
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise SettingsError(
+            f"buffer.url must begin with one of {schemes}, got {url.split('@')[-1]!r}"
+        )
+    try:
+        with Store(url, run=run.name) as store:
+            store.ping()
+    except NyalaError as error:
+        raise SettingsError(f"buffer.url must be a Redis server that lets us in: {error}") from None
+    return without_password(url)
+
+
+def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Check]:
+    """List what a run wants of a server beyond an answer; it is used all the same."""
+
+    def check(name: str, look: str) -> Check:
+        return Check(GROUP, name, lambda: LOOKS[look](run, buffer, read_server_state(url)), REACHED)
+
+    return [check(name, name) for name in LOOKS]
+
+
+def check_version(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str | Doubt:
+    """It has the commands of our scripts, and no known holes.
+
+    Raises:
+        SettingsError: It is too old.
+    """
+    server = state.server
+    if server is None:
+        return Doubt("the Redis server should name its version, got none; use Redis or Valkey")
+    if server.version[:2] < LEAST_VERSION:
+        least = ".".join(map(str, LEAST_VERSION))
+        raise SettingsError(
+            f"the Redis server must be Redis {least} or newer, or Valkey, got {server}; update it"
+        )
+    warning = warning_about(server)
+    return str(server) if warning is None else Doubt(warning)
+
+
+def check_policy(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str:
+    """It refuses writes when it is full, and never evicts what it has.
+
+    Raises:
+        SettingsError: It evicts.
+    """
+    if state.policy != "noeviction":
+        raise SettingsError(
+            f"maxmemory-policy of the Redis server must be noeviction, got {state.policy}, which "
+            f"deletes acknowledged episodes; `CONFIG SET maxmemory-policy noeviction`, and in its "
+            f"redis.conf"
+        )
+    return state.policy
+
+
+def check_durability(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str:
+    """It writes what it acknowledges to disk.
+
+    Raises:
+        SettingsError: It does not, or cannot.
+    """
+    if not state.has_aof:
+        raise SettingsError(
+            "appendonly of the Redis server must be yes, got no: a restart loses acknowledged "
+            "episodes; `CONFIG SET appendonly yes`, and in its redis.conf"
+        )
+    if not state.is_writing:
+        raise SettingsError(
+            "the Redis server must be able to write its append-only file, got an error at its last "
+            "try; look at the disk of its `dir` and at its log"
+        )
+    return "append-only file on, last write worked"
+
+
+def check_memory(run: RunSettings, buffer: BufferSettings, state: ServerState) -> str | Doubt:
+    """Its memory holds the episodes of the run, and is not nearly full.
+
+    Raises:
+        SettingsError: The batch that actors work for may never fill.
+    """
+    if not state.limit_bytes:
+        return Doubt(
+            f"maxmemory of the Redis server should be set, got none: it grows until the machine "
+            f"ends it; `CONFIG SET maxmemory {buffer.maxmemory_mb}mb`"
+        )
+    if text := memory_shortage(run, buffer, state.limit_bytes):
+        raise SettingsError(f"{text}raise it, or lower buffer.max_uncommitted_bytes")
+    figures = f"{sized(state.used_bytes)} of {sized(state.limit_bytes)} used"
+    share = state.used_bytes / state.limit_bytes
+    if share >= buffer.pause_at_memory:
+        return Doubt(
+            f"the Redis server should be filled below buffer.pause_at_memory = "
+            f"{buffer.pause_at_memory}, got {figures}: no lease is granted; raise its maxmemory, "
+            f"or remove other runs"
+        )
+    return f"{figures} ({share:.0%})"
+
+
+LOOKS = {
+    "version": check_version,
+    "eviction": check_policy,
+    "durability": check_durability,
+    "memory": check_memory,
+}
+"""Name of a check -> what it looks at."""

@@ -1,0 +1,74 @@
+"""Checks that raise, hang or need others: every one gets its line, and none ends the command."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from configs.errors import SettingsError
+from console.doctor.examination import Finding, Grade, examine
+from console.run.checks.check import Check, Doubt
+
+
+def done(*checks: Check) -> dict[str, Finding]:
+    return {finding.name: finding for finding in examine(checks)}
+
+
+def raising(error: BaseException) -> Check:
+    def look() -> str:
+        raise error
+
+    return Check("g", "raises", look)
+
+
+def test_every_check_is_done_and_graded_by_what_it_gives():
+    found = done(
+        raising(SettingsError("x must be 1, got 2; set it")),
+        Check("g", "doubtful", lambda: Doubt("y should be 1")),
+        Check("g", "fine", lambda: "3 of 3"),
+    )
+
+    assert [(f.grade, f.text) for f in found.values()] == [
+        (Grade.FAILED, "x must be 1, got 2; set it"),
+        (Grade.WARNING, "y should be 1"),
+        (Grade.OK, "3 of 3"),
+    ]
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), SystemExit(3)])
+def test_whatever_a_check_raises_is_its_failure(error):
+    (found,) = examine([raising(error)])
+
+    assert found.grade is Grade.FAILED
+    assert f"without an error, got {type(error).__name__}: {error}" in found.text
+
+
+def test_a_check_that_hangs_fails_at_its_deadline_and_the_next_is_done():
+    never = threading.Event()
+
+    found = done(
+        Check("g", "hangs", lambda: str(never.wait()), limit_s=0.05),
+        Check("g", "next", lambda: "done"),
+    )
+
+    never.set()
+    assert found["hangs"].grade is Grade.FAILED
+    assert "within 0.05 s, got no end" in found["hangs"].text
+    assert found["next"].grade is Grade.OK
+
+
+def test_what_needs_a_failed_check_is_skipped_and_what_needs_that_one_too():
+    looked = []
+
+    found = done(
+        raising(SettingsError("no")),
+        Check("g", "second", lambda: looked.append(2) or "", "raises"),
+        Check("g", "third", lambda: looked.append(3) or "", "second"),
+        Check("other", "fourth", lambda: "yes", "raises"),
+    )
+
+    assert not looked
+    assert [found[name].grade for name in ("second", "third")] == [Grade.SKIPPED] * 2
+    assert found["second"].text == "raises has to be put right first"
+    assert found["fourth"].grade is Grade.OK
