@@ -48,26 +48,33 @@ class VllmOptions:
     """Further arguments, checked by `engine_args.check_engine_args`."""
 
 
-def prepare_environment(options: VllmOptions) -> None:
-    """Set what vLLM reads from the environment, before it is imported."""
-    # vLLM reads these at import and at start. What a person has set stays.
-    defaults = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        # A process that was forked after its parent has met CUDA cannot use it.
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # Pinned workers of several actors would share one core and leave the other idle.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(options.threads),
-        # Of weight groups that form in a worker (`actors/membership`). torch reads it once, maybe
-        # for a group of vLLM's, which takes no notice of it.
-        "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NCCL_FORMS_S),
-        # Its processes are all on this machine. Our weight groups name their own interface.
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    for name, value in defaults.items():
+DEFAULTS = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # A process that was forked after its parent has met CUDA cannot use it.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # Pinned workers of several actors would share one core and leave the other idle.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Of weight groups that form in a worker (`actors/membership`). torch reads it once, maybe
+    # for a group of vLLM's, which takes no notice of it.
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NCCL_FORMS_S),
+    # Its processes are all on this machine. Our weight groups name their own interface.
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+"""Environment variables that vLLM reads when it is imported or started."""
+
+
+def set_defaults() -> None:
+    """Set `DEFAULTS`, before vLLM is imported; what a person has set stays."""
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+
+
+def prepare_environment(options: VllmOptions) -> None:
+    """Set what vLLM reads from the environment, before it is started."""
+    set_defaults()
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if options.in_process else "1"
     if options.in_process:
         # Those of this thread: for it the environment comes too late.

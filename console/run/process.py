@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from .process_log import ProcessLog
 
@@ -40,6 +40,11 @@ class Supervised(Protocol):
 
     def start(self) -> None:
         """Begin a new life; the last one has ended."""
+        ...
+
+    @property
+    def can_start(self) -> bool:
+        """Whether `start` would begin the life at once."""
         ...
 
     def poll(self) -> int | None:
@@ -78,14 +83,45 @@ class Command:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+class ForkedChild:
+    """A child of this process that another forked for it, with what we use of `Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit code, or minus the signal that ended it."""
+        if self.returncode is None:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.returncode
+
+
+class Forks(Protocol):
+    """A server that begins commands as forks of a process that has imported their libraries."""
+
+    def has_decided(self, command: Command) -> bool:
+        """Return whether `start` would answer at once."""
+        ...
+
+    def start(self, command: Command, log: BinaryIO) -> ForkedChild | None:
+        """Begin a command; None = it has to be a new program."""
+        ...
+
+
 class Process:
     """A subprocess in a process group of its own, so that Ctrl-C reaches `nyala up` alone."""
 
-    def __init__(self, command: Command, groups: GroupRegister) -> None:
+    def __init__(self, command: Command, groups: GroupRegister, forks: Forks | None = None) -> None:
         self._command = command
         self._groups = groups
+        self._forks = forks
         self._log = ProcessLog(command.log)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: subprocess.Popen[bytes] | ForkedChild | None = None
 
     @property
     def name(self) -> str:
@@ -99,16 +135,14 @@ class Process:
     def pid(self) -> int | None:
         return self._child.pid if self._child is not None else None
 
+    @property
+    def can_start(self) -> bool:
+        return self._forks is None or self._forks.has_decided(self._command)
+
     def start(self) -> None:
         with self._log.open() as log, held_back():
-            self._child = subprocess.Popen(
-                self._command.arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=dict(self._command.environment),
-                start_new_session=True,
-            )
+            fork = None if self._forks is None else self._forks.start(self._command, log)
+            self._child = fork or self._new_program(log)
             self._groups.add(self._child.pid)
 
     def poll(self) -> int | None:
@@ -133,6 +167,16 @@ class Process:
             self._signal_group(signal.SIGKILL)
             self._child.wait()
             self._groups.remove(self._child.pid)
+
+    def _new_program(self, log: BinaryIO) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command.arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=dict(self._command.environment),
+            start_new_session=True,
+        )
 
     def _has_ended(self) -> bool:
         assert self._child is not None

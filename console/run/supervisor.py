@@ -83,10 +83,14 @@ class Supervisor:
         self._left: set[str] = set()
 
     def start(self) -> None:
-        """Start all processes that do not run yet; none waits for another."""
+        """Start all processes that do not run yet; `tick` starts those that cannot begin at once.
+
+        None waits for another.
+        """
         for process in self._processes:
             if process.poll() is not None:
-                process.start()
+                self._due[process.name] = self._clock()
+        self.tick()
 
     def tick(self) -> Outcome | None:
         """Look at every process once and start again what is due; an outcome ends the run."""
@@ -126,7 +130,7 @@ class Supervisor:
         """Decide about a process that has ended, once; start it when its pause is over."""
         due = self._due.get(process.name)
         if due is not None:
-            if self._clock() >= due:
+            if self._clock() >= due and process.can_start:
                 del self._due[process.name]
                 process.start()
             return None

@@ -26,7 +26,7 @@ from console.report.write import write_report
 from console.run.actor_watch import ActorWatch
 from console.run.init_model import make_if_needed
 from console.run.plan import commands, prepare, redis_command
-from console.run.process import Process, Supervised
+from console.run.process import Forks, Process, Supervised
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import RedisServer, wait_until_ready
 from console.run.restart_policy import RestartPolicy
@@ -54,6 +54,7 @@ class Session:
         redis_url: str | None,
         resume_command: str,
         plain: bool = False,
+        forks: Forks | None = None,
     ) -> None:
         self._console = console
         self._settings = settings
@@ -61,6 +62,7 @@ class Session:
         self._redis_url = redis_url
         self._resume_command = resume_command
         self._plain = plain
+        self._forks = forks
         self._actors: ActorWatch | None = None
 
     def run(self) -> int:
@@ -117,7 +119,10 @@ class Session:
         """Start all processes and watch them; all have ended when this returns or raises."""
         guard = ProcessGuard(grace_s=self._settings.console.stop_timeout_s)
         try:
-            processes = [Process(c, guard) for c in commands(self._settings, self._folder)]
+            processes = [
+                Process(command, guard, self._forks)
+                for command in commands(self._settings, self._folder)
+            ]
             stages = Stages({p.name: self._folder.log(p.name) for p in processes})
             if server is not None:
                 redis = redis_command(server, self._folder, self._settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, 
 from console.display.result import print_result
 from console.run.card_memory import GIB, smallest_card
 from console.run.checks.room import learner_memory
+from console.run.forks.fork_server import fork_server_of
 from console.run.init_model import reuse
 from console.run.own_files import resolve, resolve_as_begun, with_value
 from console.run.plan import commands, given_redis
@@ -135,7 +137,7 @@ def start(launch: Launch, console: Console) -> int:
     typed = settings_of(launch.config, launch.changes)
     settings = resolve(typed)
     folder = RunFolder(settings.run.folder)
-    with folder.locked():
+    with folder.locked(), ExitStack() as stack:
         if not launch.fresh and folder.state is RunState.FINISHED:
             console.print(
                 f"{settings.run.name} has finished; --fresh begins it anew", soft_wrap=True
@@ -147,6 +149,8 @@ def start(launch: Launch, console: Console) -> int:
             settings = resolve_as_begun(typed, load(folder.config))
             refuse_changes(folder, settings)
         redis_url = given_redis(settings.buffer, folder)
+        # It imports while we check.
+        forks = None if launch.dry_run else stack.enter_context(fork_server_of(settings))
         if launch.card_gib is not None:  # of another machine: what this one lacks comes second
             say_card_memory(console, settings, launch.card_gib)
         refuse_what_cannot_run(settings, redis_url=redis_url)
@@ -171,6 +175,7 @@ def start(launch: Launch, console: Console) -> int:
             redis_url=redis_url,
             resume_command=launch.command,
             plain=launch.plain,
+            forks=forks,
         ).run()
 
 

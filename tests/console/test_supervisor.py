@@ -14,6 +14,7 @@ class FakeProcess:
         self.role = name.partition("-")[0]
         self.code: int | None = 0  # not started
         self.pid = len(name)
+        self.can_start = True
         self._events = events
         self._obeys = obeys
 
@@ -39,7 +40,7 @@ class FakeProcess:
 class Ring:
     """A supervisor of fakes, and a clock that sleeping moves."""
 
-    def __init__(self, *names, stubborn=()):
+    def __init__(self, *names, stubborn=(), waiting=()):
         self.now = 0.0
         self.events: list[str] = []
         self.logged: list[str] = []
@@ -48,6 +49,8 @@ class Ring:
         self.processes = {
             name: FakeProcess(name, self.events, obeys=name not in stubborn) for name in names
         }
+        for name in waiting:
+            self.processes[name].can_start = False
         self.supervisor = Supervisor(
             list(self.processes.values()),
             RestartPolicy(2, clock=lambda: self.now, jitter=lambda: 0.0),
@@ -99,6 +102,17 @@ def test_all_processes_start_at_once(ring):
         "start actor-1",
     ]
     assert ring.supervisor.tick() is None
+
+
+def test_a_process_that_cannot_begin_at_once_holds_nothing_up():
+    ring = Ring("broker", "learner", "actor-0", waiting={"learner"})
+    assert ring.events == ["start broker", "start actor-0"]
+    assert ring.supervisor.tick() is None
+
+    ring.processes["learner"].can_start = True
+
+    assert ring.supervisor.tick() is None
+    assert ring.events == ["start broker", "start actor-0", "start learner"]
 
 
 def test_a_process_that_runs_already_is_not_started_twice(ring):

@@ -7,11 +7,12 @@ from the name of a process, or `actor-watch`, to how it behaves.
 import json
 import os
 import sys
+from contextlib import nullcontext
 
 from console.main import app
 from console.run.actor_watch import ActorWatch
 from console.run.process import Command
-from console.verbs import session
+from console.verbs import session, up
 
 
 def stand_ins(settings, folder):
@@ -41,4 +42,5 @@ if __name__ == "__main__":
         ActorWatch._look = die  # type: ignore[method-assign]
     session.commands = stand_ins  # type: ignore[attr-defined]
     session.make_if_needed = lambda *_, **__: False  # type: ignore[attr-defined]
+    up.fork_server_of = lambda _: nullcontext()  # type: ignore[attr-defined]
     app(["up", *sys.argv[2:]], prog_name="nyala")

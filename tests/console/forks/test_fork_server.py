@@ -1,0 +1,179 @@
+"""A real fork server with real roles: what they are, how they end, and their start without it."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from broker.transport.keys import make_client, make_keys
+from configs.loader import load
+from console.run.forks.fork_server import ForkServer, fork_server_of
+from console.run.placement import environment_of
+from console.run.process import PYTHON, Command, Process
+from tests.console.support.recorded_groups import Groups
+from tests.console.support.waiting import is_alive, wait_until
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = """
+run: {{name: r, directory: "{directory}", model: init, environment: calculator, steps: 1}}
+broker: {{endpoint: "tcp://127.0.0.1:9"}}
+actors: {{engine: torch}}
+"""
+IMPORT_S = 120.0
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text(SETTINGS.format(directory=tmp_path))
+    make_keys(tmp_path / "r" / "keys")
+    make_client(tmp_path / "r" / "keys", "actor-0")
+    return path
+
+
+@pytest.fixture
+def environment(config):
+    return environment_of("actor", load(config))
+
+
+@pytest.fixture
+def server(environment):
+    server = ForkServer("torch", environment)
+    yield server
+    server.close()
+
+
+class Started:
+    """Processes of a server, each with a log."""
+
+    def __init__(self, folder, environment):
+        self.groups = Groups()
+        self.folder = folder
+        self.environment = environment
+        self.processes = []
+
+    def __call__(self, server, *arguments, **variables):
+        log = self.folder / f"{len(self.processes)}.log"
+        environment = {**self.environment, **variables}
+        command = Command("x", "actor", (*PYTHON, *map(str, arguments)), log, environment)
+        process = Process(command, self.groups, server)
+        wait_until(lambda: process.can_start, timeout_s=IMPORT_S)
+        process.start()
+        self.processes.append(process)
+        return process, log
+
+
+@pytest.fixture
+def start(tmp_path, environment):
+    started = Started(tmp_path, environment)
+    yield started
+    for process in started.processes:
+        process.kill()
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_role_is_a_fork_of_the_server_and_as_a_new_program_would_be(server, start, config):
+    actor, log = start(
+        server, "actors", "--config", config, "--key", "actor-0", NYALA_REDIS_URL="redis://secret"
+    )
+    wait_until(lambda: "looking for the broker" in log.read_text())
+    shown = Path(f"/proc/{actor.pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
+    libraries = Path(f"/proc/{actor.pid}/smaps_rollup").read_text()
+
+    assert shown == [*PYTHON, "actors", "--config", str(config), "--key", "actor-0"]
+    assert parent_of(actor.pid) == os.getpid()
+    assert os.getpgid(actor.pid) == actor.pid
+    assert actor.poll() is None
+    shared = {line.split(":")[0]: line.split()[1] for line in libraries.splitlines()[1:]}
+    assert int(shared["Private_Dirty"]) < int(shared["Rss"]) / 2
+    assert b"secret" not in Path(f"/proc/{server.pid}/environ").read_bytes()
+
+    os.kill(actor.pid, signal.SIGKILL)
+
+    wait_until(lambda: actor.poll() == -signal.SIGKILL)
+    assert start.groups.calls == [("+", actor.pid), ("-", actor.pid)]
+
+
+def test_learner_and_actor_end_with_their_own_code_and_a_later_life_is_a_fork_too(server, start):
+    for role in ("learner", "actors", "learner"):
+        process, log = start(server, role, "--config", "/nowhere.yaml")
+
+        wait_until(lambda process=process: process.poll() is not None)
+
+        assert process.poll() == 2
+        (row,) = map(json.loads, log.read_text().splitlines())
+        assert "/nowhere.yaml must be a YAML file" in row["event"]
+
+
+def test_without_its_server_a_role_begins_as_a_new_program(server, start):
+    os.kill(server.pid, signal.SIGKILL)
+
+    process, log = start(server, "actors", "--config", "/nowhere.yaml")
+
+    wait_until(lambda: process.poll() == 2)
+    assert "/nowhere.yaml must be a YAML file" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables"),
+    [(("actors",), {"OMP_NUM_THREADS": "7"}), (("broker",), {})],
+    ids=["with another environment", "without the libraries"],
+)
+def test_what_was_not_imported_as_a_process_needs_it_is_no_fork(
+    server, environment, arguments, variables, tmp_path
+):
+    command = Command(
+        "x", "x", (*PYTHON, *arguments), tmp_path / "log", {**environment, **variables}
+    )
+
+    assert server.has_decided(command)  # it waits for no import
+    with (tmp_path / "log").open("wb") as log:
+        assert server.start(command, log) is None
+
+
+def test_the_server_ends_when_nyala_up_has_gone(environment, tmp_path):
+    program = (
+        "import json, os, sys, time\n"
+        "from console.run.forks.fork_server import ForkServer\n"
+        "print(ForkServer('torch', json.loads(sys.argv[1])).pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    command = Command(
+        "up",
+        "up",
+        (*PYTHON[:1], "-c", program, json.dumps(environment)),
+        tmp_path / "log",
+        environment,
+    )
+    up = Process(command, Groups())
+    up.start()
+    wait_until(lambda: up.poll() == -signal.SIGKILL)
+    pid = int((tmp_path / "log").read_text())
+
+    wait_until(lambda: not is_alive(pid), timeout_s=IMPORT_S)
+
+
+def test_beside_a_gpu_every_process_is_a_new_program(config, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    with fork_server_of(load(config)) as server:
+        assert server is None
+
+
+@pytest.mark.live
+def test_actors_with_vllm_are_forks_of_a_second_server(environment, start):
+    server = ForkServer("vllm", environment)
+    try:
+        learner, _ = start(server, "learner", "--config", "/nowhere.yaml")
+        actor, log = start(server, "actors", "--config", "/nowhere.yaml")
+        assert parent_of(actor.pid) == os.getpid()
+        wait_until(lambda: (learner.poll(), actor.poll()) == (2, 2))
+        assert "/nowhere.yaml must be a YAML file" in log.read_text()
+    finally:
+        server.close()
