@@ -11,14 +11,12 @@ import shutil
 import sys
 from pathlib import Path
 
+from .verb_table import VERBS
+
 VARIABLE = "NYALA_TYPED"
 """Set by `./run` to its own name as it was typed."""
 
-HINT = re.compile(
-    r"(?<![\w/])nyala(?= (?:new|up|doctor|status|top|logs|stop|samples|try|actor|learner|broker|"
-    r"keys|buffer|weights|losses|schema|data|env|init-model|chaos|checkpoint|"
-    r"join-pack|report|compare|sweep|metrics)\b)"
-)
+HINT = re.compile(rf"(?<![\w/])nyala(?= (?:{'|'.join(map(re.escape, VERBS))})\b)")
 
 
 def program() -> str:

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from console.arguments import AsJson, Run
+from console.report.model_card import write_card
 from console.run.run_folder import settings_of
 from console.verbs.tables import Facts, print_facts
+from learner.checkpointing.folders import step_of
 
 Name = Annotated[
     str | None,
@@ -67,7 +69,7 @@ def export(
     to: Annotated[Path, typer.Option("--to", help="A new folder for the model.")],
     checkpoint: Name = None,
 ) -> None:
-    """Write a checkpoint's model as a Hugging Face directory, in run.dtype.
+    """Write a checkpoint's model as a Hugging Face directory, in run.dtype, with a model card.
 
     It is verified first. A tensor at a time is read, so memory for one file of 2 GiB is enough.
 
@@ -81,6 +83,7 @@ def export(
     settings = settings_of(run)
     path = intact(settings.run.folder, checkpoint)
     export_model(path, settings.run, to)
+    write_card(to, settings, step_of(path))
     print(f"{path.name} of {run} is exported to {to}")
 
 

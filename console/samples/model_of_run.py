@@ -11,6 +11,7 @@ from typing import NamedTuple
 from configs.architecture import present_model
 from configs.settings import Settings
 from console.run.run_folder import RunFolder, RunState
+from learner.checkpointing.folders import step_of
 
 
 class ModelOfRun(NamedTuple):
@@ -19,6 +20,8 @@ class ModelOfRun(NamedTuple):
     name: str
     """Of the checkpoint, or what it is in its place."""
     path: str
+    step: int
+    """Batches that it was trained on."""
 
 
 @contextmanager
@@ -39,9 +42,9 @@ def model_of(settings: Settings, checkpoint: str | None) -> Iterator[ModelOfRun]
     run = settings.run
     folder = RunFolder(run.folder)
     if checkpoint is None and folder.state is RunState.FINISHED and _is_model(folder.model):
-        yield ModelOfRun(f"the model after batch {run.steps}", str(folder.model))
+        yield ModelOfRun(f"the model after batch {run.steps}", str(folder.model), run.steps)
     elif checkpoint is None and folder.newest_checkpoint() is None:
-        yield ModelOfRun("the model that the run began with", present_model(run))
+        yield ModelOfRun("the model that the run began with", present_model(run), 0)
     else:
         from learner.checkpointing.export import export_model  # noqa: PLC0415 - torch
         from learner.checkpointing.inventory import intact  # noqa: PLC0415 - torch
@@ -51,7 +54,7 @@ def model_of(settings: Settings, checkpoint: str | None) -> Iterator[ModelOfRun]
         with tempfile.TemporaryDirectory(prefix=".try-", dir=run.folder) as scratch:
             exported = Path(scratch) / "model"
             export_model(path, run, exported)
-            yield ModelOfRun(path.name, str(exported))
+            yield ModelOfRun(path.name, str(exported), step_of(path))
 
 
 def _name(checkpoint: str | None) -> str | None:

@@ -21,6 +21,7 @@ from console.display.result import print_result
 from console.display.reward_plot import draw_reward
 from console.display.snapshot import View
 from console.display.stages import Stages
+from console.report.model_card import write_card
 from console.report.record.versions import write_versions
 from console.report.write import write_report
 from console.run.actor_watch import ActorWatch
@@ -84,6 +85,7 @@ class Session:
         if plot is not None:
             self._write_report()
         if outcome is not None and outcome.is_finished:
+            self._write_card()
             print_result(self._console, self._folder)
             return 0
         if outcome is not None:
@@ -102,6 +104,14 @@ class Session:
                 f"warning: {self._folder.report} must be writable, got {error!r}; "
                 f"try again with `nyala report {self._folder.path}`"
             )
+
+    def _write_card(self) -> None:
+        model = self._folder.model
+        try:
+            if model.is_dir():
+                write_card(model, self._settings, self._settings.run.steps)
+        except Exception as error:  # noqa: BLE001 - as of the report
+            self._say(f"warning: {model} must be writable for its card, got {error!r}")
 
     def _make_model(self) -> None:
         if self._settings.run.model != "init":

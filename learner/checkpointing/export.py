@@ -7,13 +7,15 @@ time, and never a model.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import GENERATION_CONFIG_NAME
+from transformers.utils.hub import cached_file
 
 from configs import durable
 from configs.errors import CheckpointError
@@ -60,12 +62,23 @@ def export_model(checkpoint: Path, run: RunSettings, folder: Path) -> None:
     config = AutoConfig.from_pretrained(run.model_path)
     config.dtype = dtype
     config.save_pretrained(unfinished)
-    with suppress(OSError):  # a model may have none
-        GenerationConfig.from_pretrained(run.model_path).save_pretrained(unfinished)
+    _copy_generation_config(run.model_path, unfinished)
     AutoTokenizer.from_pretrained(run.model_path, mistral_format=False).save_pretrained(unfinished)
     durable.sync_tree(unfinished)
     durable.DISK.remove(folder)
     durable.move(unfinished, folder)
+
+
+def _copy_generation_config(model: str, folder: Path) -> None:
+    """Copy what a model may have; `save_pretrained` refuses some that are on the hub."""
+    found = cached_file(
+        model,
+        GENERATION_CONFIG_NAME,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if found is not None:
+        shutil.copyfile(found, folder / GENERATION_CONFIG_NAME)
 
 
 def _filled(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from console import typed
 from console.main import app
 from console.run import run_folder
+from console.verb_table import VERBS
 from console.verbs.up import Launch
 
 
@@ -27,6 +28,14 @@ def test_hints_name_the_program_as_it_was_typed(monkeypatch):
     assert typed.as_typed(text) == (
         "end it, or: ../checkout/run status runs/x; `../checkout/run up` began nyala"
     )
+
+
+def test_hints_of_every_verb_can_be_pasted(monkeypatch):
+    monkeypatch.setenv(typed.VARIABLE, "./run")
+
+    for verb in VERBS:
+        assert typed.as_typed(f"try `nyala {verb}`") == f"try `./run {verb}`"
+    assert typed.as_typed("nyala trains") == "nyala trains"
 
 
 def test_nyala_on_the_path_is_called_so(monkeypatch, tmp_path):

@@ -72,6 +72,7 @@ def test_trained_model_loads_in_transformers_and_vllm(run: LiveRun) -> None:
         log_pi_TV = model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
     expected = log_pi_TV[:-1].gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
     assert logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    assert "library_name: transformers" in (run.folder / "model" / "README.md").read_text()
 
 
 async def probe_in_vllm(model: Path, token_ids: tuple[int, ...]) -> tuple[float, ...]:

@@ -199,4 +199,6 @@ def test_a_script_as_a_user_would_write_it(tmp_path):
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("batches 3 3\nanswers True\nmodel True\n")
-    assert (tmp_path / "runs" / "first" / "report.html").exists()
+    first = tmp_path / "runs" / "first"
+    assert (first / "report.html").exists()
+    assert "| before | after 3 batches |" in (first / "model" / "README.md").read_text()

