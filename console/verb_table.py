@@ -48,6 +48,10 @@ VERBS = {
     ),
     "losses": ("console.verbs.reference", "List the mathematics that settings can choose."),
     "metrics": ("console.verbs.reference", "List all figures of a run, with unit and meaning."),
+    "messages": (
+        "console.verbs.reference",
+        "List errors, refusals, alerts and warnings with cause and cure.",
+    ),
     "schema": ("console.verbs.reference", "Print the JSON schema of the settings."),
     "data": ("console.verbs.data", "Look at a dataset before a run is trained on it."),
     "env": ("console.verbs.env", "Play a few episodes of an environment."),

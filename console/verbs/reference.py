@@ -1,4 +1,4 @@
-"""`nyala settings`, `losses`, `schema`, `metrics`: what settings can be, what a run writes."""
+"""References: `nyala settings`, `losses`, `schema`, `metrics`, `messages`."""
 
 from __future__ import annotations
 
@@ -76,3 +76,19 @@ def metrics(
     from console.display.metrics_list import as_lines, as_markdown  # noqa: PLC0415 - torch
 
     sys.stdout.write(as_markdown() if markdown else as_lines())
+
+
+@app.command()
+def messages(
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="What you see, or a few words of it.")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/messages.md.")] = False,
+) -> None:
+    """List errors, refusals, alerts and warnings with cause and cure.
+
+    Example: `nyala messages "no answer from the broker yet"`
+    """
+    from console.reference.messages_list import as_lines, as_markdown  # noqa: PLC0415 - 0.5 s
+
+    sys.stdout.write(as_markdown() if markdown else as_lines(text))

@@ -1,0 +1,119 @@
+"""All messages of a run with cause and cure, as lines of a terminal and as docs/messages.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from .markdown import table
+from .message_shapes import UNNAMED, texts_for_people
+
+CAUSES = Path(__file__).parent / "causes.yaml"
+VALUE = re.compile(r"<\w+>|<…>|%s")
+LEAST_FIXED = 12  # characters beside values: fewer would fit any text
+HEAD = """\
+# Messages
+
+Everything that Nyala reports, with its cause and what to do. `<name>` and `<…>` stand for a value.
+In a terminal, paste what you see: `nyala messages "no answer from the broker yet"`. Prometheus'
+alerts are in [operations](operations.md), advice about training in
+[when reward does not rise](when-reward-does-not-rise.md).
+
+This page is written by `nyala messages --markdown > docs/messages.md`, from the source and
+`console/reference/causes.yaml`.
+"""
+ABOUT = {
+    "exit codes": "Of every role and of `nyala` itself; a role's process is started again where "
+    "that can help.",
+    "errors": "Classes as in tracebacks and `import nyala`.",
+    "refusals of the broker": "Actors and observers get them as `(refused as CODE)`, and counts "
+    "by code are in the broker's metrics.",
+    "dead letters": "Reasons in `nyala buffer dead list RUN`: tasks that are not tried any more.",
+    "dropped groups": "Reasons in `dropped_groups` of metrics.jsonl: sampled and not trained.",
+    "alerts": "Names in `alerts` of metrics.jsonl, and in the learner's log as `ALERT`.",
+    "log lines": "From `warning` on, in `nyala logs RUN`. Where the cure is nothing, the run goes "
+    "on by itself.",
+}
+REFUSED = (
+    "Texts of `nyala` and of roles that start, by the room that checks. Each names what is wrong, "
+    "then what it got: the cause; the cure is the constraint, or what follows the semicolon."
+)
+
+
+class Message(NamedTuple):
+    """One message."""
+
+    family: str
+    text: str
+    cause: str
+    cure: str
+
+
+@cache
+def explained() -> dict[str, dict[str, list[str]]]:
+    """Family -> message -> cause and cure."""
+    found: dict[str, dict[str, list[str]]] = yaml.safe_load(CAUSES.read_text(encoding="utf-8"))
+    return found
+
+
+def messages() -> list[Message]:
+    """List all messages."""
+    by_hand = [
+        Message(family, text, *why)
+        for family, rows in explained().items()
+        for text, why in rows.items()
+    ]
+    return [*by_hand, *(each for _, each in _refused())]
+
+
+def as_lines(wanted: str | None) -> str:
+    """Write the messages that a text from a terminal or a log has, else those with these words."""
+    every = messages()
+    if wanted is not None:
+        fitting = [each for each in every if _fits(each, wanted)]
+        words = wanted.lower()
+        every = fitting or [each for each in every if words in " ".join(each).lower()]
+    if not every:
+        return "no message has this text; try a few words of it\n"
+    return "\n".join(
+        f"{each.text}  ({each.family})\n    cause: {each.cause}\n    cure: {each.cure}\n"
+        for each in every
+    )
+
+
+def as_markdown() -> str:
+    """Write docs/messages.md."""
+    parts = [HEAD]
+    for family, rows in explained().items():
+        lines = [(f"`{text}`", *why) for text, why in rows.items()]
+        parts += [f"## {family.capitalize()}\n", f"{ABOUT[family]}\n"]
+        parts += [table(("message", "cause", "cure"), lines) + "\n"]
+    parts += ["## What is refused\n", f"{REFUSED}\n"]
+    by_room: dict[str, list[tuple[str, str]]] = {}
+    for module, each in _refused():
+        of_room = by_room.setdefault(module.partition("/")[0], [])
+        of_room.append((f"`{each.text}`", each.cure))
+    for room, texts in by_room.items():
+        parts += [f"### {room}\n", table(("message", "cure"), texts) + "\n"]
+    return "\n".join(parts)
+
+
+def _refused() -> Iterator[tuple[str, Message]]:
+    for module, text in texts_for_people():
+        shown, _, then = text.partition("; ")
+        what, _, got = shown.partition(", got ")
+        cure = then or what.removeprefix(f"{UNNAMED} ")
+        yield module, Message("refused", " ".join(shown.split()), f"got {got}", cure)
+
+
+def _fits(message: Message, seen: str) -> bool:
+    """Whether a text that somebody has seen has this message, with values in it."""
+    fixed = VALUE.split(message.text)
+    if sum(map(len, fixed)) < LEAST_FIXED:
+        return False
+    return re.search(".*".join(map(re.escape, fixed)), seen) is not None

@@ -1,0 +1,101 @@
+"""docs/messages.md and `nyala messages` have every message, with cause and cure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from configs import errors
+from configs.settings import Settings
+from console.main import app
+from console.reference import message_shapes
+from console.reference.messages_list import as_markdown, explained, messages
+from learner.data import group_filter
+
+PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
+ADD = "add or remove it in console/reference/causes.yaml"
+
+
+def test_the_page_is_written_from_the_source() -> None:
+    is_same = PAGE.read_text(encoding="utf-8") == as_markdown()
+
+    assert is_same, "write it again: .venv/bin/nyala messages --markdown > docs/messages.md"
+
+
+def in_the_source(family: str) -> set[str]:
+    """Collect what the source has of a family."""
+    dropped = {group_filter.UNREADABLE, group_filter.IMPOSSIBLE, group_filter.STALE}
+    of_lua = message_shapes.lua_reasons()
+    return {
+        "errors": set(message_shapes.error_classes()),
+        "refusals of the broker": message_shapes.refusals(),
+        "alerts": message_shapes.alerts(),
+        "log lines": {line.text for line in message_shapes.log_lines()},
+        "dead letters": of_lua - {"group_broken"} | {"poison", "(text of an actor)"},
+        "dropped groups": dropped | {group_filter.ZERO_VARIANCE, "group_broken", "forgotten"},
+    }[family]
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["errors", "refusals of the broker", "alerts", "log lines", "dead letters", "dropped groups"],
+)
+def test_every_message_of_a_family_has_cause_and_cure(family: str) -> None:
+    listed = set(explained()[family])
+
+    assert in_the_source(family) - listed == set(), f"without cause and cure: {ADD}"
+    assert listed - in_the_source(family) == set(), f"no longer in the source: {ADD}"
+
+
+def test_every_exit_code_of_an_error_is_listed() -> None:
+    every = [each for each in vars(errors).values() if isinstance(each, type)]
+    codes = {
+        str(errors.exit_code(each("text"))) for each in every if issubclass(each, errors.NyalaError)
+    }
+
+    assert codes == {"1", "2", "3", "4"}
+    assert codes <= set(explained()["exit codes"])
+
+
+def test_every_message_has_a_cause_and_a_cure() -> None:
+    without = [each.text for each in messages() if not each.cause.strip() or not each.cure.strip()]
+
+    assert without == []
+
+
+def test_settings_that_a_cure_names_exist() -> None:
+    tables = "|".join(Settings.model_fields)
+    known = {
+        f"{table}.{key}"
+        for table, field in Settings.model_fields.items()
+        for key in getattr(field.annotation, "model_fields", {})
+    }
+    rows = [text for rows in explained().values() for why in rows.values() for text in why]
+    named = {word.partition(":")[0] for text in rows for word in text.split("`")[1::2]}
+    settings = {name for name in named if re.fullmatch(rf"({tables})\.\w+", name)}
+
+    assert len(settings) > 20
+    assert settings - known == set()
+
+
+@pytest.mark.parametrize(
+    ("seen", "found"),
+    [
+        (
+            "12:00:03 warning  no answer from the broker yet  broker=tcp://10.0.0.1:5757",
+            "keys/allowed",
+        ),
+        ("nyala: mine.yaml must be a YAML file, got a directory", "<path> must be a YAML file"),
+        ("zero_variance", "filter_zero_variance"),
+        ("xyzzy", "no message has this text"),
+    ],
+)
+def test_what_somebody_sees_leads_to_its_cure(seen: str, found: str) -> None:
+    done = CliRunner().invoke(app, ["messages", seen])
+
+    assert done.exit_code == 0
+    assert found in done.output
+    assert len(done.output.splitlines()) < 30
