@@ -176,8 +176,8 @@ class ModelTokenizer:
         opening = self._render(asked).removeprefix(closed)
         before, after = self._around_answer([])
         is_unopened = not opening and before.startswith(closed)
-        unopened = before.removeprefix(closed).strip() if is_unopened else ""
-        return TurnFrame(opening, unopened, after, has_stop=self._end_of_turn(after) > 0)
+        unopened = before.removeprefix(closed).removesuffix(ANSWER) if is_unopened else ""
+        return TurnFrame(opening, unopened.strip(), after, has_stop=self._end_of_turn(after) > 0)
 
     def _find_stops(self, model_path: str) -> tuple[int, ...]:
         stops = [int(self._tokenizer.eos_token_id), *_generation_stops(model_path)]

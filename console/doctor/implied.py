@@ -50,7 +50,7 @@ def settings_checks(settings: Settings, path: Path) -> list[Check]:
 
 def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
     """Return the URL of a server that is there; None = the run starts one of its own."""
-    if folder.is_held and folder.redis_url.exists():
+    if folder.is_held and folder.state is RunState.UNFINISHED and folder.redis_url.exists():
         return folder.redis_url.read_text(encoding="utf-8").strip()
     return given_redis(settings.buffer, folder)
 
@@ -62,7 +62,7 @@ def _own_checks(settings: Settings, folder: RunFolder) -> list[Check]:
         Check("learner", "memory", lambda: check_learner_memory(settings)),
         Check("learner", "shared memory", lambda: check_shared_memory(settings)),
         Check("learner", "disk", lambda: check_disk(settings)),
-        Check("model", "stop tokens", lambda: describe_stops(run), "opens"),
+        Check("model", "stop tokens", lambda: describe_stops(run), "opens", limit_s=120),
         Check("data", "rows", lambda: describe_rows(run), "reward", limit_s=environments_s),
         Check(
             "data",

@@ -47,23 +47,40 @@ def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[C
     place, name = url, settings.run.name
     limit_s = settings.broker.heartbeat_timeout_s
 
-    def asking(look: Callable[[Store], str | Doubt]) -> Callable[[], str | Doubt]:
+    def asking(what: str, look: Callable[[Store], str | Doubt], needs: str = "store") -> Check:
         def ask() -> str | Doubt:
             with Store(place, run=name) as store:
                 return look(store)
 
-        return ask
+        return Check(GROUP, what, ask, needs)
 
     return [
         *checks,
         Check(REDIS, "clock", lambda: check_machine_clock(place), REACHED),
-        Check(GROUP, "code", asking(lambda store: check_code(settings, store))),
-        Check(GROUP, "brokers", asking(lambda store: check_brokers(store, limit_s))),
-        Check(GROUP, "actors", asking(lambda store: check_actors(store, limit_s))),
-        Check(GROUP, "refusals", asking(lambda store: check_refusals(store, folder))),
-        Check(GROUP, "leases", asking(lambda store: check_leases(store, folder))),
-        Check(GROUP, "clocks", asking(lambda store: check_actor_clocks(store, place))),
+        asking("store", check_store, needs=""),
+        asking("code", lambda store: check_code(settings, store)),
+        asking("brokers", lambda store: check_brokers(store, limit_s)),
+        asking("actors", lambda store: check_actors(store, limit_s)),
+        asking("refusals", lambda store: check_refusals(store, folder)),
+        asking("leases", lambda store: check_leases(store, folder)),
+        asking("clocks", lambda store: check_actor_clocks(store, place)),
     ]
+
+
+def check_store(store: Store) -> str:
+    """Redis answers with the run's tasks, each of which has one place.
+
+    Raises:
+        StoreError: It does not answer.
+        SettingsError: Tasks are in no place.
+    """
+    stats = store.run(operations.stats())
+    if lost := stats.created - stats.accounted:
+        raise SettingsError(
+            f"every task of the run must have a place in the store, got {lost} of {stats.created} "
+            f"without one; Redis may have lost writes: look at `nyala buffer stats`, and report it"
+        )
+    return f"{stats.state}, {stats.created} tasks, {stats.dead} dead letters"
 
 
 def check_versions(folder: RunFolder) -> str | Doubt:

@@ -60,7 +60,7 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
             "shared card",
             lambda: _doubt(shared_card_warning(settings, visible_gpus()), "none"),
         ),
-        Check("model", "template", lambda: check_template(run), "opens"),
+        Check("model", "template", lambda: check_template(run), "opens", limit_s=120),
     ]
     if redis_url is not None:
         doubts += store_checks(run, settings.buffer, redis_url)

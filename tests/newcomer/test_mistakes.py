@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from console.main import app
 from tests.learner.support.tiny_policy import save_tiny_model
-from tests.newcomer.mistakes import MISTAKES, Changes, Mistake
+from tests.newcomer.mistakes import CHECK, MISTAKES, Changes, Mistake
 
 LONGEST = 5  # lines: a sentence, or typer's own three with the usage
 
@@ -98,6 +98,31 @@ def test_a_mistake_gets_one_sentence_and_its_remedy_works(
 
     assert done.exit_code == 0, done.output
     PASSED.add(state)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [each for each in MISTAKES if each.command == CHECK],
+    ids=lambda each: each.name.replace(" ", "-"),
+)
+def test_the_doctor_names_the_mistake_too(
+    mistake: Mistake,
+    project: Path,
+    port: int,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("console.doctor.command.machine_checks", lambda *_, **__: [])
+    apply(mistake.change, project, port=port, tiny_model=tiny_model)
+
+    found = type_in("nyala doctor mine.yaml")
+
+    assert found.exit_code == 1, found.output
+    failed = [line for line in found.output.splitlines() if line.startswith("  failed")]
+    assert mistake.says in " ".join(found.output.split())
+    assert failed
+    assert "Traceback" not in found.output
+    assert not list(project.glob("runs/*"))
 
 
 def test_there_are_forty_and_each_has_a_name_and_a_remedy() -> None:
