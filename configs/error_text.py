@@ -226,9 +226,15 @@ def _schema(path: Sequence[str]) -> Schema | None:
     """The schema of a setting, or of what is below one; None if there is no such."""
     found = _properties().get(".".join(path[:2]))
     for part in path[2:]:
-        own = _resolved(found or {})
+        own = _resolved(_table_in(found or {}))
         found = own.get("items") if part.isdigit() else own.get("properties", {}).get(part)
     return found
+
+
+def _table_in(schema: Schema) -> Schema:
+    """Of a table or null, the table; anything else as it is."""
+    branches: list[Schema] = schema.get("anyOf", [])
+    return next((branch for branch in branches if "$ref" in branch), schema)
 
 
 def _resolved(schema: Schema) -> Schema:
@@ -239,7 +245,7 @@ def _resolved(schema: Schema) -> Schema:
 def _keys_below(path: Sequence[str]) -> list[str]:
     """The keys of a table within a setting."""
     schema = _schema(path) if len(path) > 2 else None
-    return list(_resolved(schema or {}).get("properties", {}))
+    return list(_resolved(_table_in(schema or {})).get("properties", {}))
 
 
 @cache

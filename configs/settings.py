@@ -14,15 +14,15 @@ from configs.tables.actors import ActorSettings, FleetSettings
 from configs.tables.algorithm import AlgorithmSettings
 from configs.tables.base import Table
 from configs.tables.broker import BrokerSettings
-from configs.tables.buffer import BufferSettings
+from configs.tables.buffer import BufferSettings, ReplaySettings
 from configs.tables.console import ConsoleSettings
 from configs.tables.critic import CriticSettings
 from configs.tables.guards import GuardSettings
 from configs.tables.learner import LearnerSettings
 from configs.tables.parallel import ParallelSettings
-from configs.tables.replay import ReplaySettings
 from configs.tables.rewards import RewardSettings
 from configs.tables.run import RunSettings
+from configs.tables.trackers import TrackerSettings
 from configs.validation.tables import disagreements
 
 from .tables.all_tables import AllTables
@@ -43,6 +43,7 @@ __all__ = [
     "RunSettings",
     "Settings",
     "Table",
+    "TrackerSettings",
 ]
 
 

@@ -39,6 +39,7 @@ from learner.reporting.metrics_page import LearnerPage
 from learner.reporting.run_tokenizer import run_vocabulary
 from learner.reporting.sample_writer import SampleWriter
 from learner.reporting.summary import summarise
+from learner.reporting.trackers.tracking import Tracking
 from learner.training.guards import Alert, GuardState
 from learner.training.step import TrainedBatch
 
@@ -105,7 +106,7 @@ class RankZero:
             lineage=start.lineage,
             environment_of=environment_by_group(run, ledger),
         )
-        self._batch_log = self._log(AdvisorThread(settings, store, run_vocabulary(run)))
+        self._batch_log = self._log(settings)
         self._feeder = Feeder(store, run, settings.buffer, ledger=ledger, cursor=start.state.cursor)
         self._evaluations = Evaluations(
             store,
@@ -197,8 +198,7 @@ class RankZero:
         was_rewound = self._store.recoveries != self._recoveries
         minutes = (time.monotonic() - self._checkpoint_began) / 60
         is_late = minutes >= self._minutes and not is_shaken
-        must = is_crowded or was_rewound or is_late
-        return self._ranks.broadcast(YES if must else NO) == YES
+        return self._ranks.broadcast(YES if is_crowded or was_rewound or is_late else NO) == YES
 
     def begin_checkpoint(self, step: int, guards: GuardState) -> LearnerState:
         """Return the state that a checkpoint after batch `step` holds beside tensors."""
@@ -249,6 +249,7 @@ class RankZero:
         evaluations = self._journal.lines("eval")
         figures = summarise(run, self._totals(), guards, stats, evaluations)
         self._journal.summarise(figures | self._batch_log.summary(evaluations))
+        self._batch_log.deliver(until=self._is_stopping)
         log.info("finished", steps=run.steps, cancelled_tasks=cancelled)
         return True
 
@@ -264,7 +265,7 @@ class RankZero:
         if bulletin is not None:
             self._store.run(operations.show(self._ledger.lineage, bulletin))
 
-    def _log(self, advisor: AdvisorThread) -> BatchLog:
+    def _log(self, settings: Settings) -> BatchLog:
         return BatchLog(
             self._journal,
             self._claims.dropped,
@@ -272,7 +273,8 @@ class RankZero:
             lineages=self._start.lineages,
             totals=self._start.state.totals,
             environment_of=environment_by_group(self._run, self._ledger),
-            advisor=advisor,
+            advisor=AdvisorThread(settings, self._store, run_vocabulary(self._run)),
+            tracking=Tracking(settings),
             fleet=self._fleet,
         )
 

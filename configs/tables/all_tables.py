@@ -6,15 +6,15 @@ from configs.tables.actors import ActorSettings, FleetSettings
 from configs.tables.algorithm import AlgorithmSettings
 from configs.tables.base import Table
 from configs.tables.broker import BrokerSettings
-from configs.tables.buffer import BufferSettings
+from configs.tables.buffer import BufferSettings, ReplaySettings
 from configs.tables.console import ConsoleSettings
 from configs.tables.critic import CriticSettings
 from configs.tables.guards import GuardSettings
 from configs.tables.learner import LearnerSettings
 from configs.tables.parallel import ParallelSettings
-from configs.tables.replay import ReplaySettings
 from configs.tables.rewards import RewardSettings
 from configs.tables.run import RunSettings
+from configs.tables.trackers import TrackerSettings
 
 
 class AllTables(Table):
@@ -32,4 +32,5 @@ class AllTables(Table):
     critic: CriticSettings = CriticSettings()
     guards: GuardSettings = GuardSettings()
     fleet: FleetSettings = FleetSettings()
+    trackers: TrackerSettings = TrackerSettings()
     console: ConsoleSettings = ConsoleSettings()

@@ -13,6 +13,7 @@ from .fleet import fleet_disagreements
 from .learner import learner_disagreements
 from .reference import reference_disagreements
 from .store import store_disagreements
+from .trackers import tracker_disagreements
 
 WITHOUT_GROUPS = ("reinforce_pp", "gae", "vtrace")
 """Advantages that do not compare the members of a group."""
@@ -40,7 +41,8 @@ def disagreements(settings: AllTables) -> list[str]:
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
     mathematics += reference_disagreements(settings)
     rest = learner_disagreements(settings) + fleet_disagreements(settings)
-    return own + mathematics + rest + store_disagreements(settings)
+    rest += store_disagreements(settings) + tracker_disagreements(settings)
+    return own + mathematics + rest
 
 
 def _publishes_too_rarely(settings: AllTables) -> str | None:

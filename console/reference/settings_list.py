@@ -119,7 +119,9 @@ def _below(model: type[Table], *, shown: str, path: str) -> Iterator[Setting]:
         name = f"{shown}.{key}"
         yield Setting(name, _unit(name), allowed(f"{path}.{key}"), _default(field), meaning, when)
         if inner:
-            yield from _below(inner[0], shown=f"{name}[]", path=f"{path}.{key}.0")
+            is_one = type(None) in get_args(field.annotation)  # a table, or null
+            item, entry = ("", "") if is_one else ("[]", ".0")
+            yield from _below(inner[0], shown=name + item, path=f"{path}.{key}{entry}")
 
 
 def _tables_in(field: FieldInfo) -> Sequence[type[Table]]:

@@ -19,6 +19,7 @@ from .checks.key_files import check_keys
 from .checks.model import check_engine, check_model, check_parallel, check_template
 from .checks.reward import REWARD_TIMEOUT_S, check_reward, weights_warning
 from .checks.store import GROUP, REACHED, check_redis, store_checks
+from .checks.trackers import check_trackers
 from .placement import shared_card_warning
 
 
@@ -39,6 +40,7 @@ def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
         Check("learner", "ranks", lambda: check_parallel(settings)),
         Check("model", "engine", lambda: check_engine(settings.actors)),
         Check("model", "opens", lambda: check_model(run), limit_s=120),
+        Check("network", "trackers", lambda: check_trackers(settings.trackers, run), limit_s=120),
         Check("data", "reward", lambda: check_reward(settings), limit_s=environments_s),
     ]
 

@@ -23,7 +23,7 @@ from configs.secrets import FILE_NAME, VARIABLE
 from configs.settings import Settings
 from learner.checkpointing.folders import complete_checkpoints
 
-HARMLESS_TABLES = {"actors", "broker", "console"}
+HARMLESS_TABLES = {"actors", "broker", "console", "trackers"}
 HARMLESS_KEYS = {
     "buffer.url",
     "buffer.maxmemory_mb",

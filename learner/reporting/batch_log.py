@@ -23,6 +23,7 @@ from learner.training.step import TrainedBatch
 from .advice.advisor_thread import AdvisorThread
 from .journal import Journal
 from .metrics import BatchFigures, StepTimes, Totals, batch_figures, environment_figures
+from .trackers.tracking import Tracking
 
 log = structlog.get_logger()
 
@@ -40,6 +41,7 @@ class BatchLog:
         totals: Totals,
         environment_of: Callable[[int], str],
         advisor: AdvisorThread,
+        tracking: Tracking,
         fleet: FleetSettings,
     ) -> None:
         """Continue the counts of a checkpoint.
@@ -52,9 +54,10 @@ class BatchLog:
             totals: Of the run so far; copied.
             environment_of: Names the environment of a group.
             advisor: Sees each batch; its advice, and the fleet that it wants, are in the lines.
+            tracking: Delivers the lines to trackers.
             fleet: Price and budget.
         """
-        self._journal, self._advisor = journal, advisor
+        self._journal, self._advisor, self._tracking = journal, advisor, tracking
         self._dropped, self._fleet = dropped, fleet
         self._lineage = lineage
         self._lineages = lineages
@@ -85,7 +88,7 @@ class BatchLog:
             uses=batch.uses,
         )
         self._count(figures, trained, times, claimed_at=claimed_at)
-        alerts = [*alerts, *_missing_parts(batch)]
+        alerts = [*alerts, *_missing_parts(batch), *self._tracking.alerts()]
         self._log_alerts(batch.step, alerts)
         self._advisor.see(
             batch,
@@ -120,6 +123,7 @@ class BatchLog:
             "dropped_by_length": dict(self._dropped.episodes_by_length),
         }
         self._journal.append("metrics", line)
+        self._tracking.wake()
         return line
 
     @property
@@ -150,19 +154,25 @@ class BatchLog:
         return {"advice": self.advice, **_costs(self._fleet, self.totals, evaluations)}
 
     def start(self) -> None:
-        """Begin to advise."""
+        """Begin to advise and to deliver."""
         self._advisor.start()
+        self._tracking.start()
 
     def end(self) -> None:
         """Count the time since the last batch; call it when the run has finished."""
         since_s = time.monotonic() - self._began
         self.totals.wall_s += since_s
         self.totals.actor_s += self._advisor.fleet.present * since_s
-        self.close()
+        self._advisor.close()
+
+    def deliver(self, *, until: Callable[[], bool]) -> None:
+        """Have trackers get the end of a run that has finished; waits until `until` at most."""
+        self._tracking.finish(until=until)
 
     def close(self) -> None:
         """End what runs beside training."""
         self._advisor.close()
+        self._tracking.close()
 
     def _count(
         self, figures: BatchFigures, trained: TrainedBatch, times: StepTimes, *, claimed_at: float

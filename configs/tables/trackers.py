@@ -1,0 +1,80 @@
+"""`trackers`: experiment trackers that get the run's figures and sampled texts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .base import Table
+
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class WandbSettings(Table):
+    """A run of Weights & Biases."""
+
+    project: Name = "nyala"
+    """Project of the run.
+
+    Change it to put runs of one question side by side."""
+    entity: Name | None = None
+    """User or team; null = the account's default.
+
+    Set it when the project belongs to a team."""
+    mode: Literal["offline", "online"] = "offline"
+    """`offline` = written into the run's folder, for `wandb sync`; `online` = sent as it comes,
+    with the key of `WANDB_API_KEY`.
+
+    Set it to `online` when the machine has a key and reaches W&B."""
+
+
+class MlflowSettings(Table):
+    """A run on an MLflow server."""
+
+    url: str
+    """Of the server, such as `http://127.0.0.1:5000`.
+
+    Give it the address of your server."""
+    experiment: Name = "nyala"
+    """Experiment of the run; made if it is missing.
+
+    Change it to put runs of one question side by side."""
+    register_as: Name | None = None
+    """Name in the model registry under which the finished model is uploaded; null = it is not.
+
+    Set it when others take models from the registry."""
+
+
+class TrackioSettings(Table):
+    """A run on a trackio server."""
+
+    url: str
+    """Of the server, such as `http://127.0.0.1:7860`.
+
+    Give it the address of your server."""
+    project: Name = "nyala"
+    """Project of the run.
+
+    Change it to put runs of one question side by side."""
+
+
+class TrackerSettings(Table):
+    """Where figures and sampled texts go beside the run's folder; nowhere by default."""
+
+    tensorboard: bool = False
+    """Write events into `<run>/tensorboard` (extra `tensorboard`).
+
+    Set it to true to watch runs in TensorBoard."""
+    wandb: WandbSettings | None = None
+    """Weights & Biases (extra `wandb`): `project`, `entity`, `mode`; `{}` = all by default.
+
+    Set it to follow runs there."""
+    mlflow: MlflowSettings | None = None
+    """A server of MLflow: `url`, `experiment`, `register_as`.
+
+    Set it to follow runs there, or to register their models."""
+    trackio: TrackioSettings | None = None
+    """A server of trackio: `url`, `project`.
+
+    Set it to follow runs there."""

@@ -1,0 +1,1 @@
+"""The trackers that there are, each behind the interface of `tracker.py`."""

@@ -1,0 +1,108 @@
+"""Rank 0's end of the process that delivers a run to its trackers; no process without trackers.
+
+The process reads the run's files, so that nothing is handed over here but that they have grown. A
+write to it never waits, and its death costs the run nothing but an alert.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from configs.settings import Settings
+from learner.training.guards import Alert
+
+from .choice import trackers_of
+from .delivery_process import END_S, FINISHED
+
+log = structlog.get_logger()
+
+CLOSE_S = END_S + 5.0  # its own deadline, and what it takes to begin
+MODEL_S = 6 * 3600.0  # of a finished model that moves: 140 GB at 7 MB/s
+LOOK_S = 0.2  # between two looks whether the learner is asked to stop
+
+
+class Tracking:
+    """The process of one life of the learner.
+
+    Args:
+        settings: Of the run.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        run = settings.run
+        absolute = run.model_copy(update={"directory": run.directory.resolve()})
+        self._settings = settings.model_copy(update={"run": absolute})
+        mlflow = settings.trackers.mlflow
+        self._keeps_model = mlflow is not None and mlflow.register_as is not None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process; the run's files are those of this life."""
+        if not trackers_of(self._settings.trackers, self._settings.run):
+            return
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "learner.reporting.trackers.delivery_process"],
+            stdin=subprocess.PIPE,
+            cwd=Path(__file__).parents[3],  # where `learner` is importable, also when not installed
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        self._write(self._settings.model_dump_json().encode() + b"\n")
+
+    def wake(self) -> None:
+        """Have it look at the run's files. Never waits: a full pipe means that it has yet to."""
+        self._write(b"\n")
+
+    def alerts(self) -> list[Alert]:
+        """Name the end of the process, if it has ended."""
+        if self._process is None or self._process.poll() is None:
+            return []
+        why = (
+            f"the process of trackers must run beside training, and has ended with exit code "
+            f"{self._process.returncode}; the run goes on without it until the learner starts "
+            f"again, and the trackers get the rest then"
+        )
+        return [Alert("trackers_ended", why)]
+
+    def finish(self, *, until: Callable[[], bool]) -> None:
+        """End the process of a run that has finished.
+
+        Args:
+            until: Ends the wait when it returns True.
+        """
+        self._write(FINISHED)
+        self._end(MODEL_S if self._keeps_model else CLOSE_S, until=until)
+
+    def close(self) -> None:
+        """End the process; what the trackers lack comes with the next life."""
+        self._end(CLOSE_S, until=lambda: False)
+
+    def _end(self, limit_s: float, *, until: Callable[[], bool]) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline and not until():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_S)
+                return
+        log.warning("trackers have not got all in time", limit_s=limit_s)
+        process.kill()
+        process.wait()
+
+    def _write(self, line: bytes) -> None:
+        if self._process is None or self._process.stdin is None:
+            return
+        with suppress(OSError, ValueError):  # full, just died, or closed
+            os.write(self._process.stdin.fileno(), line)
