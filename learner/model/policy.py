@@ -24,6 +24,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from learner.algorithm.sequences import Sequences
@@ -159,6 +160,8 @@ def shard(
 ) -> Policy:
     """Shard a policy over the ranks of `mesh` with FSDP2: each layer a unit, the rest one more.
 
+    One rank on a CPU needs no FSDP2: then parameters stay plain tensors, with the same results.
+
     Args:
         policy: The whole policy, equal on every rank; weights may still be without memory.
         mesh: All ranks; its device is where parameters move. Of two dimensions, the first has
@@ -188,7 +191,12 @@ def shard_units(
     dtype: torch.dtype,
     offload: bool = False,
 ) -> None:
-    """Shard each of `layers` as a unit of its own, and the rest of `module` as one more."""
+    """Shard each of `layers` as a unit of its own, and the rest of `module` as one more.
+
+    What one rank computes with as it lies stays as it is.
+    """
+    if not offload and stays_whole(module, mesh, dtype):
+        return
     is_pinned = mesh.device_type != "cpu"
     where = CPUOffloadPolicy(pin_memory=is_pinned) if offload else OffloadPolicy()
     precision = MixedPrecisionPolicy(
@@ -202,6 +210,15 @@ def shard_units(
         # Forced, because gloo has no scaled sum, not even with a factor of 1.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+
+
+def stays_whole(module: nn.Module, mesh: DeviceMesh, dtype: torch.dtype) -> bool:
+    """Whether there is nothing to gather, to cast or to move: FSDP2 would only take its time."""
+    return (
+        mesh.size() == 1
+        and mesh.device_type == "cpu"
+        and all(p.dtype == dtype and not isinstance(p, DTensor) for p in module.parameters())
+    )
 
 
 def freeze(policy: Policy) -> Policy:

@@ -42,7 +42,7 @@ from .publisher_process import PublisherSettings
 from .server import Sent
 from .sidecar import Sidecar
 from .slots import NUM_SLOTS, Slots
-from .wire.gather import gather, gather_adapter, has_adapters
+from .wire.gather import adapted_weights, gather, gather_adapter
 from .wire.layout import layout
 
 log = structlog.get_logger()
@@ -78,7 +78,7 @@ class WeightPublisher:
     ) -> None:
         self._specs = layout(model, run.dtype)
         self._num_bytes = self._specs[-1].offset + self._specs[-1].num_bytes
-        self._has_adapters = has_adapters(model)
+        self._adapted = adapted_weights(model)
         self._base: str | None = None
         """Digest of what they are added to, once its bytes are on offer."""
         self._probe = probe
@@ -92,7 +92,7 @@ class WeightPublisher:
         self._pointed: Publication | None = None
         self._lock = threading.Lock()  # publishing thread against the one that watches the sidecar
         fallback = (run.folder / "shared").resolve()
-        room = (NUM_SLOTS + self._has_adapters) * self._num_bytes
+        room = (NUM_SLOTS + bool(self._adapted)) * self._num_bytes
         self._folder = SharedFolder("slots", num_bytes=room, fallback=fallback)
         self._slots = Slots(self._folder.path)
         self._pins = _host_pins(settings)
@@ -128,8 +128,8 @@ class WeightPublisher:
         with self._lock:
             slot = self._slots.acquire()
         memory = self._memories[slot]
-        gather(model, self._specs, memory)
-        spec, adapter = self._adapter(model) if self._has_adapters else (None, b"")
+        gather(model, self._specs, memory, merging=self._adapted)
+        spec, adapter = self._adapter(model) if self._adapted else (None, b"")
         probe = self._probe()
         held_s = time.monotonic() - began
         free()
@@ -159,9 +159,9 @@ class WeightPublisher:
         if self._base is None:
             path = self._folder.create(self._slots.base_path.name, self._num_bytes)
             with path.open("r+b") as file, mmap.mmap(file.fileno(), self._num_bytes) as memory:
-                gather(model, self._specs, memory, is_merged=False)
+                gather(model, self._specs, memory)
                 self._base = digest_of([memory], threads=self._threads)
-        return gather_adapter(model, self._base)
+        return gather_adapter(model, self._base, self._adapted)
 
     def _announce(self, slot: int, manifest: WeightManifest, adapter: bytes) -> None:
         """Seal the slot, wake the sidecar, and put the pointer to the version."""
@@ -217,7 +217,7 @@ class FollowerPublisher:
         probe: Callable[[], Probe],
     ) -> None:
         self._specs = layout(model, run.dtype)
-        self._has_adapters, self._has_base = has_adapters(model), False
+        self._adapted, self._has_base = adapted_weights(model), False
         self._probe = probe
 
     def publish(
@@ -228,12 +228,12 @@ class FollowerPublisher:
         free: Callable[[], None] = lambda: None,
     ) -> None:
         """Gather with rank 0. Collective."""
-        gather(model, self._specs, None)
-        if self._has_adapters:
+        gather(model, self._specs, None, merging=self._adapted)
+        if self._adapted:
             if not self._has_base:
-                gather(model, self._specs, None, is_merged=False)
+                gather(model, self._specs, None)
                 self._has_base = True
-            gather_adapter(model, "")
+            gather_adapter(model, "", self._adapted)
         self._probe()
         free()
 

@@ -16,7 +16,7 @@ from broker.protocol.weight_messages import Announce, Chunk, Pull
 from broker.weights.low_rank import add_low_rank, apply_adapter
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsError
-from learner.weights.wire.gather import gather_adapter
+from learner.weights.wire.gather import adapted_weights, gather_adapter
 from learner.weights.wire.layout import layout
 from tests.learner.support.adapted_policy import published_bytes
 from tests.weights.support.adapted_toy import SCALE, AdaptedToy
@@ -36,7 +36,7 @@ def _round(model: nn.Module, dtype: str) -> None:
 def _manifest(model: nn.Module, dtype: str) -> tuple[WeightManifest, bytes, bytes]:
     """A version of a model, its adapter and the bytes of the base."""
     base = published_bytes(model, dtype, is_merged=False)
-    spec, adapter = gather_adapter(model, digest_of([base]))
+    spec, adapter = gather_adapter(model, digest_of([base]), adapted_weights(model))
     specs = layout(model, dtype)
     whole = structs.replace(
         manifest(1),

@@ -119,7 +119,7 @@ def begin_adapters(
             local = local_of(parameter)
             local.copy_(local.to(DTYPES[dtype]))
     reset_adapters(causal_lm)
-    parts = (bytes_of(tensor) for tensor in whole_tensors(causal_lm, dtype, is_merged=False))
+    parts = (bytes_of(tensor) for tensor in whole_tensors(causal_lm, dtype))
     digest = None
     if ranks.is_first:
         digest = digest_of(parts, threads=settings.threads).encode()

@@ -6,8 +6,9 @@ A matrix that is trained by an adapter is published merged: engines load plain w
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
-from typing import Protocol, cast, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +31,26 @@ class Merging(Protocol):
         ...
 
 
+Adapted: TypeAlias = Mapping[int, nn.Module]
+"""Identity of each weight that is published merged -> its `Merging` module."""
+NONE_ADAPTED: Adapted = MappingProxyType({})
+
+
+def adapted_weights(model: nn.Module) -> Adapted:
+    """Find the weights of a model that are published merged; once, as it visits every module."""
+    return {
+        id(module.get_parameter("weight")): module
+        for module in model.modules()
+        if isinstance(module, Merging)
+    }
+
+
 def gather(
     model: nn.Module,
     specs: Sequence[TensorSpec],
     memory: mmap.mmap | None,
     *,
-    is_merged: bool = True,
+    merging: Adapted = NONE_ADAPTED,
 ) -> None:
     """Write the tensors into `memory`. Collective; only rank 0 has memory.
 
@@ -43,9 +58,9 @@ def gather(
         model: The published one.
         specs: As `layout` made them.
         memory: For the wire bytes.
-        is_merged: Add adapters; without them these are the bytes of the base.
+        merging: Weights that get their adapters; with none these are the bytes of the base.
     """
-    whole = whole_tensors(model, specs[0].dtype, is_merged=is_merged)
+    whole = whole_tensors(model, specs[0].dtype, merging=merging)
     for spec, tensor in zip(specs, whole, strict=True):
         if memory is not None:
             flat = torch.frombuffer(
@@ -57,34 +72,30 @@ def gather(
 
 
 @torch.no_grad()
-def whole_tensors(model: nn.Module, dtype: str, *, is_merged: bool = True) -> Iterator[Tensor]:
+def whole_tensors(
+    model: nn.Module, dtype: str, *, merging: Adapted = NONE_ADAPTED
+) -> Iterator[Tensor]:
     """Yield the tensors in wire order; collective, and to be taken to the end.
 
     One at a time is whole, in the publish dtype, so the peak is that of the largest tensor.
     """
-    merging = _merging(model)
     for _, parameter in published(model):
-        if is_merged and id(parameter) in merging:
-            whole = cast("Merging", merging[id(parameter)]).merged(DTYPES[dtype])
+        if (module := merging.get(id(parameter))) is not None:
+            whole = cast("Merging", module).merged(DTYPES[dtype])
             yield whole_of(whole, DTYPES[dtype])
         else:
             yield whole_of(parameter.detach(), DTYPES[dtype])
 
 
-def has_adapters(model: nn.Module) -> bool:
-    """Return whether any matrix of a model is published merged."""
-    return bool(_merging(model))
-
-
 @torch.no_grad()
-def gather_adapter(model: nn.Module, base: str) -> tuple[AdapterSpec, bytes]:
+def gather_adapter(model: nn.Module, base: str, merging: Adapted) -> tuple[AdapterSpec, bytes]:
     """Gather the adapters of a model; collective.
 
     Args:
         model: The published one.
         base: Digest of its wire bytes without them.
+        merging: Weights that have one.
     """
-    merging = _merging(model)
     places, parts, rank, scale = [], [], 0, 0.0
     for place, (_, parameter) in enumerate(published(model)):
         if (module := merging.get(id(parameter))) is None:
@@ -96,15 +107,6 @@ def gather_adapter(model: nn.Module, base: str) -> tuple[AdapterSpec, bytes]:
             parts.append(whole.cpu().contiguous().numpy().tobytes())
     adapter = b"".join(parts)
     return AdapterSpec(base, rank, scale, len(adapter), tuple(places)), adapter
-
-
-def _merging(model: nn.Module) -> dict[int, nn.Module]:
-    """Map the identity of each weight that is merged to its module."""
-    return {
-        id(module.get_parameter("weight")): module
-        for module in model.modules()
-        if isinstance(module, Merging)
-    }
 
 
 def whole_of(tensor: Tensor, dtype: torch.dtype) -> Tensor:

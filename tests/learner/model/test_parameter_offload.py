@@ -20,6 +20,7 @@ from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import train_batch
 from tests.learner.support.exact_gradients import SETTINGS, packed
 from tests.learner.support.made_episodes import random_group_episodes
+from tests.learner.support.ranks.forced_shards import forced_shards
 from tests.learner.support.ranks.layouts import STATE
 from tests.learner.support.tiny_policy import (
     constant_rate,
@@ -54,15 +55,16 @@ def test_parameters_of_every_unit_are_offloaded_and_buffers_of_none(
     ranks: Ranks, tmp_path: Path, *, offload: bool
 ) -> None:
     save_tiny_model(tmp_path)
-    policy = _policy(ranks, offload=offload)
-    critic = make_critic(
-        policy,
-        CriticSettings(kind="model"),
-        LearnerSettings(offload=("parameters",) if offload else ()),
-        model_path=str(tmp_path),
-        ranks=ranks,
-        dtype=torch.float32,
-    )
+    with forced_shards():  # as on a card
+        policy = _policy(ranks, offload=offload)
+        critic = make_critic(
+            policy,
+            CriticSettings(kind="model"),
+            LearnerSettings(offload=("parameters",) if offload else ()),
+            model_path=str(tmp_path),
+            ranks=ranks,
+            dtype=torch.float32,
+        )
     assert critic is not None
     allocate(policy, CARD, offload=offload)
 

@@ -16,6 +16,7 @@ from learner.model.memory_rules import CHUNK_SIZES, ChunkSize
 from learner.model.policy import Policy, probe_logprobs, shard
 from learner.model.ranks import Ranks
 from learner.model.saved_model import load_causal_lm
+from tests.learner.support.ranks.forced_shards import forced_shards
 from tests.learner.support.tiny_policy import (
     VOCABULARY,
     save_tiny_model,
@@ -70,7 +71,9 @@ def test_neither_shards_nor_chunks_change_scores_and_gradients(
     monkeypatch.setitem(CHUNK_SIZES, "cpu", ChunkSize(logits=0, tokens=chunk_tokens))
     whole = Policy(tiny_causal_lm(tied=tied), temperature=1.0)
 
-    sharded_loss, sharded_gradients = _gradients(shard(whole, ranks.mesh, dtype=torch.float32))
+    with forced_shards():
+        sharded = shard(whole, ranks.mesh, dtype=torch.float32)
+    sharded_loss, sharded_gradients = _gradients(sharded)
 
     assert sharded_loss == pytest.approx(loss, abs=1e-5)
     for ours, expected in zip(sharded_gradients, gradients, strict=True):
@@ -85,7 +88,8 @@ def test_entropies_carry_a_gradient_only_where_asked() -> None:
 
 
 def test_a_probe_leaves_the_parameters_sharded(ranks: Ranks) -> None:
-    policy, plain = tiny_policy(ranks.mesh, temperature=0.5), tiny_causal_lm()
+    with forced_shards():
+        policy, plain = tiny_policy(ranks.mesh, temperature=0.5), tiny_causal_lm()
     token_ids = (4, 9, 3, 17)
 
     logprobs = probe_logprobs(policy, token_ids)

@@ -14,7 +14,7 @@ from learner.model.policy import Policy, shard
 from learner.model.ranks import Ranks
 from learner.model.tensor_files import local_of
 from learner.training.optimizer import ScheduledOptimizer
-from learner.weights.wire.gather import gather
+from learner.weights.wire.gather import NONE_ADAPTED, adapted_weights, gather
 from learner.weights.wire.layout import layout
 from tests.learner.support.tiny_policy import VOCABULARY, constant_rate, tiny_causal_lm
 
@@ -48,7 +48,8 @@ def published_bytes(
     """Gather the wire bytes of a model; collective."""
     specs = layout(model, dtype)
     memory = mmap.mmap(-1, specs[-1].offset + specs[-1].num_bytes) if is_first else None
-    gather(model, specs, memory, is_merged=is_merged)
+    merging = adapted_weights(model) if is_merged else NONE_ADAPTED
+    gather(model, specs, memory, merging=merging)
     return memory[:] if memory is not None else b""
 
 

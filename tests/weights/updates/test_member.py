@@ -20,7 +20,7 @@ from broker.protocol.manifest import BASE, SparseLink, digest_of
 from broker.protocol.weight_messages import Ack, Announce, Epoch, Fault, Ready, Send
 from broker.weights.sparse import elements, encode_changes
 from buffer.record.episode import PolicyVersion
-from learner.weights.wire.gather import gather_adapter
+from learner.weights.wire.gather import adapted_weights, gather_adapter
 from learner.weights.wire.layout import layout
 from tests.learner.support.adapted_policy import published_bytes
 from tests.weights.support.adapted_toy import AdaptedToy
@@ -150,7 +150,7 @@ def adapted(step: int):
     model = AdaptedToy()
     base = published_bytes(model, is_merged=False)
     model.step(step)
-    spec, adapter = gather_adapter(model, digest_of([base]))
+    spec, adapter = gather_adapter(model, digest_of([base]), adapted_weights(model))
     whole = published_bytes(model)
     version = structs.replace(
         manifest(step),

@@ -145,7 +145,9 @@ class Kept:
     def step(self, step: int | None = None, *, loss: float = 0.0) -> StepOutcome:
         """Gather the gradients; every rank must call it."""
         gradients = [p.grad for _, p in sorted(self._policy.named_parameters())]
-        self.gradients = [g.full_tensor() for g in gradients if isinstance(g, DTensor)]
+        self.gradients = [
+            g.full_tensor() if isinstance(g, DTensor) else g for g in gradients if g is not None
+        ]
         return StepOutcome(grad_norm=0.0, learning_rate=0.0, skipped=False)
 
 

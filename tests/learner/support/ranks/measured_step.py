@@ -22,6 +22,7 @@ from learner.model.ranks import Ranks, join
 from learner.training.optimizer import ScheduledOptimizer
 from learner.training.step import train_batch
 from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.ranks.forced_shards import forced_shards
 from tests.learner.support.tiny_policy import constant_rate
 
 M_MMAP_THRESHOLD = -3
@@ -71,7 +72,8 @@ def peak_bytes(ranks: Ranks, settings: Settings) -> int:
         adapt(causal_lm, learner)
         policy = Policy(causal_lm, temperature=1.0).eval()
         kind = learner.activation_checkpointing or "none"
-        shard(policy, ranks.mesh, dtype=torch.float32, activations=kind)
+        with forced_shards():  # as on a card
+            shard(policy, ranks.mesh, dtype=torch.float32, activations=kind)
         reset_adapters(policy)
         optimizer = ScheduledOptimizer(policy, constant_rate(1e-6), learner)
         plan = plan_batch(
