@@ -99,6 +99,7 @@ class BrokerClient:
         self._max_message_bytes = max_message_bytes
         self._long_poll_s, self._lease_timeout_s = 0.0, math.inf
         self._refusal_text: str | None = None
+        self._is_closed = False
         self._connection = Connection(
             (endpoint, *other_endpoints),
             server_keys=read_server_keys or (lambda: [server_key]),
@@ -162,10 +163,7 @@ class BrokerClient:
         return await self._call(StatusRequest(), StatusReply, deadline_s)
 
     async def order(
-        self,
-        order: RevokeRequest | DrainRequest | Enrol,
-        *,
-        deadline_s: float = DEFAULT_DEADLINE_S,
+        self, order: RevokeRequest | DrainRequest | Enrol, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> Receipt:
         """Revoke a key or drain an actor, as an operator, or enrol; needs no HELLO."""
         return await self._call(order, Receipt, deadline_s)
@@ -181,7 +179,8 @@ class BrokerClient:
             log.info("bye was not answered", reason=str(error))
 
     async def close(self) -> None:
-        """Drop the connection; calls that still wait are cancelled."""
+        """Drop the connection; calls that still wait are cancelled, later ones are refused."""
+        self._is_closed = True
         await self._abandoned.close()
         for task in self._tasks:
             task.cancel()
@@ -194,7 +193,6 @@ class BrokerClient:
         self, message: object, kind: type[Reply], deadline_s: float, broker_wait_s: float = 0.0
     ) -> Reply:
         """Send until answered. `broker_wait_s` is the time that the broker itself may take."""
-        self._start()
         seq = next(self._numbers)
         frame = encode(message, run=self._run, incarnation=self._incarnation, seq=seq)
         if len(frame) > self._max_message_bytes:
@@ -245,8 +243,9 @@ class BrokerClient:
         self, seq: int, frame: bytes, wait_s: float, cap_s: float, asked_at: float
     ) -> object | None:
         """Send once and wait for the reply; None if there is none yet."""
-        if self._refusal_text is not None:
-            raise RefusedError(self._refusal_text)
+        if self._is_closed or self._refusal_text is not None:
+            raise RefusedError(self._refusal_text or "the client is closed; make another")
+        self._start()
         answer = self._pending[seq] = asyncio.get_running_loop().create_future()
         while not answer.done():
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from buffer import operations
 from buffer.operations.operation import Operation
 from buffer.record.codec import encode_completion
 from buffer.store import AsyncStore
-from configs.errors import DeadlineError, RecordError
+from configs.errors import DeadlineError, RecordError, RefusedError
 from tests.broker.support.broker_process import free_port
 from tests.broker.support.records import completion
 from tests.broker.support.ring import FIRST, RUN, Ring, begin, hello, ring
@@ -51,6 +52,27 @@ def test_without_a_broker_a_call_ends_at_its_deadline_with_likely_causes(
             await client.hello(hello("actor-1"), deadline_s=0.5)
         assert time.monotonic() - started < 2
         await nobody.close()
+
+    asyncio.run(story())
+
+
+def test_a_call_of_a_closed_client_is_refused_and_begins_nothing(keys: Path) -> None:
+    async def story() -> None:
+        errors: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        client = Ring(AsyncStore("redis://localhost:1", RUN), "tcp://127.0.0.1:1", keys).client()
+        with pytest.raises(DeadlineError):
+            await client.hello(hello("actor-1"), deadline_s=0.1)
+        await client.close()
+        before = asyncio.all_tasks()
+
+        # Such as a HELLO that is repeated, or leases given back, after a pause.
+        with pytest.raises(RefusedError, match="the client is closed"):
+            await client.hello(hello("actor-1"), deadline_s=1)
+
+        assert asyncio.all_tasks() == before
+        gc.collect()  # where a task has failed unseen, it is told now
+        assert errors == []
 
     asyncio.run(story())
 
