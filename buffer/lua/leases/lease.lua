@@ -91,7 +91,10 @@ if is_repeated or (last[1] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, tr
   end
 end
 local fence = #picked > 0 and last[2]
-if fence then room = 0 end
+if fence then
+  room = 0
+  draw_on_reserve() -- other grants begin with a removal
+end
 
 for _, round in ipairs(call('ZRANGE', ROUNDS, 0, -1)) do
   local of, step = string.match(round, '(%d+):(%d+)')

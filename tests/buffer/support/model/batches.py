@@ -175,6 +175,12 @@ def publish(model: Model, lineage: int, step: int, fields: Mapping[str, str]) ->
     model.publication = {"lineage": str(lineage), "step": str(step), **fields}
 
 
+def show(model: Model, lineage: int, text: bytes) -> None:
+    """The newest bulletin takes the place of the one before."""
+    model.check_learner(lineage)
+    model.bulletin = text
+
+
 def reuse(
     model: Model, lineage: int, k: int, units: int, *, sampling: str, numbers: Sequence[float]
 ) -> list[ReusedUnit]:

@@ -162,20 +162,20 @@ class OnServer(_Played):
 
 
 class FullServer(OnServer):
-    """A real server that is full at every call but of those that may be refused for it.
+    """A real server that is full at every call but of those that are spared.
 
     A script may end what it began: its first write decides.
     """
 
-    def __init__(self, url: str, scripts: LoadScript, *, refused: frozenset[str]) -> None:
+    def __init__(self, url: str, scripts: LoadScript, *, spared: frozenset[str]) -> None:
         super().__init__(url, scripts)
-        self._refused = refused
+        self._spared = spared
         self._limit = int(self._client.config_get("maxmemory")["maxmemory"] or 0)
         self.called: set[str] = set()
         """Scripts that were called while it was full."""
 
     def call(self, call: Call) -> Reply:
-        if call.script in self._refused:
+        if call.script in self._spared:
             return super().call(call)
         self.called.add(call.script)
         self._client.config_set("maxmemory", 1)
