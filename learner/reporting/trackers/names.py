@@ -33,7 +33,8 @@ GROUPS = {
     "lag": ("policy_lag_mean", "policy_lag_max", "policy_lag_histogram", "mixed_version_episodes"),
     "reuse": ("reused_groups", "reused_episodes", "reused_tokens", "reused_policy_lag_mean",
         "reuse_count_max"),
-    "actors": ("episodes_by_actor", "resumed_episodes", "sampling_alarms"),
+    "actors": ("episodes_by_actor", "resumed_episodes", "sampling_alarms", "actors",
+        "actors_wanted", "actor_hours", "cost"),
     "dropped": ("dropped_groups", "dropped_by_length", "dropped_samples"),
     "time": ("wait_s", "fetch_s", "pack_s", "gather_s", "prepare_s", "forward_s", "backward_s",
         "clip_s", "optimizer_s", "checkpoint_s", "other_s"),
@@ -41,15 +42,19 @@ GROUPS = {
     "health": ("alerts", "advice"),
 }  # fmt: skip
 """First part of the name -> keys of `metrics.jsonl`."""
-AXES = ("step", "time")
-"""Keys that are no figures of their own: what the others are drawn over."""
-COUNTED = {
-    "episodes_by_actor": "actors/active",
-    "alerts": "health/alerts",
-    "advice": "health/advice",
+NO_FIGURES = ("step", "time", "actors_wanted_why")
+"""Keys that are drawn over, or texts."""
+RENAMED = {
+    "environments": "environments",  # figures by name, each of which has parts of its own
+    "episodes_by_actor": "actors/sampling",
+    "actors": "actors/present",
+    "actors_wanted": "actors/wanted",
+    "actor_hours": "actors/hours",
 }
+"""Keys whose names are not their group's and their own."""
+COUNTED = ("episodes_by_actor", "alerts", "advice")
 """Keys of which only the number of entries is a figure: names of actors have no end."""
-STUTTER = re.compile(r"^(reward|response|environments|policy_lag|reused?|dropped)_?")
+STUTTER = re.compile(r"^(reward|response|policy_lag|reused?|dropped)_")
 """What the name of a group repeats of a key."""
 OF_EVALUATION = ("accuracy", "reward", "sampled", "environments", "episodes", "expected",
     "off_version", "wall_s")  # fmt: skip
@@ -62,7 +67,7 @@ MAX_PART = 100  # characters: MLflow's names have at most 250, and ours three pa
 def _names() -> Iterator[tuple[str, str]]:
     for group, keys in GROUPS.items():
         for key in keys:
-            yield key, COUNTED.get(key) or f"{group}/{STUTTER.sub('', key) or ''}".rstrip("/")
+            yield key, RENAMED.get(key) or f"{group}/{STUTTER.sub('', key)}"
 
 
 NAMES = dict(_names())

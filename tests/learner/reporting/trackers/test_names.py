@@ -1,11 +1,11 @@
 """Names of figures in trackers: every key has one, and values that are no figures are left out."""
 
 from learner.reporting.keys import keys
-from learner.reporting.trackers.names import AXES, NAMES, batch_figures, evaluation_figures
+from learner.reporting.trackers.names import NAMES, NO_FIGURES, batch_figures, evaluation_figures
 
 
 def test_every_key_of_a_batch_has_one_name_in_a_group() -> None:
-    assert set(NAMES) | set(AXES) == {key.name for key in keys()}
+    assert set(NAMES) | set(NO_FIGURES) == {key.name for key in keys()}
     assert len(set(NAMES.values())) == len(NAMES)
     assert [name for name in NAMES.values() if name.count("/") != 1] == ["environments"]
 
@@ -30,7 +30,7 @@ def test_figures_are_named_by_group_and_nested_ones_have_a_part_more() -> None:
         "progress/is_replay": 1.0,
         "reward/parts/exact": 0.5,
         "environments/spell/reward_mean": 0.5,
-        "actors/active": 2.0,
+        "actors/sampling": 2.0,
         "health/alerts": 0.0,
     }
 
