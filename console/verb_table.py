@@ -29,6 +29,10 @@ VERBS = {
         "console.join_pack.command",
         "Write one file with which another machine joins a run.",
     ),
+    "fleet": (
+        "console.fleet.command",
+        "Write recipes for Kubernetes or Slurm, and follow the number of actors.",
+    ),
     "learner": ("console.verbs.roles", "Run the learner of a run."),
     "broker": ("console.verbs.roles", "Run the broker of a run."),
     "keys": ("console.verbs.keys", "Make the keys of a cluster, and choose who may connect."),

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from configs.settings import Settings
+from console.fleet.render import render
 from console.run.redis_server import free_port
 from tests.broker.support.keys import keys_with_actor
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "configs" / "deploy" / "actor.slurm.sh"
 ENDED = (  # stands in for an actor whose run ends: a ring of its own takes half a minute
     "import sys, actors.__main__ as process\n"
     "async def end(*_, **__): pass\n"
@@ -50,9 +51,12 @@ def put_commands(folder: Path, **commands: str) -> str:
 
 def start_job(folder: Path, nyala: str, *arguments: str) -> subprocess.Popen[str]:
     """Start the recipe as Slurm's batch step does; `srun` and `scontrol` are stood in for."""
+    settings = Settings.model_validate({"run": {"name": "far", "model": "m"}})
+    render(settings, "slurm", folder / "slurm")
+    (folder / "slurm" / "hub").write_text("hub.example.org\n")
     path = put_commands(folder, srun='exec "$@"', scontrol='echo "$@" >> asked', nyala=nyala)
     return subprocess.Popen(
-        [str(RECIPE), *arguments],
+        [str(folder / "slurm" / "actor.sh"), *arguments],
         cwd=folder,
         env=os.environ
         | {"PATH": path, "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "SLURM_JOB_ID": "7"},
@@ -74,11 +78,15 @@ def asked_of_slurm(folder: Path) -> str:
 def test_a_job_is_requeued_where_its_actor_was_told_to_go(
     tmp_path: Path, code: int, asked: str
 ) -> None:
-    job = start_job(tmp_path, f'echo "$@"; exit {code}', "mine.yaml", "--set", "run.seed=1")
+    job = start_job(tmp_path, f'echo "$@"; exit {code}', "--set", "run.seed=1")
 
     written, _ = job.communicate(timeout=60)
 
-    assert written == "actor mine.yaml --set run.seed=1 --set actors.exit_when_told=75\n"
+    slurm = tmp_path / "slurm"
+    assert written == (
+        f"actor --config={slurm}/config.yaml --set broker.endpoint=tcp://hub.example.org:5757 "
+        f"--set broker.keys={slurm}/keys --set run.seed=1 --set actors.exit_when_told=75\n"
+    )
     assert job.returncode == code
     assert asked_of_slurm(tmp_path) == asked
 
@@ -89,7 +97,9 @@ def test_an_actor_that_is_told_to_go_ends_with_the_code_that_requeues_its_job(
     tmp_path: Path,
 ) -> None:
     nyala = f'exec {sys.executable} -c "from console.main import app; app()" "$@"'
-    job = start_job(tmp_path, nyala, str(settings_file(tmp_path)))
+    far = yaml.safe_load(settings_file(tmp_path).read_text())["broker"]
+    changes = [word for name in far for word in ("--set", f"broker.{name}={far[name]}")]
+    job = start_job(tmp_path, nyala, *changes)
     assert job.stdout is not None
     with job:
         begun = ""

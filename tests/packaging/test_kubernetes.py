@@ -1,10 +1,9 @@
-"""actor.kubernetes.yaml starts what the image has, with all that an actor needs.
+"""The recipes for Kubernetes start what the image has, with all that a run and its actors need.
 
-No cluster is needed: the container's command runs as a plain process, with files as a kubelet
-mounts them. `kubernetes-validate --strict` beside CI compares the file with Kubernetes' schemas.
+No cluster is needed: the containers' commands run as plain processes, with files as a kubelet
+mounts them. `kubernetes-validate --strict` beside CI compares the files with Kubernetes' schemas.
 """
 
-import copy
 import os
 import re
 import signal
@@ -15,145 +14,263 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from broker.transport.keys import make_keys
+from broker.transport.keys import load_pair
+from configs.errors import SettingsError
+from configs.loader import load
+from configs.settings import Settings
+from console.fleet.render import render
 from console.run.redis_server import free_port
 from tests.broker.support.mounted_secret import mount
 from tests.packaging.support.kubernetes_file import (
     GPU,
     ROOT,
-    load_kubernetes,
-    pod_of,
+    Recipes,
+    given,
     problems,
-    wanted_keys,
+    rendered,
 )
 
-Change = Callable[[dict[str, Any], dict[str, Any]], object]
+Change = Callable[[Recipes], object]
+ACTOR, HUB = "nyala-actor", "nyala-hub"
+DEPLOYMENT, SCALED = ("Deployment", ACTOR), ("ScaledObject", ACTOR)
 
 
-def without(word: str) -> Change:
+def settings(**fleet: object) -> Settings:
+    run = {"name": "far", "model": "Qwen/Qwen3-0.6B", "environment": "calculator"}
+    return Settings.model_validate({"run": run, "fleet": {"min_actors": 2, **fleet}})
+
+
+@pytest.fixture
+def recipes(tmp_path: Path) -> Recipes:
+    return rendered(tmp_path / "out", settings(max_actors=9))
+
+
+def container(recipes: Recipes, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = recipes.pod(name)["containers"][0]
+    return found
+
+
+def without(name: str, word: str) -> Change:
     """Take the arguments out that begin so."""
-    return lambda _pod, c: c.update(command=[w for w in c["command"] if not w.startswith(word)])
+
+    def change(recipes: Recipes) -> None:
+        own = container(recipes, name)
+        own["command"] = [each for each in own["command"] if not each.startswith(word)]
+
+    return change
 
 
-def without_volume(name: str) -> Change:
-    return lambda pod, _c: pod.update(volumes=[v for v in pod["volumes"] if v["name"] != name])
+def replaced(name: str, old: str, new: str) -> Change:
+    def change(recipes: Recipes) -> None:
+        own = container(recipes, name)
+        own["command"] = [each.replace(old, new) for each in own["command"]]
+
+    return change
 
 
-def without_mount(place: str) -> Change:
-    return lambda _pod, c: c.update(
-        volumeMounts=[m for m in c["volumeMounts"] if m["mountPath"] != place]
-    )
+def without_volume(name: str, volume: str) -> Change:
+    def change(recipes: Recipes) -> None:
+        pod = recipes.pod(name)
+        pod["volumes"] = [each for each in pod["volumes"] if each["name"] != volume]
+
+    return change
 
 
-def volume(pod: dict[str, Any], name: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(v for v in pod["volumes"] if v["name"] == name)
+def without_mount(name: str, place: str) -> Change:
+    def change(recipes: Recipes) -> None:
+        own = container(recipes, name)
+        own["volumeMounts"] = [each for each in own["volumeMounts"] if each["mountPath"] != place]
+
+    return change
+
+
+def volume(recipes: Recipes, name: str, volume: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(v for v in recipes.pod(name)["volumes"] if v["name"] == volume)
     return found
 
 
 MUTANTS: dict[str, Change] = {
-    "the image has no program": lambda _pod, c: c.update(command=c["command"][1:]),
-    "the image has no program []": lambda _pod, c: c.update(args=c.pop("command")),
-    "arguments are in two places": lambda _pod, c: c.update(args=["--name", "x"]),
-    "no GPU": lambda _pod, c: c["resources"]["limits"].pop(GPU),
-    "broker.endpoint is not given": without("--set=broker.endpoint"),
-    "broker.keys is not given": without("--set=broker.keys"),
-    "run.model is not given": without("--set=run.model"),
-    "run.directory is not given": without("--set=run.directory"),
-    "NYALA_BROKER is not in the environment": lambda _pod, c: c["env"].pop(0),
-    "nobody makes the key address": lambda _pod, c: c["env"][0]["valueFrom"][
-        "configMapKeyRef"
-    ].update(key="address"),
-    "keys is not both a volume and mounted": without_mount("/run/nyala/keys"),
-    "run is not both a volume and mounted": without_volume("run"),
-    "no secret brings": lambda pod, _c: volume(pod, "keys")["secret"].update(secretName="x"),
-    "no configMap brings": lambda pod, _c: volume(pod, "run")["configMap"].update(name="x"),
-    "the image's user is 1000": lambda pod, _c: pod["securityContext"].pop("runAsUser"),
-    "the image's user is 1000, by": lambda pod, _c: pod["securityContext"].update(runAsUser=0),
-    "may run as root": lambda pod, _c: pod["securityContext"].pop("runAsNonRoot"),
-    "may gain rights": lambda _pod, c: c["securityContext"].pop("allowPrivilegeEscalation"),
-    "keeps capabilities": lambda _pod, c: c["securityContext"].pop("capabilities"),
-    "keys are not readable": lambda pod, _c: pod["securityContext"].pop("fsGroup"),
-    "keys are not readable, or": lambda pod, _c: volume(pod, "keys")["secret"].pop("defaultMode"),
-    "keys are not readable, or open": lambda pod, _c: volume(pod, "keys")["secret"].update(
+    "nyala-actor: the image has no program": lambda r: container(r, ACTOR)["command"].pop(0),
+    "nyala-hub: arguments are in two places": lambda r: container(r, HUB).update(args=["--name"]),
+    "nyala-actor: no GPU": lambda r: container(r, ACTOR)["resources"]["limits"].pop(GPU),
+    "nyala-actor: --config is not given": without(ACTOR, "--config"),
+    "nyala-actor: broker.endpoint is not given": without(ACTOR, "--set=broker.endpoint"),
+    "broker.endpoint: nobody listens": replaced(ACTOR, "//nyala-hub:", "//hub:"),
+    "broker.endpoint: nobody listens at tcp://nyala-hub:5757": without(
+        HUB, "--set=broker.endpoint"
+    ),
+    "broker.endpoint: the way": lambda r: r.documents["Service", HUB]["spec"]["ports"].pop(0),
+    "learner.advertise: the way": lambda r: r.documents["NetworkPolicy", HUB]["spec"]["ingress"][
+        0
+    ].update(ports=[{"port": 5757}]),
+    "learner.advertise: nobody listens": replaced(HUB, "hub:5758", "hub:5759"),
+    "the Service selects no pod": lambda r: r.documents["Service", HUB]["spec"].update(
+        selector={"app": "x"}
+    ),
+    "nyala-actor: broker.keys is not given": without(ACTOR, "--set=broker.keys"),
+    "nyala-hub: run.directory is not given": without(HUB, "--set=run.directory"),
+    "nyala-actor: keys is not both": without_mount(ACTOR, "/run/nyala/keys"),
+    "nyala-hub: runs is not both": without_volume(HUB, "runs"),
+    "nyala-actor: nobody makes the secret x": lambda r: volume(r, ACTOR, "keys")["secret"].update(
+        secretName="x"
+    ),
+    "nyala-hub: nobody makes the configMap x": lambda r: volume(r, HUB, "run")["configMap"].update(
+        name="x"
+    ),
+    "nyala-hub: nobody makes the claim x": lambda r: volume(r, HUB, "runs")[
+        "persistentVolumeClaim"
+    ].update(claimName="x"),
+    "nyala-hub: there is no file keys/x": lambda r: r.kustomization["secretGenerator"][0][
+        "files"
+    ].append("keys/x"),
+    "nyala-actor: the image's user is 1000": lambda r: r.pod(ACTOR)["securityContext"].update(
+        runAsUser=0
+    ),
+    "nyala-hub: may run as root": lambda r: r.pod(HUB)["securityContext"].pop("runAsNonRoot"),
+    "nyala-hub: may gain rights": lambda r: container(r, HUB)["securityContext"].pop(
+        "allowPrivilegeEscalation"
+    ),
+    "nyala-actor: keeps capabilities": lambda r: container(r, ACTOR)["securityContext"].pop(
+        "capabilities"
+    ),
+    "nyala-actor: keys are not readable": lambda r: r.pod(ACTOR)["securityContext"].pop("fsGroup"),
+    "nyala-actor: keys are not readable, or": lambda r: volume(r, ACTOR, "keys")["secret"].update(
         defaultMode=0o444
     ),
-    "/tmp is not writable": without_mount("/tmp"),
-    "/home/nyala is not writable": without_mount("/home/nyala"),
-    "/models is not writable": without_volume("models"),
-    "/dev/shm is not writable": without_mount("/dev/shm"),
-    "/dev/shm is no memory": lambda pod, _c: volume(pod, "shared-memory").update(emptyDir={}),
-    "the grace period must be >= 30": lambda pod, _c: (
-        pod.pop("terminationGracePeriodSeconds") and pod.update(terminationGracePeriodSeconds=29)
+    "nyala-hub: each start opens the keys": lambda r: r.pod(HUB)["securityContext"].pop(
+        "fsGroupChangePolicy"
     ),
-    "the grace period must be >= 140": lambda _pod, c: c["command"].append(
+    "nyala-actor: /tmp is not writable": without_mount(ACTOR, "/tmp"),
+    "nyala-actor: /models is not writable": without_volume(ACTOR, "models"),
+    "nyala-actor: /dev/shm is no memory": lambda r: volume(r, ACTOR, "shared-memory").update(
+        emptyDir={}
+    ),
+    "nyala-actor: the grace period must be >= 30": lambda r: r.pod(ACTOR).update(
+        terminationGracePeriodSeconds=29
+    ),
+    "nyala-actor: the grace period must be >= 140": lambda r: container(r, ACTOR)["command"].append(
         "--set=actors.drain_s=120"
     ),
-    "preStop takes": lambda _pod, c: c.update(lifecycle={"preStop": {"exec": {"command": []}}}),
-    "the actor is process 1": lambda pod, _c: pod.pop("shareProcessNamespace"),
-    "the probe asks": lambda _pod, c: c.pop("readinessProbe"),
-    "the probe asks where": lambda _pod, c: c["readinessProbe"]["httpGet"].update(path="/health"),
-    "the probe asks where the actor": without("--set=actors.metrics_endpoint"),
-    "the probe asks where the actor does not": lambda _pod, c: c["ports"][0].update(
-        containerPort=9
+    "nyala-actor: preStop": lambda r: container(r, ACTOR).update(lifecycle={"preStop": {}}),
+    "nyala-actor: it is process 1": lambda r: r.pod(ACTOR).pop("shareProcessNamespace"),
+    "nyala-actor: a liveness probe": lambda r: container(r, ACTOR).update(livenessProbe={}),
+    "nyala-hub: the probe asks": lambda r: container(r, HUB).pop("readinessProbe"),
+    "nyala-actor: the probe asks": without(ACTOR, "--set=actors.metrics_endpoint"),
+    "nyala-actor: replicas would": lambda r: r.documents[DEPLOYMENT]["spec"].update(replicas=4),
+    "KEDA scales nobody": lambda r: r.documents[SCALED]["spec"].update(
+        scaleTargetRef={"name": "x"}
     ),
-    "a liveness probe": lambda _pod, c: c.update(livenessProbe=c["readinessProbe"]),
+    "KEDA does not ask": lambda r: r.documents[SCALED]["spec"]["triggers"][0]["metadata"].update(
+        threshold="2"
+    ),
+    "KEDA would multiply": lambda r: r.documents[SCALED]["spec"]["triggers"][0].update(
+        metricType="Value"
+    ),
+    "KEDA's bounds": lambda r: r.documents[SCALED]["spec"].update(maxReplicaCount=99),
+    "Prometheus does not find": lambda r: r.documents["PodMonitor", "nyala"]["spec"].update(
+        podMetricsEndpoints=[]
+    ),
 }
 
 
-def test_nothing_is_wrong_with_the_file():
-    assert problems(load_kubernetes()) == []
+def test_nothing_is_wrong_with_the_files(recipes, tmp_path):
+    assert problems(recipes) == []
+
+    long = Settings.model_validate(
+        {"run": {"model": "m"}, "actors": {"drain_s": 120.5, "tensor_parallel_size": 4}}
+    )
+    others = rendered(tmp_path / "long", long)
+    assert problems(others) == []
+    assert container(others, ACTOR)["resources"]["limits"][GPU] == 4
+    assert others.documents[SCALED]["spec"]["maxReplicaCount"] == long.broker.max_actors
 
 
 @pytest.mark.parametrize("answer", MUTANTS)
-def test_each_mistake_in_such_a_file_is_found(answer):
-    document = copy.deepcopy(load_kubernetes())
-    pod = pod_of(document)
+def test_each_mistake_in_such_files_is_found(recipes, answer):
+    MUTANTS[answer](recipes)
 
-    MUTANTS[answer](pod, pod["containers"][0])
-
-    assert [text for text in problems(document) if text.startswith(answer)]
+    assert [text for text in problems(recipes) if text.startswith(answer)]
 
 
-@pytest.fixture
-def mounts(tmp_path):
-    """Every mount of the container -> a folder as a kubelet makes it."""
-    keys = make_keys(tmp_path / "made")
-    files = [keys / name for name in sorted(wanted_keys()["nyala-actor"])]
+@pytest.mark.parametrize("name", [ACTOR, HUB])
+def test_the_settings_that_a_container_changes_are_taken(recipes, name):
+    changes = {k: v for k, v in given(container(recipes, name)).items() if k != "--config"}
+
+    taken = load(recipes.folder / "config.yaml", [f"{k}={v}" for k, v in changes.items()])
+
+    assert str(taken.broker.keys) == changes["broker.keys"]
+    assert taken.run.folder == Path(changes["run.directory"]) / "far"
+
+
+def test_rendering_again_keeps_the_keys_and_takes_new_settings(recipes):
+    key = load_pair(recipes.folder / "keys", "broker")
+
+    again = rendered(recipes.folder, settings(max_actors=5))
+
+    assert load_pair(again.folder / "keys", "broker") == key
+    assert again.documents[SCALED]["spec"]["maxReplicaCount"] == 5
+    assert load(again.folder / "config.yaml").fleet.max_actors == 5
+
+
+def test_what_pods_cannot_have_is_refused(tmp_path):
+    made = Settings.model_validate({"run": {"model": "init"}})
+    with pytest.raises(SettingsError, match=r"run\.model must be a name on the hub, .* got init"):
+        render(made, "kubernetes", tmp_path)
+    with pytest.raises(SettingsError, match="OUT must be a path without spaces"):
+        render(settings(), "slurm", tmp_path / "my files")
+
+
+def mounted(tmp_path: Path, recipes: Recipes, name: str) -> Path:
+    """A Secret's files as a kubelet mounts them."""
+    (generator,) = [
+        each for each in recipes.kustomization["secretGenerator"] if each["name"] == name
+    ]
     is_root = os.geteuid() == 0
-    secret = mount(
-        tmp_path / "keys",
-        files,
+    return mount(
+        tmp_path / name,
+        [recipes.folder / file for file in generator["files"]],
         owner=0 if is_root else -1,
         group=os.getegid() if is_root else -1,
         mode=0o440 if is_root else 0o400,
     )
-    config = tmp_path / "config.yaml"
-    tree = {"run": {"name": "far", "model": "init", "environment": "calculator"}}
-    config.write_text(yaml.safe_dump(tree))
-    run = mount(tmp_path / "run", [config], owner=-1, group=-1, mode=0o644)
-    found = {"/run/nyala/keys": secret, "/run/nyala/run": run, "/models": tmp_path / "models"}
-    return found | {"/tmp": tmp_path / "tmp"}
 
 
-def expanded(words: list[str], values: dict[str, str], mounts: dict[str, Path]) -> list[str]:
-    """Fill variables in as a kubelet does, and put our folders where the container has mounts."""
-    filled = [re.sub(r"\$\((\w+)\)", lambda match: values[match[1]], word) for word in words]
-    return [
-        re.sub(rf"(?<==)({'|'.join(mounts)})\b", lambda match: str(mounts[match[1]]), word)
-        for word in filled
-    ]
+def moved(words: list[str], places: dict[str, Path]) -> list[str]:
+    """Put our folders where the container has mounts."""
+    pattern = "|".join(sorted(places, key=len, reverse=True))
+    return [re.sub(rf"({pattern})\b", lambda match: str(places[match[1]]), each) for each in words]
+
+
+def test_the_hub_begins_with_its_keys_once(recipes, tmp_path):
+    (keys,) = recipes.pod(HUB)["initContainers"]
+    places = {"/run/nyala/keys": mounted(tmp_path, recipes, HUB), "/srv/nyala/runs": tmp_path}
+
+    subprocess.run(moved(keys["command"], places), check=True, timeout=60)
+    made = tmp_path / "keys"
+    assert load_pair(made, "broker") == load_pair(recipes.folder / "keys", "broker")
+    (enrolment,) = (made / "allowed" / "enrolment").iterdir()
+    enrolment.unlink()  # as a revocation does
+    subprocess.run(moved(keys["command"], places), check=True, timeout=60)
+
+    assert not enrolment.exists(), "it would be allowed again by each new pod"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_the_containers_command_looks_for_the_broker_and_leaves_when_told(mounts, tmp_path):
-    (container,) = pod_of(load_kubernetes())["containers"]
+def test_the_containers_command_looks_for_the_broker_and_leaves_when_told(recipes, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text((recipes.folder / "config.yaml").read_text())
+    places = {
+        "/run/nyala/keys": mounted(tmp_path, recipes, ACTOR),
+        "/run/nyala/run": run,
+        "/tmp": tmp_path / "tmp",
+    }
     broker = f"tcp://127.0.0.1:{free_port('127.0.0.1')}"
-    values = {"NYALA_BROKER": broker, "NYALA_MODEL": "/models/own"}
-    nyala, *arguments = expanded(container["command"], values, mounts)
+    nyala, *arguments = moved(container(recipes, ACTOR)["command"], places)
     assert nyala == "nyala"
+    arguments = [word.replace("tcp://nyala-hub:5757", broker) for word in arguments]
     script = [sys.executable, "-c", "from console.main import app; app()"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
 

@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-import yaml
 
-from broker.transport.keys import make_keys
+from configs.settings import Settings
+from console.fleet.render import render
 from console.run.redis_server import free_port
 from tests.console.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "configs" / "deploy" / "actor.slurm.sh"
 SLURM = Path(os.environ.get("NYALA_SLURM", "/"))
 LIBRARIES = SLURM / "usr" / "lib" / "x86_64-linux-gnu"
 PLUGINS = LIBRARIES / "slurm-wlm"
@@ -150,21 +149,18 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def write_job(folder: Path) -> str:
     """Write what the recipe's job needs: settings, keys, `nyala`; the node has no cards."""
-    tree = {
-        "run": {"name": "far", "model": "init", "environment": "calculator"},
-        "broker": {
-            "endpoint": f"tcp://127.0.0.1:{free_port('127.0.0.1')}",
-            "keys": str(make_keys(folder / "keys")),
-        },
-    }
-    (folder / "far.yaml").write_text(yaml.safe_dump(tree))
+    run = {"name": "far", "model": "init", "environment": "calculator"}
+    render(Settings.model_validate({"run": run}), "slurm", folder)
+    (folder / "hub").write_text("127.0.0.1\n")
     (folder / "bin").mkdir()
     nyala = folder / "bin" / "nyala"
     code = "from console.main import app; app()"
     nyala.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
     nyala.chmod(0o755)
-    lines = [line for line in RECIPE.read_text().splitlines() if "--gres" not in line]
-    (folder / "actor.sh").write_text("\n".join(lines) + "\n")
+    recipe = folder / "actor.sh"
+    lines = [line for line in recipe.read_text().splitlines() if "--gres" not in line]
+    text = "\n".join(lines).replace("$hub:5757", f"$hub:{free_port('127.0.0.1')}")
+    recipe.write_text(text + "\n")
     return "actor.sh"
 
 
@@ -179,9 +175,7 @@ def test_a_preempted_actor_is_requeued_and_a_cancelled_one_is_not(
         logs = tmp_path.glob("nyala-actor-*")
         return [line for log in logs for line in log.read_text().splitlines()]
 
-    said = cluster.ask(
-        *("sbatch", "--partition=spot", "--array=0", write_job(tmp_path), "far.yaml")
-    )
+    said = cluster.ask(*("sbatch", "--partition=spot", "--array=0", write_job(tmp_path)))
     job = said.split()[-1]
     wait_until(looked(1), timeout_s=PATIENCE_S)
 

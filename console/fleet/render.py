@@ -1,0 +1,77 @@
+"""Recipes of a run: templates beside this file, filled in from the run's settings."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from string import Template
+from typing import Literal
+
+from broker.transport.keys import make_keys
+from configs.errors import SettingsError
+from configs.loader import save
+from configs.settings import Settings
+
+Target = Literal["kubernetes", "slurm"]
+AFTER_DRAIN_S = 35  # to take leave, and to end engine and rewards
+IN_POD = Path("/srv/nyala/runs")
+PLAIN = re.compile(r"[\w@%+=:,./-]+")
+"""A path that a shell reads as it is."""
+
+
+class _Recipe(Template):
+    delimiter = "@@"  # shells and kubelets have the dollar
+
+
+def render(settings: Settings, target: Target, out: Path) -> list[Path]:
+    """Write the recipes of a run into a folder, with its settings and keys; keys there are kept.
+
+    Returns:
+        The recipes, the one to begin with first.
+
+    Raises:
+        SettingsError: The target cannot run these settings.
+    """
+    out = out.absolute()
+    if not PLAIN.fullmatch(str(out)):
+        raise SettingsError(f"OUT must be a path without spaces and quotes, got {out}")
+    if target == "kubernetes" and settings.run.model == "init":
+        raise SettingsError(
+            "run.model must be a name on the hub, or a folder of the image, on Kubernetes, got "
+            "init; actors in other pods have no way to the hub's files: copy the model into an "
+            "image of yours, and name its folder"
+        )
+    settings = settings.model_copy(
+        update={"run": settings.run.model_copy(update={"directory": _directory(settings, target)})}
+    )
+    values = _values(settings, out)
+    out.mkdir(parents=True, exist_ok=True)
+    make_keys(out / "keys")
+    save(settings, out / "config.yaml")
+    written = []
+    for template in sorted((Path(__file__).parent / target).iterdir()):
+        path = out / template.name
+        path.write_text(_Recipe(template.read_text(encoding="utf-8")).substitute(values))
+        path.chmod(0o755 if path.suffix == ".sh" else 0o644)
+        written.append(path)
+    return sorted(written, key=lambda path: path.stem not in {"kustomization", "hub"})
+
+
+def _directory(settings: Settings, target: Target) -> Path:
+    return IN_POD if target == "kubernetes" else settings.run.directory.absolute()
+
+
+def _values(settings: Settings, out: Path) -> dict[str, str | int]:
+    fleet = settings.fleet
+    return {
+        "run": settings.run.name,
+        "folder": str(settings.run.folder),
+        "out": str(out),
+        "min_actors": fleet.min_actors,
+        "max_actors": fleet.max_actors or settings.broker.max_actors,
+        "last_actor": fleet.min_actors - 1,
+        "grace": math.ceil(settings.actors.drain_s) + AFTER_DRAIN_S,
+        "hub_gpus": settings.learner.ranks,
+        "actor_gpus": settings.actors.tensor_parallel_size,
+    }

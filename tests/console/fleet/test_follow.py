@@ -1,0 +1,94 @@
+"""Jobs of actors follow the number that the run wants; Slurm's commands are stood in for by files.
+
+`tests/system/slurm.py` plays the rendered job on a real Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from configs.errors import SettingsError
+from configs.loader import save
+from configs.settings import Settings
+from console.fleet.follow import MOST_AT_ONCE, SlurmFleet
+from console.run.run_folder import RunFolder
+
+COMMANDS = {
+    "sbatch": 'echo "$@" >>asked; n=$(($(cat last) + 1)); echo $n >last; echo $n >>queue',
+    "squeue": "cat queue",
+    "scancel": 'echo scancel "$@" >>asked; for job; do sed -i "/^$job\\$/d" queue; done',
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run beside a Slurm without jobs, in the working folder."""
+    (tmp_path / "bin").mkdir()
+    for name, text in COMMANDS.items():
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("queue", ""), ("last", "100\n"), ("asked", "")):
+        Path(name).write_text(text)
+    folder = RunFolder(tmp_path / "runs" / "far")
+    folder.path.mkdir(parents=True)
+    tables = {"run": {"name": "far", "model": "m"}, "fleet": {"min_actors": 2}}
+    save(Settings.model_validate(tables), folder.config)
+    return folder
+
+
+def want(run: RunFolder, step: int, actors: int) -> None:
+    line = {"step": step, "actors_wanted": actors, "actors_wanted_why": "learner idle 31%"}
+    with run.metrics.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def asked() -> list[str]:
+    lines = Path("asked").read_text().splitlines()
+    Path("asked").write_text("")
+    return lines
+
+
+def test_jobs_are_started_and_ended_by_the_number_that_the_run_wants(run, capsys):
+    fleet = SlurmFleet(run, Path("actor.sh"), ["--partition=spot"])
+
+    fleet.look()
+    assert asked() == ["--job-name=nyala-actor-far --partition=spot actor.sh"] * 2
+    assert "fleet.min_actors: 2 wanted, 0 jobs" in capsys.readouterr().out
+    want(run, 1, 5)
+    fleet.look()
+    assert len(asked()) == 3
+    assert capsys.readouterr().out == "learner idle 31%: 5 wanted, 2 jobs\n"
+    fleet.look()
+    assert (asked(), capsys.readouterr().out) == ([], "")
+    want(run, 2, 3)
+    fleet.look()
+    assert asked() == ["scancel 101 102"]
+    want(run, 3, 500)
+    fleet.look()
+    assert len(asked()) == MOST_AT_ONCE
+
+
+def test_a_slurm_that_refuses_is_named(run, tmp_path):
+    refusal = "#!/bin/sh\necho 'invalid partition' >&2; exit 1\n"
+    (tmp_path / "bin" / "sbatch").write_text(refusal)
+
+    with pytest.raises(SettingsError, match="sbatch must succeed, got: invalid partition"):
+        SlurmFleet(run, Path("actor.sh"), []).look()
+    (tmp_path / "bin" / "sbatch").unlink()
+    with pytest.raises(SettingsError, match="sbatch must be there and answer"):
+        SlurmFleet(run, Path("actor.sh"), []).look()
+
+
+def test_following_ends_with_the_run(run):
+    run.summary.write_text("{}")
+
+    SlurmFleet(run, Path("actor.sh"), []).follow()
+
+    assert asked() == []
