@@ -87,7 +87,7 @@ def clock_bounds(episodes: Iterable[Episode], now: float) -> dict[str, tuple[flo
         low, high = bounds[episode.incarnation]
         low = max(low, episode.finished_at - now)
         fences = episode.completion.fences
-        if len(fences) == 1 and fences[0].incarnation == episode.incarnation:
+        if fences and fences[0].incarnation == episode.incarnation:
             high = min(high, episode.started_at - fences[0].fence / 1e6)
         bounds[episode.incarnation] = low, high
     return dict(bounds)

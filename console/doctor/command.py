@@ -16,12 +16,14 @@ from rich.console import Console
 from configs.errors import NyalaError
 from console.arguments import AsJson, Overrides
 from console.display.display import print_line
+from console.join_pack.pack import is_pack
 from console.run.checks.check import Check
 from console.run.run_folder import settings_of
 
 from .examination import Finding, Grade, examine
 from .implied import settings_checks
 from .machine import machine_checks
+from .packed import pack_checks
 
 FAILED = 1
 
@@ -33,8 +35,9 @@ def doctor(
     run: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN | CONFIG]",
-            help="The folder of a run, or a settings file; without one the machine alone.",
+            metavar="[RUN | CONFIG | PACK]",
+            help="The folder of a run, a settings file, or a file of `nyala join-pack`; without "
+            "one the machine alone.",
             show_default=False,
         ),
     ] = None,
@@ -68,6 +71,8 @@ def _checks(path: Path | None, overrides: list[str]) -> list[Check]:
     """List the checks of what a person names."""
     if path is None:
         return machine_checks(Path("runs"), has_settings=False)
+    if is_pack(path):
+        return [*machine_checks(Path("runs"), has_settings=True), *pack_checks(path, overrides)]
     try:
         settings = settings_of(path, overrides)
     except NyalaError as error:

@@ -18,11 +18,13 @@ from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
 from console.run.checks.room import check_disk, check_learner_memory, check_shared_memory
 from console.run.own_files import resolve
 from console.run.plan import given_redis
-from console.run.preflight import checks_of_doubt, checks_of_start
+from console.run.preflight import checks_of_doubt, checks_of_start, limit_of_environments
 from console.run.run_folder import RunFolder, RunState
 
 from .live_run import run_checks
 
+SAMPLING = ("model", "data")
+"""Groups of checks that concern actors wherever they are."""
 LONGEST_PROMPT = 60
 """Characters of a question that are shown."""
 
@@ -41,11 +43,17 @@ def settings_checks(settings: Settings, path: Path) -> list[Check]:
     checks = [*checks_of_start(settings, url), *checks_of_doubt(settings, url)]
     if folder.is_held:  # what listens there is the run itself
         checks = [check for check in checks if check.name != "addresses"]
-    checks += _own_checks(settings, folder)
+    checks += [*_own_checks(settings), *_secrets_checks(settings, folder)]
     if folder.state is not RunState.NEW:
         checks += run_checks(settings, folder, url)
     groups = list(dict.fromkeys(check.group for check in checks))
     return sorted(checks, key=lambda check: groups.index(check.group))
+
+
+def sampling_checks(settings: Settings) -> list[Check]:
+    """List those of them that a machine with actors alone needs."""
+    checks = [*checks_of_start(settings, None), *checks_of_doubt(settings, None)]
+    return [check for check in [*checks, *_own_checks(settings)] if check.group in SAMPLING]
 
 
 def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
@@ -55,10 +63,9 @@ def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
     return given_redis(settings.buffer, folder)
 
 
-def _own_checks(settings: Settings, folder: RunFolder) -> list[Check]:
-    run = settings.run
-    environments_s = REWARD_TIMEOUT_S * len(run.by_environment)
-    checks = [
+def _own_checks(settings: Settings) -> list[Check]:
+    run, environments_s = settings.run, limit_of_environments(settings.run)
+    return [
         Check("learner", "memory", lambda: check_learner_memory(settings)),
         Check("learner", "shared memory", lambda: check_shared_memory(settings)),
         Check("learner", "disk", lambda: check_disk(settings)),
@@ -72,6 +79,11 @@ def _own_checks(settings: Settings, folder: RunFolder) -> list[Check]:
             limit_s=2 * environments_s,
         ),
     ]
+
+
+def _secrets_checks(settings: Settings, folder: RunFolder) -> list[Check]:
+    """List those of files that a run has written."""
+    checks = []
     if settings.broker.keys is None and folder.keys.is_dir():
         checks.append(Check("network", "run's keys", lambda: check_key_files(folder.keys)))
     if folder.redis_url.exists():

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from configs.errors import NyalaError, SettingsError
+from configs.hashes import is_hosted
 from configs.machine.gpus import visible_gpus
-from configs.settings import Settings
+from configs.settings import RunSettings, Settings
 
 from .checks.addresses import check_addresses
 from .checks.check import Check, Doubt
@@ -22,6 +23,9 @@ from .checks.store import GROUP, REACHED, check_redis, store_checks
 from .checks.trackers import check_trackers
 from .placement import shared_card_warning
 
+INSTALL_S = 600.0
+"""Of packages into an environment's own Python."""
+
 
 def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
     """List the checks without which no run starts.
@@ -31,7 +35,7 @@ def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
         redis_url: The server to use; None = one is started.
     """
     run = settings.run
-    environments_s = 2 * REWARD_TIMEOUT_S * len(run.by_environment)
+    environments_s = 2 * limit_of_environments(run)
     return [
         Check("network", "addresses", lambda: check_addresses(settings)),
         Check(GROUP, REACHED, lambda: check_redis(run, redis_url)),
@@ -47,8 +51,7 @@ def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
 
 def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
     """List the checks of what `nyala up` warns of and starts all the same."""
-    run = settings.run
-    environments_s = REWARD_TIMEOUT_S * len(run.by_environment)
+    run, environments_s = settings.run, limit_of_environments(settings.run)
     doubts = [
         Check(
             "data",
@@ -67,6 +70,14 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
     if redis_url is not None:
         doubts += store_checks(run, settings.buffer, redis_url)
     return doubts
+
+
+def limit_of_environments(run: RunSettings) -> float:
+    """Return the seconds in which the environments of a run are tried; some are installed first."""
+    return sum(
+        REWARD_TIMEOUT_S + (INSTALL_S if is_hosted(alone) else 0.0)
+        for alone in run.by_environment.values()
+    )
 
 
 def refuse_what_cannot_run(settings: Settings, *, redis_url: str | None) -> None:

@@ -104,7 +104,8 @@ def check_disk(settings: Settings) -> str:
             f"{settings.run.folder}; free some space, lower learner.keep_checkpoints, or choose "
             f"another disk with --set run.directory=FOLDER"
         )
-    return f"{count} checkpoints of {sized(sizes.checkpoint)}, {sized(free)} free"
+    figures = f"{count} checkpoints of {sized(sizes.checkpoint)}, {sized(free)} free"
+    return f"{figures}, {sized(held)} of them written" if held else figures
 
 
 def learner_memory(settings: Settings, card_bytes: int | None) -> tuple[CardMemory, bool] | str:
