@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from configs.errors import SettingsError
@@ -17,6 +17,7 @@ from console.run.run_folder import RunFolder, RunState
 LOOK_S = 30.0
 MOST_AT_ONCE = 32  # jobs: a number that was wrong for a moment costs no more
 ASK_S = 60.0  # a controller that is busy answers late
+MOST_FAILURES = 20  # in a row, which is ten minutes: a controller that is restarted is back by then
 
 
 class SlurmFleet:
@@ -26,9 +27,18 @@ class SlurmFleet:
         folder: Of the run.
         script: `actor.sh`, as rendered.
         options: Of sbatch, such as `--partition=spot`.
+        pause: Between looks, seconds.
     """
 
-    def __init__(self, folder: RunFolder, script: Path, options: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        script: Path,
+        options: Sequence[str],
+        *,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._pause = pause
         settings = load(folder.config)
         self._folder, self._script, self._options = folder, script, options
         self._name = f"nyala-actor-{settings.run.name}"
@@ -39,11 +49,19 @@ class SlurmFleet:
         """Follow until the run has ended; its actors end by themselves then.
 
         Raises:
-            SettingsError: Slurm refuses a command.
+            SettingsError: Slurm refuses the first commands, or all for ten minutes.
         """
+        failures = MOST_FAILURES
         while self._folder.state is not RunState.FINISHED:
-            self.look()
-            time.sleep(LOOK_S)
+            try:
+                self.look()
+                failures = 0
+            except SettingsError as error:
+                failures += 1
+                if failures > MOST_FAILURES:
+                    raise
+                print(error, flush=True)
+            self._pause(LOOK_S)
 
     def look(self) -> None:
         """Start or end as many jobs as are missing or too many, within `MOST_AT_ONCE`."""
@@ -73,7 +91,12 @@ def _run(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SettingsError(f"{command[0]} must be there and answer, got: {error}") from None
+        raise SettingsError(
+            f"Slurm's {command[0]} must answer, got: {error}; follow on a machine that submits jobs"
+        ) from None
     if done.returncode:
-        raise SettingsError(f"{command[0]} must succeed, got: {done.stderr.strip()[:500]}")
+        raise SettingsError(
+            f"Slurm's {command[0]} must succeed, got: {done.stderr.strip()[:500]}; change what it "
+            f"refuses, such as --partition"
+        )
     return done.stdout

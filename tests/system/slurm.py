@@ -8,6 +8,7 @@ node, two partitions; nothing of it listens beyond loopback, and all of it ends 
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import shutil
 import socket
@@ -21,8 +22,10 @@ from pathlib import Path
 import pytest
 
 from configs.settings import Settings
+from console.fleet.follow import SlurmFleet
 from console.fleet.render import render
 from console.run.redis_server import free_port
+from console.run.run_folder import RunFolder
 from tests.console.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -188,3 +191,39 @@ def test_a_preempted_actor_is_requeued_and_a_cancelled_one_is_not(
     cluster.ask("scancel", job)
     wait_until(lambda: cluster.state(job) not in {"RUNNING", "COMPLETING"}, timeout_s=PATIENCE_S)
     assert cluster.state(job) != "PENDING"
+
+
+@pytest.mark.timeout(400)
+def test_as_many_jobs_run_as_are_wanted(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    script = write_job(tmp_path)
+    folder = RunFolder(tmp_path / "far")
+    folder.path.mkdir()
+    folder.config.write_text((tmp_path / "config.yaml").read_text())
+    fleet = SlurmFleet(folder, Path(script), ["--partition=spot"])
+
+    def jobs() -> list[str]:
+        asked = ("squeue", "-h", "--states=R,PD,CF", "-o", "%i %j %T", "--sort=i")
+        return cluster.ask(*asked).splitlines()
+
+    def want(actors: int) -> None:
+        with folder.metrics.open("a") as file:
+            file.write(json.dumps({"step": actors, "actors_wanted": actors}) + "\n")
+
+    want(3)
+    fleet.look()
+    wait_until(lambda: sum("RUNNING" in job for job in jobs()) == 2, timeout_s=PATIENCE_S)
+    first, second, third = jobs()
+    assert "nyala-actor-far" in first
+    assert third.endswith("PENDING"), "the node has room for two"
+    want(2)
+    fleet.look()
+    wait_until(lambda: len(jobs()) == 2, timeout_s=PATIENCE_S)
+    assert jobs() == [first, second], "one that waits goes before one that works"
+    want(1)
+    fleet.look()
+    wait_until(lambda: jobs() == [first], timeout_s=PATIENCE_S)

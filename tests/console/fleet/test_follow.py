@@ -14,7 +14,7 @@ import pytest
 from configs.errors import SettingsError
 from configs.loader import save
 from configs.settings import Settings
-from console.fleet.follow import MOST_AT_ONCE, SlurmFleet
+from console.fleet.follow import LOOK_S, MOST_AT_ONCE, MOST_FAILURES, SlurmFleet
 from console.run.run_folder import RunFolder
 
 COMMANDS = {
@@ -79,16 +79,41 @@ def test_a_slurm_that_refuses_is_named(run, tmp_path):
     refusal = "#!/bin/sh\necho 'invalid partition' >&2; exit 1\n"
     (tmp_path / "bin" / "sbatch").write_text(refusal)
 
-    with pytest.raises(SettingsError, match="sbatch must succeed, got: invalid partition"):
+    with pytest.raises(SettingsError, match="sbatch must succeed, got: invalid partition; change"):
         SlurmFleet(run, Path("actor.sh"), []).look()
     (tmp_path / "bin" / "sbatch").unlink()
-    with pytest.raises(SettingsError, match="sbatch must be there and answer"):
+    with pytest.raises(SettingsError, match=r"sbatch must answer, got: .*No such file"):
         SlurmFleet(run, Path("actor.sh"), []).look()
 
 
-def test_following_ends_with_the_run(run):
-    run.summary.write_text("{}")
+def test_following_ends_with_the_run_and_bears_a_slurm_that_is_away_for_a_while(run, tmp_path):
+    sbatch = tmp_path / "bin" / "sbatch"
+    looks = iter(["want", "away", "away", "back", "end"])
 
-    SlurmFleet(run, Path("actor.sh"), []).follow()
+    def pause(seconds: float) -> None:
+        assert seconds == LOOK_S
+        match next(looks):
+            case "want":
+                want(run, 1, 4)
+                sbatch.rename(tmp_path / "away")
+            case "back":
+                (tmp_path / "away").rename(sbatch)
+            case "end":
+                run.summary.write_text("{}")
 
-    assert asked() == []
+    SlurmFleet(run, Path("actor.sh"), [], pause=pause).follow()
+
+    assert len(asked()) == 4
+
+
+def test_a_slurm_that_stays_away_ends_it(run, tmp_path):
+    looks = []
+
+    def pause(seconds: float) -> None:
+        looks.append(seconds)
+        want(run, len(looks), 9)
+        (tmp_path / "bin" / "sbatch").unlink(missing_ok=True)
+
+    with pytest.raises(SettingsError, match="sbatch must answer"):
+        SlurmFleet(run, Path("actor.sh"), [], pause=pause).follow()
+    assert len(looks) == 1 + MOST_FAILURES
