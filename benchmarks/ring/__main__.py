@@ -13,6 +13,9 @@ Arms, each with both sides in this one run:
     learning  the demo from one model, with policy lag 2 and 0, and by TRL with the same loss:
            seconds to 95 % of the held-out questions, from the first batch and from the process's
            start, and accuracy after as many batches; with the small engine
+    heavy_tail  trained tokens/s with policy lag 2 over 0, where the number of turns of an episode
+           is a log-normal draw (sigma 1)
+    slow_tool  the same where a tool takes one second between the two turns of every episode
     watching  CPU per trained token of the demo with pages of metrics that are read and sampled
            texts, over neither
 
@@ -33,13 +36,14 @@ from typing import Any
 
 from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
 from benchmarks.ring.learning import learning
+from benchmarks.ring.slow_episodes import ENVIRONMENTS, slow_episodes
 from benchmarks.ring.start import start
 from benchmarks.ring.watching import watching
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import LONGER
 
-ARMS = ("actor", "short", "async", "trl", "start", "learning", "watching")
+ARMS = ("actor", "short", "async", "trl", "start", "learning", *ENVIRONMENTS, "watching")
 DEFAULT = ("actor",)
 RINGS = {"ring": "vllm", "ring_torch": "torch"}
 """Arm beside TRL -> engine of its actor."""
@@ -58,6 +62,7 @@ class Size:
     starts: int
     seeds: int
     """Of runs that are compared by what they learn."""
+    slow_rounds: int
     watched: tuple[int, int]
     """Rounds, and batches of a run."""
 
@@ -71,6 +76,7 @@ SHORT = Size(
     trl_threads=(1,),
     starts=1,
     seeds=1,
+    slow_rounds=1,
     watched=(3, 60),
 )
 FULL = Size(
@@ -82,6 +88,7 @@ FULL = Size(
     trl_threads=(1, 2),
     starts=5,
     seeds=5,
+    slow_rounds=3,
     watched=(8, 120),
 )
 
@@ -133,6 +140,8 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
         arms |= start(folder, passes=size.starts, say=say)
     if "learning" in names:
         arms |= learning(folder, seeds=size.seeds, say=say)
+    if slow := [name for name in ENVIRONMENTS if name in names]:
+        arms |= slow_episodes(folder, slow, rounds=size.slow_rounds, batches=size.batches, say=say)
     if "watching" in names:
         rounds, batches = size.watched
         arms |= watching(folder, rounds=rounds, batches=batches, say=say)
@@ -158,6 +167,10 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         "async_over_sync_tokens_per_cpu_s": ratio("async", "sync", "tokens_per_cpu_s"),
         "time_to_accuracy_over_trl": ratio("trl_dapo", "lag_2", "from_first_batch_s"),
         "time_to_accuracy_over_trl_from_start": ratio("trl_dapo", "lag_2", "from_start_s"),
+        **{
+            f"async_over_sync_{name}": ratio(f"{name}_async", f"{name}_sync", "tokens_per_s")
+            for name in ENVIRONMENTS
+        },
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_cpu_s_torch": ratio("ring_torch", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_s": ratio("ring", "trl", "tokens_per_s"),

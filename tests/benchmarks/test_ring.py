@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from benchmarks.ring.__main__ import ratios
 from benchmarks.ring.actor_arm import tokens_within
 from benchmarks.ring.learning import reached
+from benchmarks.ring.slow_environments import HeavyTail
 from benchmarks.ring.start import median_run, stages_of
 from benchmarks.ring.watched_run import Trace, time_to_accuracy
 from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
@@ -117,6 +119,10 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "actor_short": {"tokens_per_s": 97.0, "tokens_per_cpu_s": 98.0},
         "async": {"time_s": 10.0, "tokens_per_cpu_s": 50.0},
         "sync": {"time_s": 15.0, "tokens_per_cpu_s": 40.0},
+        "heavy_tail_async": {"tokens_per_s": 20.0},
+        "heavy_tail_sync": {"tokens_per_s": 10.0},
+        "slow_tool_async": {"tokens_per_s": 30.0},
+        "slow_tool_sync": {"tokens_per_s": 10.0},
         "lag_2": {"from_first_batch_s": 20.0, "from_start_s": 30.0},
         "trl_dapo": {"from_first_batch_s": 30.0, "from_start_s": 33.0},
         "ring": {"tokens_per_cpu_s": 30.0, "tokens_per_s": 40.0},
@@ -131,6 +137,8 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "actor_over_bare_engine_short_per_cpu_s": 0.98,
         "async_over_sync_time": 1.5,
         "async_over_sync_tokens_per_cpu_s": 1.25,
+        "async_over_sync_heavy_tail": 2.0,
+        "async_over_sync_slow_tool": 3.0,
         "time_to_accuracy_over_trl": 1.5,
         "time_to_accuracy_over_trl_from_start": 1.1,
         "over_trl_tokens_per_cpu_s": 1.5,
@@ -204,3 +212,14 @@ def test_the_run_in_the_middle_stands_for_all_starts():
     runs = [{"first_batch_s": seconds, "run": seconds} for seconds in (9.0, 7.0, 30.0)]
 
     assert median_run(runs) == {"first_batch_s": 9.0, "run": 9.0, "all_s": [9.0, 7.0, 30.0]}
+
+
+def test_the_heavy_tail_is_log_normal_and_follows_from_the_first_answer():
+    environment = HeavyTail(median=8.0, sigma=1.0, most=10_000)
+
+    turns = [asyncio.run(environment.first(f"answer {n}")) for n in range(2000)]
+
+    assert turns[:3] == [asyncio.run(environment.first(f"answer {n}")) for n in range(3)]
+    logs = np.log(turns)
+    assert np.median(logs) == pytest.approx(np.log(8.0), abs=0.1)
+    assert np.std(logs) == pytest.approx(1.0, abs=0.1)
