@@ -33,6 +33,7 @@ class Journey(NamedTuple):
 
 
 JOURNEYS = (
+    Journey("first-run", ("docs/first-run.md",)),
     Journey("data", ("README.md", "docs/data.md"), (*SMALL, "run.reward=null")),
     Journey("reward", ("README.md", "docs/data.md", "docs/rewards.md")),
     Journey("environment", ("README.md", "docs/environments.md"), (*SMALL, "run.reward=null")),

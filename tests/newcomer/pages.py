@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 ROOT = Path(__file__).parents[2]
+PAGES = sorted(["README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))])
 SETTINGS = "mine.yaml"
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 BEFORE = re.compile(r"`([\w.-]+)`:$")

@@ -9,9 +9,7 @@ from typer.testing import CliRunner
 
 from console.main import app
 from tests.newcomer.journeys import JOURNEYS, TOOLS, Journey, flags
-from tests.newcomer.pages import ROOT, blocks_of, write_project
-
-PAGES = sorted(["README.md", *(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))])
+from tests.newcomer.pages import PAGES, blocks_of, write_project
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -57,6 +57,12 @@ def test_every_record_is_used():
     assert {name for name in RECORDS if name not in used} == set()
 
 
+def test_every_alert_has_a_first_step():
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+    assert set(re.findall(r"^\| `(Nyala\w+)` \|", text, re.MULTILINE)) == ALERTS
+
+
 def test_every_alert_has_a_fault():
     assert set(FAULTS) == ALERTS
 
