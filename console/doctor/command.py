@@ -35,7 +35,7 @@ def doctor(
     run: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN | CONFIG | PACK]",
+            metavar="RUN|CONFIG|PACK",
             help="The folder of a run, a settings file, or a file of `nyala join-pack`; without "
             "one the machine alone.",
             show_default=False,
@@ -46,7 +46,7 @@ def doctor(
 ) -> None:
     """Check machine, settings or a run, with a remedy for each fault.
 
-    A line for each check: ok, warning or failed, with figures. Nothing is changed, and a run goes
+    A line for each check: ok, warning or failed, with figures. Nothing is started, and a run goes
     on meanwhile. The exit code is 0 where nothing failed, and 1 otherwise.
 
     Example: `nyala doctor mine.yaml`

@@ -15,7 +15,12 @@ from configs.settings import RunSettings, Settings
 from console.run.checks.check import Check
 from console.run.checks.key_files import check_key_files
 from console.run.checks.reward import REWARD_TIMEOUT_S, check_answers
-from console.run.checks.room import check_disk, check_learner_memory, check_shared_memory
+from console.run.checks.room import (
+    check_disk,
+    check_learner_memory,
+    check_shared_memory,
+    check_size,
+)
 from console.run.own_files import resolve
 from console.run.plan import given_redis
 from console.run.preflight import checks_of_doubt, checks_of_start, limit_of_environments
@@ -66,9 +71,10 @@ def _redis_of(settings: Settings, folder: RunFolder) -> str | None:
 def _own_checks(settings: Settings) -> list[Check]:
     run, environments_s = settings.run, limit_of_environments(settings.run)
     return [
-        Check("learner", "memory", lambda: check_learner_memory(settings)),
-        Check("learner", "shared memory", lambda: check_shared_memory(settings)),
-        Check("learner", "disk", lambda: check_disk(settings)),
+        Check("room", "size", lambda: check_size(settings)),
+        Check("room", "learner", lambda: check_learner_memory(settings), "size"),
+        Check("room", "shared memory", lambda: check_shared_memory(settings), "size"),
+        Check("room", "disk", lambda: check_disk(settings), "size"),
         Check("model", "stop tokens", lambda: describe_stops(run), "opens", limit_s=120),
         Check("data", "rows", lambda: describe_rows(run), "reward", limit_s=environments_s),
         Check(

@@ -57,6 +57,17 @@ def sizes_of(settings: Settings) -> Sizes:
     return Sizes(itemsize * parameters, state * parameters)
 
 
+def check_size(settings: Settings) -> str:
+    """The size of the model is known; all other room follows from it.
+
+    Raises:
+        SettingsError: It is not.
+    """
+    if settings.run.model == "init":
+        return f"a character model, at most {sized(SMALL_BYTES)}"
+    return f"{sized(sizes_of(settings).published)} as it is published"
+
+
 def check_shared_memory(settings: Settings) -> str | Doubt:
     """The slots of published weights fit into shared memory, or else onto the disk.
 

@@ -100,3 +100,11 @@ def test_a_learner_larger_than_the_card_fails(settings, monkeypatch):
 
     monkeypatch.setattr(room, "smallest_card", lambda: 80 * GIB)
     assert "of 80.0 GiB on each card, computed" in room.check_learner_memory(settings)
+
+
+def test_a_model_of_unknown_size_is_one_failure(settings):
+    assert room.check_size(settings) == "1.1 GiB as it is published"
+    (settings.run.folder.parent / "model" / "config.json").write_text("{}")
+
+    with pytest.raises(SettingsError, match=r"its sizes in config\.json, got none of"):
+        room.check_size(settings)

@@ -29,7 +29,7 @@ def test_the_demo_is_found_in_order():
 
     assert answer.exit_code == 0, answer.output
     assert found["failed"] == 0
-    groups = ["machine", "packages", "network", "Redis", "learner", "model", "data"]
+    groups = ["machine", "packages", "network", "Redis", "learner", "model", "data", "room"]
     assert list(dict.fromkeys(each["group"] for each in found["checks"])) == groups
     assert [each for each in found["checks"] if each["grade"] == "skipped"] == []
 
