@@ -1,4 +1,4 @@
-"""The recipe for Slurm on a real one: a preempted actor drains, is requeued, and begins again.
+"""The recipes for Slurm on a real one: a run to its end, a preempted actor, as many as are wanted.
 
 Beside CI: `pytest -q tests/system/slurm.py`, with Debian's slurmctld, slurmd and slurm-client
 installed, or unpacked (`apt-get download`, `dpkg -x`) into the folder that NYALA_SLURM names. One
@@ -10,6 +10,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.loader import load
 from configs.settings import Settings
 from console.fleet.follow import SlurmFleet
 from console.fleet.render import render
@@ -155,16 +157,21 @@ def write_job(folder: Path) -> str:
     run = {"name": "far", "model": "init", "environment": "calculator"}
     render(Settings.model_validate({"run": run}), "slurm", folder)
     (folder / "hub").write_text("127.0.0.1\n")
-    (folder / "bin").mkdir()
-    nyala = folder / "bin" / "nyala"
-    code = "from console.main import app; app()"
-    nyala.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
-    nyala.chmod(0o755)
+    write_nyala(folder)
     recipe = folder / "actor.sh"
     lines = [line for line in recipe.read_text().splitlines() if "--gres" not in line]
     text = "\n".join(lines).replace("$hub:5757", f"$hub:{free_port('127.0.0.1')}")
     recipe.write_text(text + "\n")
     return "actor.sh"
+
+
+def write_nyala(folder: Path) -> None:
+    """Put `nyala` where jobs find it."""
+    (folder / "bin").mkdir()
+    nyala = folder / "bin" / "nyala"
+    code = "from console.main import app; app()"
+    nyala.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    nyala.chmod(0o755)
 
 
 @pytest.mark.timeout(400)
@@ -227,3 +234,32 @@ def test_as_many_jobs_run_as_are_wanted(
     want(1)
     fleet.look()
     wait_until(lambda: jobs() == [first], timeout_s=PATIENCE_S)
+
+
+@pytest.mark.timeout(600)
+def test_a_hub_and_an_actor_train_to_the_end(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    changes = [f"run.directory={tmp_path}", "run.steps=60", "fleet.price_per_actor_hour=3600"]
+    render(load(ROOT / "configs" / "tiny.yaml", changes), "slurm", out)
+    ports = {"5757": str(free_port("127.0.0.1")), "5758": str(free_port("127.0.0.1"))}
+    write_nyala(tmp_path)
+    for name in ("hub.sh", "actor.sh"):
+        lines = [line for line in (out / name).read_text().splitlines() if "--gres" not in line]
+        text = re.sub("575[78]", lambda match: ports[match[0]], "\n".join(lines))
+        (out / name).write_text(text + "\n")
+
+    jobs = [cluster.ask("sbatch", "--partition=high", str(out / "hub.sh")).split()[-1]]
+    wait_until((out / "hub").exists, timeout_s=PATIENCE_S)
+    jobs.append(cluster.ask("sbatch", "--partition=spot", str(out / "actor.sh")).split()[-1])
+    wait_until(lambda: not cluster.ask("squeue", "-h"), timeout_s=400)
+
+    logs = "\n".join(path.read_text()[-3000:] for path in out.glob("*.log"))
+    for job in jobs:
+        assert "JobState=COMPLETED" in cluster.ask("scontrol", "show", "job", job), logs
+    summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
+    assert summary["steps"] == 60
+    assert 0 < summary["cost"] < 400
+    metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(metrics[-1])
+    assert last["actors"] == 1
+    assert "actors busy" in last["actors_wanted_why"], last

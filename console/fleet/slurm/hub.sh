@@ -14,6 +14,6 @@
 # Before the time limit, and a minute to write a checkpoint.
 #SBATCH --signal=TERM@90
 
-hostname -f >@@{out}/hub.new && mv @@{out}/hub.new @@{out}/hub # where actors look
+{ hostname -f || hostname; } >@@{out}/hub.new && mv @@{out}/hub.new @@{out}/hub # where actors look
 exec srun nyala up --plain --config=@@{out}/config.yaml --set actors.count=0 --set broker.keys=@@{out}/keys \
   --set broker.endpoint=tcp://0.0.0.0:5757 --set learner.publisher_endpoint=tcp://0.0.0.0:5758 "$@"
