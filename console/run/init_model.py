@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -27,7 +28,7 @@ from configs.loader import save
 from configs.settings import RunSettings, Settings
 
 from .placement import environment_of
-from .process import PYTHON
+from .process import PYTHON, Command, ForkedChild, Forks
 from .run_folder import RunFolder
 
 STAMP = "made_from.json"
@@ -75,7 +76,12 @@ def _contents(run: RunSettings) -> dict[str, str]:
 
 
 def make_if_needed(
-    settings: Settings, target: Path, console: Console, *, plain: bool = False
+    settings: Settings,
+    target: Path,
+    console: Console,
+    *,
+    plain: bool = False,
+    forks: Forks | None = None,
 ) -> bool:
     """Make the model in `target` with a progress bar, unless it is there; True if it was made.
 
@@ -101,11 +107,11 @@ def make_if_needed(
                 shown.add(label)
                 console.print(f"init-model: {label}", highlight=False)
 
-        make_model(settings, target, show=show)
+        make_model(settings, target, show=show, forks=forks)
     return True
 
 
-def make_model(settings: Settings, target: Path, *, show: Show) -> None:
+def make_model(settings: Settings, target: Path, *, show: Show, forks: Forks | None = None) -> None:
     """Make the model in `target`; nothing is there before it is complete.
 
     Raises:
@@ -121,7 +127,8 @@ def make_model(settings: Settings, target: Path, *, show: Show) -> None:
         for _ in _run(settings, "actor", export_command(config, pairs, count=count)):
             pass
         show("building the model", 0, settings.learner.warm_start_steps)
-        for line in _run(settings, "learner", warm_start_command(config, pairs, made)):
+        command = warm_start_command(config, pairs, made)
+        for line in _run(settings, "learner", command, forks):
             report = _report(line)
             if report is not None:
                 show("supervised start", *report)
@@ -159,30 +166,50 @@ def _command(package: str, verb: str, arguments: Mapping[str, object]) -> list[s
     return [*PYTHON, package, verb, *flags]
 
 
-def _run(settings: Settings, role: str, command: list[str]) -> Iterator[str]:
+def _run(
+    settings: Settings, role: str, words: list[str], forks: Forks | None = None
+) -> Iterator[str]:
     """Run a command and yield what it prints; its log is shown only if it fails."""
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log,
-        subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=environment_of(role, settings, inherited=os.environ),
-        ) as process,
-    ):
-        assert process.stdout is not None
+    environment = environment_of(role, settings, inherited=os.environ)
+    command = Command(role, role, tuple(words), Path(os.devnull), environment)
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        process, out = _begin(command, log, forks)
         try:
-            yield from process.stdout
+            with out:
+                yield from out
             code = process.wait()
         finally:
             process.kill()  # nothing to kill, unless we were interrupted
+            process.wait()
         if code != 0:
             log.seek(0)
             raise _failure(
-                " ".join(command[len(PYTHON) : len(PYTHON) + 2]), code, log.read().splitlines()
+                " ".join(words[len(PYTHON) : len(PYTHON) + 2]), code, log.read().splitlines()
             )
+
+
+def _begin(
+    command: Command, log: TextIO, forks: Forks | None
+) -> tuple[subprocess.Popen[str] | ForkedChild, TextIO]:
+    """Begin a command as a fork or a new program; return it with what it prints."""
+    if forks is not None:
+        forks.wait(command)
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "wb") as out:
+            child = forks.start(command, out, log.buffer)
+        if child is not None:
+            return child, os.fdopen(reader, encoding="utf-8")
+        os.close(reader)
+    process = subprocess.Popen(
+        command.arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        env=dict(command.environment),
+    )
+    assert process.stdout is not None
+    return process, cast("TextIO", process.stdout)
 
 
 def _failure(command: str, code: int, log: list[str]) -> NyalaError:

@@ -94,6 +94,12 @@ class ForkedChild:
         """Send SIGTERM."""
         os.kill(self.pid, signal.SIGTERM)
 
+    def kill(self) -> None:
+        """End it at once, if it has not ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
     def wait(self) -> int:
         """Wait for its end; return the exit code, or minus the signal that ended it."""
         if self.returncode is None:
@@ -108,8 +114,14 @@ class Forks(Protocol):
         """Return whether `start` would answer at once."""
         ...
 
-    def start(self, command: Command, log: BinaryIO) -> ForkedChild | None:
-        """Begin a command; None = it has to be a new program."""
+    def wait(self, command: Command) -> None:
+        """Wait until `start` would answer at once."""
+        ...
+
+    def start(
+        self, command: Command, out: BinaryIO, err: BinaryIO, given: BinaryIO | None = None
+    ) -> ForkedChild | None:
+        """Begin a command with these standard files; None = it has to be a new program."""
         ...
 
 
@@ -141,7 +153,7 @@ class Process:
 
     def start(self) -> None:
         with self._log.open() as log, held_back():
-            fork = None if self._forks is None else self._forks.start(self._command, log)
+            fork = None if self._forks is None else self._forks.start(self._command, log, log)
             self._child = fork or self._new_program(log)
             self._groups.add(self._child.pid)
 

@@ -117,7 +117,13 @@ class Session:
         if self._settings.run.model != "init":
             return
         try:
-            make_if_needed(self._settings, self._folder.init, self._console, plain=self._plain)
+            make_if_needed(
+                self._settings,
+                self._folder.init,
+                self._console,
+                plain=self._plain,
+                forks=self._forks,
+            )
         except KeyboardInterrupt:
             self._say(
                 "the supervised start was not over: the model is made anew by the next start; "

@@ -27,11 +27,11 @@ from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, 
 from console.display.result import print_result
 from console.run.card_memory import GIB, smallest_card
 from console.run.checks.room import learner_memory
+from console.run.forks.checks import check_start
 from console.run.forks.fork_server import fork_server_of
 from console.run.init_model import reuse
 from console.run.own_files import resolve, resolve_as_begun, with_value
 from console.run.plan import commands, given_redis
-from console.run.preflight import doubts_about, refuse_what_cannot_run
 from console.run.run_folder import RunFolder, RunState, refuse_changes, settings_of
 from console.typed import program
 from learner.algorithm.methods import overrides_of
@@ -153,8 +153,7 @@ def start(launch: Launch, console: Console) -> int:
         forks = None if launch.dry_run else stack.enter_context(fork_server_of(settings))
         if launch.card_gib is not None:  # of another machine: what this one lacks comes second
             say_card_memory(console, settings, launch.card_gib)
-        refuse_what_cannot_run(settings, redis_url=redis_url)
-        _warn(console, settings, redis_url)
+        _warn(console, check_start(settings, redis_url=redis_url, forks=forks))
         if launch.card_gib is None:
             say_card_memory(console, settings, None, refuses_only=not launch.dry_run)
         if launch.dry_run:
@@ -185,10 +184,10 @@ def say_weight_path(console: Console, settings: Settings) -> None:
     console.print(f"weights to other machines: {path}", highlight=False, soft_wrap=True)
 
 
-def _warn(console: Console, settings: Settings, redis_url: str | None) -> None:
+def _warn(console: Console, doubts: Sequence[str]) -> None:
     """Print what is doubtful and does not prevent the run."""
-    for warning in doubts_about(settings, redis_url=redis_url):
-        console.print(f"warning: {warning}", highlight=False, markup=False, soft_wrap=True)
+    for doubt in doubts:
+        console.print(f"warning: {doubt}", highlight=False, markup=False, soft_wrap=True)
 
 
 def say_card_memory(

@@ -39,7 +39,7 @@ def test_it_is_done_before_the_session_and_is_no_part_of_what_the_session_is_giv
     def trusts(_run: RunSettings, name: str) -> None:
         story.append(name)
 
-    monkeypatch.setattr(up, "refuse_what_cannot_run", lambda *_, **__: None)
+    monkeypatch.setattr(up, "check_start", lambda *_, **__: [])
     monkeypatch.setattr(up, "Session", Session)
     monkeypatch.setattr(trust, "trust_checkpoint", trusts)
 

@@ -25,7 +25,9 @@ from .server import MADE, NAME_ROOM, READY
 
 IMPORT_S = 300.0  # from a cold disk
 FORK_S = 30.0  # it takes milliseconds
+POLL_S = 0.02
 PR_SET_CHILD_SUBREAPER = 36
+CHECKS = f"{__package__}.checks"
 SECRETS = {VARIABLE, FILE_VARIABLE}
 """Variables that no library reads."""
 
@@ -47,12 +49,12 @@ def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
 
 
 class ForkServer:
-    """Forks learners and actors. Where it cannot, or has ended, they begin as new programs.
+    """Forks a learner, an actor, or checks; what it cannot fork begins as a new program.
 
     Example:
         forks = ForkServer("torch", environment)
         if forks.has_decided(command):
-            child = forks.start(command, log)
+            child = forks.start(command, log, log)
     """
 
     def __init__(self, engine: str, environment: Mapping[str, str]) -> None:
@@ -70,7 +72,7 @@ class ForkServer:
             for _ in range(2 if engine == "vllm" else 1)
         ]
         lines = [Line(ours) for ours, _ in pairs]
-        self._lines = {"learner": lines[0], "actors": lines[-1]}
+        self._lines = {"learner": lines[0], CHECKS: lines[0], "actors": lines[-1]}
         descriptors = [theirs.fileno() for _, theirs in pairs]
         self._server = subprocess.Popen(
             [*PYTHON, f"{__package__}.server", engine, *map(str, descriptors), NAME_ROOM],
@@ -94,13 +96,31 @@ class ForkServer:
         line = self._line(command)
         return line is None or line.has_decided()
 
-    def start(self, command: Command, log: BinaryIO) -> ForkedChild | None:
-        """Begin a command as a fork; None = it has to begin as a new program."""
+    def wait(self, command: Command) -> None:
+        """Wait until `start` would answer at once."""
+        while not self.has_decided(command):
+            time.sleep(POLL_S)
+
+    def start(
+        self, command: Command, out: BinaryIO, err: BinaryIO, given: BinaryIO | None = None
+    ) -> ForkedChild | None:
+        """Begin a command as a fork.
+
+        Args:
+            command: What a fork is to do.
+            out: Its standard output.
+            err: Its standard error.
+            given: Its standard input; None = empty.
+
+        Returns:
+            None where it has to begin as a new program.
+        """
         line = self._line(command)
         if line is None:
             return None
         request = {"command": command.arguments, "environment": dict(command.environment)}
-        pid = line.ask(json.dumps(request).encode(), log.fileno())
+        files = [file.fileno() for file in (out, err, given) if file is not None]
+        pid = line.ask(json.dumps(request).encode(), files)
         return None if pid is None else ForkedChild(pid)
 
     def close(self) -> None:
@@ -138,13 +158,13 @@ class Line:
             self.close()
         return self._is_ready or self._is_closed
 
-    def ask(self, request: bytes, log: int) -> int | None:
+    def ask(self, request: bytes, files: list[int]) -> int | None:
         """Return the process id of a fork, which is a child of this process; None if it failed."""
         if not self._is_ready or self._is_closed:
             return None
         try:
             with _adopts():
-                socket.send_fds(self._connection, [request], [log])
+                socket.send_fds(self._connection, [request], files)
                 pid = self._read(FORK_S)
                 if pid is not None and self._read(FORK_S) == MADE:
                     return int(pid)

@@ -1,10 +1,10 @@
 """Fork server of `nyala up`: imports the libraries of learner and actors once, then forks them.
 
 Run as `python -m console.run.forks.server ENGINE DESCRIPTOR...`, each a Unix socket of whole
-messages: the first forks learners and, with the small engine, actors. With vLLM, which takes as
-long again to import, a second one forks actors.
+messages: the first forks learners, checks of a start and, with the small engine, actors. With vLLM,
+which takes as long again to import, a second one forks actors.
 
-    import -> READY -> a request: command, environment, log -> a process id, MADE -> ... -> end
+    import -> READY -> a request: command, environment, files -> a process id, MADE -> ... -> end
 
 A fork is safe while there is one thread and no device is open. To import starts no thread, and a
 server that finds another ends instead; where there are GPUs, `nyala up` starts none. A process is
@@ -30,6 +30,8 @@ from actors.libraries import import_libraries
 READY = b"ready"
 MADE = b"made"
 MAX_REQUEST_BYTES = 2**17  # below what a socket holds
+BOTH = ("learner.assembly", "transformers.models.auto.tokenization_auto")
+"""Libraries of the learner, and of the checks of a start."""
 NAME_ROOM = "." * 4096
 """Last argument of a server: forks write their own command over that of the server."""
 
@@ -37,7 +39,8 @@ NAME_ROOM = "." * 4096
 def main(engine: str, lines: list[socket.socket]) -> dict[str, Any]:
     """Import, then serve; return in a fork, with what was asked for."""
     gc.disable()  # what importing makes stays: looking for garbage in it takes a fifth of the time
-    import_module("learner.assembly")
+    for name in BOTH:
+        import_module(name)
     line = lines[0]
     if len(lines) == 1:
         import_libraries(engine)
@@ -58,11 +61,11 @@ def _serve(line: socket.socket) -> dict[str, Any]:
     while line.recv(1, socket.MSG_PEEK):
         between = os.fork()
         if not between:
-            message, (log,), *_ = socket.recv_fds(line, MAX_REQUEST_BYTES, 1)
+            message, files, *_ = socket.recv_fds(line, MAX_REQUEST_BYTES, 3)
             child = os.fork()
             if not child:
                 line.close()
-                _write_to(log)
+                _take(files)
                 return dict(json.loads(message))
             line.send(str(child).encode())
             os._exit(0)
@@ -72,11 +75,12 @@ def _serve(line: socket.socket) -> dict[str, Any]:
     os._exit(0)
 
 
-def _write_to(log: int) -> None:
+def _take(files: list[int]) -> None:
+    """Begin a process group with these as standard output, error and, if it is there, input."""
     os.setsid()
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
-    os.close(log)
+    for standard, given in zip((1, 2, 0), files, strict=False):
+        os.dup2(given, standard)
+        os.close(given)
 
 
 def become(command: list[str], environment: dict[str, str]) -> None:

@@ -1,17 +1,24 @@
 """A real fork server with real roles: what they are, how they end, and their start without it."""
 
+import io
 import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from broker.transport.keys import make_client, make_keys
+from configs.errors import NyalaError, SettingsError
 from configs.loader import load
+from console.run import init_model
+from console.run.forks import checks
+from console.run.forks.checks import check_start
 from console.run.forks.fork_server import ForkServer, fork_server_of
 from console.run.placement import environment_of
 from console.run.process import PYTHON, Command, Process
+from learner.initial_model import character_model
 from tests.console.support.recorded_groups import Groups
 from tests.console.support.waiting import is_alive, wait_until
 
@@ -36,7 +43,9 @@ def config(tmp_path):
 
 @pytest.fixture
 def environment(config):
-    return environment_of("actor", load(config))
+    environment = environment_of("actor", load(config))
+    environment.pop("PYTEST_CURRENT_TEST")  # it changes
+    return environment
 
 
 @pytest.fixture
@@ -164,6 +173,62 @@ def test_beside_a_gpu_every_process_is_a_new_program(config, monkeypatch):
 
     with fork_server_of(load(config)) as server:
         assert server is None
+
+
+@pytest.fixture
+def only_in_forks(monkeypatch):
+    def found(*_):
+        raise AssertionError("this process did the checks")
+
+    monkeypatch.setattr(checks, "_found", found)
+
+
+def test_a_fork_does_the_checks_of_a_start(server, config, only_in_forks, tmp_path, capfd):
+    tokenizer = character_model.make_tokenizer(["0123456789+-*/()=?"])
+    model = character_model.make_model(tokenizer, layers=1, width=64, tied=True, seed=0)
+    for part in (tokenizer, model):
+        part.save_pretrained(tmp_path / "model")
+    reward = tmp_path / "rewards.py"
+    reward.write_text("print('it prints')\ndef f(prompts, **_): return [0.0] * len(prompts)\n")
+    flags = (f"run.model={tmp_path}/model", f"run.reward={reward}:f", "rewards.weights={g: 1}")
+
+    doubts = check_start(load(config, flags), redis_url=None, forks=server)
+
+    assert len(doubts) == 1
+    assert "rewards.weights must name parts of the reward" in doubts[0]
+    assert "it prints" in "".join(capfd.readouterr())
+    with pytest.raises(SettingsError, match=r"run\.max_prompt_tokens must be enough"):
+        check_start(load(config, (*flags, "run.max_prompt_tokens=1")), redis_url=None, forks=server)
+
+
+def test_checks_that_need_no_library_wait_for_none(config, environment):
+    server = ForkServer("torch", environment)
+    try:
+        assert check_start(load(config), redis_url=None, forks=server) == []
+        assert not server.has_decided(
+            Command("x", "x", (*PYTHON, "learner"), Path(os.devnull), environment)
+        )
+    finally:
+        server.close()
+
+
+def test_a_fork_makes_the_model(server, config, tmp_path, monkeypatch):
+    steps = ("learner.warm_start_steps=2", "learner.init_layers=1", "learner.init_width=64")
+    settings = load(config, steps)
+    shown = io.StringIO()
+
+    init_model.make_if_needed(settings, tmp_path / "init", Console(file=shown), forks=server)
+
+    assert init_model.is_made(settings, tmp_path / "init")
+    assert "supervised start" in shown.getvalue()
+
+    monkeypatch.setattr(
+        init_model,
+        "warm_start_command",
+        lambda config, *_: [*PYTHON, "learner", "warm-start", "--config", str(config)],
+    )
+    with pytest.raises(NyalaError, match=r"(?s)must end with 0, got 2; .* needs --pairs and --out"):
+        init_model.make_model(settings, tmp_path / "other", show=lambda *_: None, forks=server)
 
 
 @pytest.mark.live

@@ -274,7 +274,7 @@ def test_a_run_is_refused_before_it_starts_where_the_card_is_too_small(
     raw = {"name": "small", "directory": str(tmp_path / "runs"), "environment": "calculator"}
     config.write_text(yaml.safe_dump({"run": raw | {"model": settings.run.model}}))
     monkeypatch.setattr(up, "smallest_card", lambda: 2**20)
-    monkeypatch.setattr(up, "refuse_what_cannot_run", lambda *_, **__: None)
+    monkeypatch.setattr(up, "check_start", lambda *_, **__: [])
     console = Console(file=io.StringIO())
 
     with pytest.raises(SettingsError, match=r"the learner must fit 0\.0 GiB on each card"):
