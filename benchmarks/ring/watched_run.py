@@ -45,9 +45,14 @@ class Trace:
 
     def tokens_per_cpu_s(self, first: int, last: int) -> float:
         """Return trained tokens per CPU second of all processes, after batch `first` to `last`."""
-        first, last = self._seen(first), self._seen(last)
-        tokens = sum(line["trained_tokens"] for line in self.metrics[first:last])
-        return float(1e3 * tokens / (self.cpu_ms[last] - self.cpu_ms[first]).total())
+        tokens = sum(
+            line["trained_tokens"] for line in self.metrics[self._seen(first) : self._seen(last)]
+        )
+        return float(tokens / self.cpu_s(first, last))
+
+    def cpu_s(self, first: int, last: int) -> float:
+        """Return CPU seconds of all processes, after batch `first` to `last`."""
+        return (self.cpu_ms[self._seen(last)] - self.cpu_ms[self._seen(first)]).total() / 1e3
 
     def cpu_ms_per_batch(self, first: int, last: int) -> dict[str, float]:
         """Return what a batch costs each role, milliseconds."""

@@ -1,6 +1,8 @@
 """The cost of watching a run: pages of metrics that are read, and sampled texts, over neither.
 
-In turns, so that what else the machine does meets both sides; each pair gives one ratio.
+In turns, so that what else the machine does meets both sides; each pair gives one ratio. Beside it
+the CPU time that the threads of pages, texts and advice have logged for themselves: all of watching
+but the handing over, free of what else the machine does. None of them is the one that trains.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 import statistics
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +30,8 @@ OFF = ("run.samples.every=0", "run.samples.max_mb=0")
 ON = tuple(
     f"{table}.metrics_endpoint=http://127.0.0.1:0" for table in ("broker", "learner", "actors")
 )
+THREADS = ("advice", "pages", "samples")
+"""Events at the end of a process, each with the CPU time of its threads."""
 STUDENT_95 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Two-sided, by degrees of freedom."""
 
@@ -36,7 +41,7 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
     base = Workload("watching", "demo.yaml", folder, OVERRIDES)
     base = replace(base, model=make_model(base))
     found: dict[str, list[float]] = {"unwatched": [], "watched": []}
-    scrapes = 0
+    scrapes, own = 0, list[Counter[str]]()
     for index in range(rounds):
         for name in sorted(found, reverse=bool(index % 2)):
             changes = ON if name == "watched" else OFF
@@ -45,6 +50,8 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
             with _scraped(run / "metrics") as counted:
                 trace = watch(workload, lambda seen: len(seen.metrics) >= batches)
             scrapes += sum(counted)
+            if name == "watched":
+                own.append(own_percent(run / "logs", cpu_s=trace.cpu_s(FIRST, batches)))
             found[name].append(1e6 / trace.tokens_per_cpu_s(FIRST, batches))
             say(f"{workload.name}: {found[name][-1]:.1f} s of CPU per million trained tokens")
     pairs = zip(found["watched"], found["unwatched"], strict=True)
@@ -57,9 +64,32 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
             },
             "extra_cpu_percent": round(statistics.mean(costs), 2),
             "interval_percent": round(STUDENT_95[rounds - 1] * spread, 2),
+            "own_cpu_percent": {
+                name: round(statistics.mean(each[name] for each in own), 3)
+                for name in (*THREADS, "all")
+            },
             "pages_read": scrapes,
         }
     }
+
+
+def own_percent(logs: Path, *, cpu_s: float) -> Counter[str]:
+    """Return what the threads that only watch took in a whole life, in percent of some CPU time.
+
+    Args:
+        logs: Of a run that has ended.
+        cpu_s: Of all its processes; without the start-up, so that the shares are upper bounds.
+    """
+    found = Counter[str]()
+    for file in logs.glob("*.log"):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if not line.startswith("{"):
+                continue
+            entry = json.loads(line)
+            if entry["event"] in THREADS and "cpu_s" in entry:
+                for name in (entry["event"], "all"):
+                    found[name] += 100 * entry["cpu_s"] / cpu_s
+    return found
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import errno
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,10 +97,11 @@ class MetricsServer:
         return self
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving, and log what it took."""
         self._server.shutdown()
         self._server.server_close()
         self._worker.join(CALLER_S)
+        log.info("pages", read=self._server.answered, cpu_s=round(self._server.cpu_s, 3))
         try:
             self._target.unlink(missing_ok=True)
         except OSError as error:
@@ -174,6 +176,9 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         self._room = threading.BoundedSemaphore(MAX_CALLERS)
+        self._count = threading.Lock()
+        self.answered, self.cpu_s = 0, 0.0
+        """Callers so far, and the CPU time that their threads took."""
         super().__init__(address, handler)
 
     def process_request(
@@ -190,6 +195,9 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            with self._count:
+                self.answered += 1
+                self.cpu_s += time.thread_time()
             self._room.release()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002

@@ -19,6 +19,7 @@ from benchmarks.ring.learning import reached
 from benchmarks.ring.slow_environments import HeavyTail
 from benchmarks.ring.start import median_run, stages_of
 from benchmarks.ring.watched_run import Trace, time_to_accuracy
+from benchmarks.ring.watching import own_percent
 from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
 from buffer.record.episode import Completion, Episode
 from learner.profiling.phase_names import PHASES
@@ -223,3 +224,18 @@ def test_the_heavy_tail_is_log_normal_and_follows_from_the_first_answer():
     logs = np.log(turns)
     assert np.median(logs) == pytest.approx(np.log(8.0), abs=0.1)
     assert np.std(logs) == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_watching_takes_is_what_its_threads_have_logged(tmp_path):
+    events = {
+        "learner": [("advice", 0.25), ("samples", 0.5), ("pages", 0.25), ("checkpoint", 99)],
+        "actor-0": [("pages", 0.5)],
+    }
+    for name, entries in events.items():
+        lines = [json.dumps({"event": event, "cpu_s": cpu_s}) for event, cpu_s in entries]
+        (tmp_path / f"{name}.log").write_text("\n".join(["a warning", *lines]))
+
+    found = own_percent(tmp_path, cpu_s=trace({}).cpu_s(10, 20))
+
+    assert trace({}).cpu_s(10, 20) == 40
+    assert found == {"advice": 0.625, "samples": 1.25, "pages": 1.875, "all": 3.75}

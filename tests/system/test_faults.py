@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from broker.transport.allow_list import Role, add
+from configs.loader import load
+from console.live.remote_run import Address, RemoteRun
 from tests.system.support import paced_reward
 from tests.system.support.hostile_actor import attack
 from tests.system.support.live_run import TORCH, LiveRun, assert_nothing_lost_or_repeated, end
@@ -96,12 +100,37 @@ def test_killed_learner_replays_its_sealed_claims(tmp_path: Path) -> None:
     assert_nothing_lost_or_repeated(run, summary)
 
 
+def assert_seen_from_elsewhere(run: LiveRun, place: Path) -> None:
+    """`nyala top tcp://...` with nothing but two keys shows the figures of `metrics.jsonl`."""
+    place.mkdir()
+    keys = run.folder / "keys"
+    shutil.copy2(add(keys, "ana", Role.OBSERVER), place)
+    shutil.copy2(keys / "broker.pub", place)
+    endpoint = load(run.folder / "config.yaml").broker.endpoint
+    seen = RemoteRun(Address(endpoint, run.folder.name), place / "ana.key")
+    try:
+        run.wait_until(lambda: seen.look().progress.step >= 2, "an observer sees two batches")
+        view = seen.look()
+    finally:
+        seen.close()
+    progress = view.progress
+    (line,) = (each for each in run.lines("metrics") if each["step"] == progress.step)
+    assert (progress.policy_lag, progress.policy_lag_max) == (
+        line["policy_lag_mean"],
+        line["policy_lag_max"],
+    )
+    rewards = [each["reward_mean"] for each in run.lines("metrics")[: progress.step]]
+    assert progress.rewards == pytest.approx(rewards, rel=1e-4)
+    assert view.actors_alive == 1
+
+
 def test_late_actor_contributes_and_a_hostile_one_changes_nothing(tmp_path: Path) -> None:
     run = LiveRun(tmp_path, "tiny.yaml", *LONG, PACED, "run.steps=40")
 
     with run.up() as process:
         run.wait_until(lambda: run.step >= 2, "the run is on its way")
         begun_at = run.step
+        assert_seen_from_elsewhere(run, tmp_path / "elsewhere")
         late = run.start("actor", str(run.folder))
         try:
             poison, flood = asyncio.run(attack(run.folder))

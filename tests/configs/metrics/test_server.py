@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from configs.errors import SettingsError
 from configs.metrics.figures import Histogram, Metric
@@ -146,6 +147,18 @@ def test_readyz_names_what_a_process_waits_for(role):
     assert role.get("/readyz") == (503, "waits for its store\n")
     assert role.get("/livez")[0] == 200
     assert samples_of(role.get("/metrics")[1])["nyala_ready",] == 0
+
+
+def test_what_its_callers_took_is_logged_at_the_end(tmp_path):
+    with capture_logs() as logs:
+        role = Role(tmp_path)
+        for _ in range(3):
+            role.get("/metrics")
+        role.server.close()
+
+    (pages,) = [line for line in logs if line["event"] == "pages"]
+    assert pages["read"] == 3
+    assert 0 < pages["cpu_s"] < 60
 
 
 def test_another_path_is_not_found(role):
