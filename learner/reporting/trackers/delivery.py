@@ -149,7 +149,7 @@ class Delivery:
         while self._items or self._collect(is_ended=is_ended):
             item = self._items[0]
             self._send(item.send)
-            self._mark.sent[item.stream] = item.step
+            self._mark.sent[item.stream] = max(item.step, self._mark.sent.get(item.stream, 0))
             self._save()
             self._items.pop(0)
         if is_ended:

@@ -44,6 +44,8 @@ class Feed:
             sent: `batches`, `evaluations`, `samples/train` or `samples/eval` -> last step.
         """
         self._sent = dict(sent)
+        self._passed: set[tuple[str, int]] = set()
+        """Streams and steps of this life; evaluations may end in another order than they began."""
         self._batches = Tail(folder / "metrics.jsonl")
         self._evaluations = Tail(folder / "eval.jsonl")
         self._samples = Tail(folder / f"{SAMPLES}.jsonl")
@@ -87,14 +89,17 @@ class Feed:
         while len(new) < limit and (lines := tail.read(limit - len(new))):
             for text in lines:
                 step, line = _parsed(text)
-                if step > self._sent.get(stream, -1):
-                    self._sent[stream] = step
+                if self._is_new(stream, step):
+                    self._passed.add((stream, step))
                     new.append((step, line))
         return new
 
+    def _is_new(self, stream: str, step: int) -> bool:
+        return step > self._sent.get(stream, -1) and (stream, step) not in self._passed
+
     def _add(self, line: SampleLine) -> list[SampleTable]:
         name = f"{SAMPLES}/{line.kind}"
-        if line.step <= self._sent.get(name, -1):
+        if not self._is_new(name, line.step):
             return []
         table, closed = self._tables.get(name), []
         if table is not None and table.step != line.step:
@@ -106,7 +111,7 @@ class Feed:
 
     def _closed(self, name: str) -> list[SampleTable]:
         table = self._tables.pop(name)
-        self._sent[name] = table.step
+        self._passed.add((name, table.step))
         return [SampleTable(name, table.step, table.time, COLUMNS, table.rows)]
 
 

@@ -55,8 +55,8 @@ class Tracking:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
         self._write(self._settings.model_dump_json().encode() + b"\n")
+        os.set_blocking(self._process.stdin.fileno(), False)
 
     def wake(self) -> None:
         """Have it look at the run's files. Never waits: a full pipe means that it has yet to."""

@@ -160,3 +160,14 @@ def test_a_table_has_bounded_rows_and_texts(tmp_path: Path, opened: ExitStack) -
     assert len(table.rows) == feed_module.MAX_ROWS
     text = table.rows[0][COLUMNS.index("completion")]
     assert text == "a" * 1000 + " [... 1000 characters ...] " + "b" * 1000
+
+
+def test_evaluations_that_end_in_another_order_all_come(tmp_path: Path, opened: ExitStack) -> None:
+    run, feed = WrittenRun(tmp_path), opened.enter_context(closing(Feed(tmp_path, {})))
+    for step in (6, 3):
+        run.evaluate(step, 0.5)
+        run.keep(step, kind="eval", episodes=2)
+
+    assert steps(feed) == [6, 3]
+    found = feed.tables(is_ended=True)
+    assert [(each.step, len(each.rows)) for each in found] == [(6, 2), (3, 2)]
