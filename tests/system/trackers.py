@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from console.run.redis_server import free_port
+from learner.reporting.trackers.bookmark import read_bookmark
 from tests.system.support.live_run import LiveRun
 from tests.system.support.real_trackers import EVENTS, WANDB, ask, make_venv, read_by, server
 
@@ -89,15 +90,23 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveRun,
         mlflow = ExitStack()
         mlflow.enter_context(servers.mlflow_server())
         with run.up() as process:
-            run.wait_until(lambda: run.step >= 5, "batches are trained")
+            run.wait_until(lambda: _has(run, "wandb"), "W&B has begun, and has batches")
             (learner,) = run.pids("learner")
             os.kill(learner, signal.SIGKILL)
-            run.wait_until(lambda: run.step >= 9, "the learner is back")
+            run.wait_until(
+                lambda: len(run.pids("learner")) == 1 and run.pids("learner") != [learner],
+                "the learner is back",
+            )
             mlflow.close()
-            run.wait_until(lambda: run.step >= 14, "training goes on without MLflow")
+            step = run.step
+            run.wait_until(lambda: run.step >= step + 10, "training goes on without MLflow")
             stack.enter_context(servers.mlflow_server())
             run.finish(process, within_s=600)
         yield run, servers, python
+
+
+def _has(run: LiveRun, tracker: str) -> bool:
+    return read_bookmark(run.folder, tracker).sent.get("batches", 0) > 0
 
 
 def rewards_of(run: LiveRun) -> dict[int, float]:
