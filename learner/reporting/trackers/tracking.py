@@ -53,6 +53,9 @@ class Tracking:
             stdin=subprocess.PIPE,
             cwd=Path(__file__).parents[3],  # where `learner` is importable, also when not installed
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # Not killed with the learner's group: it delivers what W&B has in memory alone, and
+            # ends by itself when stdin does.
+            start_new_session=True,
         )
         assert self._process.stdin is not None
         self._write(self._settings.model_dump_json().encode() + b"\n")
