@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from console.main import VERBS
+from console.verb_table import VERBS
 
 ROOT = Path(__file__).parents[2]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
 
+from broker.weights.shared_memory import SHARED_MEMORY
 from configs.errors import SettingsError
 from configs.settings import Settings
 from console.run.checks import room
@@ -41,7 +43,7 @@ def free(monkeypatch):
 
     def set_to(*, shared: int, disk: int) -> None:
         def look(place):
-            found = shared if place == room.SHARED_MEMORY else disk
+            found = shared if place == SHARED_MEMORY else disk
             return usage(1000 * GIB, 1000 * GIB - found, found)
 
         monkeypatch.setattr(shutil, "disk_usage", look)
@@ -85,7 +87,7 @@ def test_checkpoints_must_fit_the_disk_beside_those_that_are_there(settings, fre
 
 def test_a_learner_larger_than_this_machine_is_warned_of(settings, monkeypatch):
     monkeypatch.setattr(room, "smallest_card", lambda: None)
-    monkeypatch.setattr(room.os, "sysconf", lambda _name: 2**14)
+    monkeypatch.setattr(os, "sysconf", lambda _name: 2**14)
 
     found = room.check_learner_memory(settings)
 

@@ -36,7 +36,7 @@ def url(tmp_path_factory):
 def change(url):
     """Set a setting of the server for the length of a test."""
     with redis.Redis.from_url(url) as client:
-        before = {}
+        before: dict[str, str] = {}
 
         def set_to(name: str, value: str) -> None:
             before.setdefault(name, client.config_get(name)[name])
@@ -76,7 +76,7 @@ def test_too_little_memory_fails_and_none_or_a_full_one_is_warned_of(url, change
         looked_at(url, "memory")
 
     change("maxmemory", "0")
-    assert "should be set, got none" in looked_at(url, "memory").text
+    assert "should be set, got none" in str(looked_at(url, "memory"))
 
     change("maxmemory", "2gb")
     with redis.Redis.from_url(url) as client:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from buffer import operations
+from buffer.client.server_state import read_server_state
 from buffer.operations.values import SubmitLine
 from buffer.record.codec import encode_episode
 from buffer.record.episode import FenceRun
@@ -63,7 +64,7 @@ def test_an_episode_that_another_actor_began_bounds_one_side_alone():
 def test_this_machines_clock_is_compared_with_redis(redis_url, monkeypatch):
     assert "of this machine's" in check_machine_clock(redis_url)
     real = time.time
-    read = clocks.read_server_state
+    read = read_server_state
     monkeypatch.setattr(
         clocks, "read_server_state", lambda url: read(url, clock=lambda: real() - 120)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import shutil
 import socket
@@ -51,7 +52,7 @@ def test_a_full_disk_fails_and_a_nearly_full_one_is_warned_of(monkeypatch, tmp_p
 
 def test_another_python_fails(monkeypatch):
     assert "cores" in machine.check_python()
-    monkeypatch.setattr(machine.platform, "python_version", lambda: "3.14.0")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.14.0")
 
     with pytest.raises(SettingsError, match=r"Python must be .*3\.11.*got 3\.14\.0"):
         machine.check_python()
