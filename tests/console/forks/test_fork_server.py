@@ -143,7 +143,7 @@ def test_what_was_not_imported_as_a_process_needs_it_is_no_fork(
 
     assert server.has_decided(command)  # it waits for no import
     with (tmp_path / "log").open("wb") as log:
-        assert server.start(command, log) is None
+        assert server.start(command, log, log) is None
 
 
 def test_the_server_ends_when_nyala_up_has_gone(environment, tmp_path):
