@@ -12,6 +12,8 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROFILES = ("cpu", "cuda")
+ASKED_FOR = ("bucket", "math", "search")
+"""Extras that a run's settings ask for, which every set-up has."""
 ENVIRONMENTS = [
     {
         "implementation_name": "cpython",
@@ -49,7 +51,12 @@ def asked_for(profile: str) -> list[Requirement]:
     texts = (
         PROJECT["project"]["dependencies"]
         + PROJECT["project"]["optional-dependencies"][profile]
-        + PROJECT["dependency-groups"]["dev"]
+        + [
+            text
+            for extra in ASKED_FOR
+            for text in PROJECT["project"]["optional-dependencies"][extra]
+        ]
+        + PROJECT["dependency-groups"]["checkout"]
     )
     return [Requirement(text) for text in texts]
 
@@ -65,13 +72,17 @@ def test_a_lock_holds_everything_that_the_project_asks_for(profile, environment)
         assert version in requirement.specifier, f"{requirement} is locked at {version}"
 
 
-def test_peers_are_locked_beside_what_the_cpu_profile_has():
-    cpu, peers = (pins(name, ENVIRONMENTS[0]) for name in ("cpu", "peers"))
+@pytest.mark.parametrize(("name", "below"), [("dev", PROFILES), ("peers", ("cpu", "dev"))])
+def test_what_goes_over_other_locks_has_nothing_that_they_have(name, below):
+    over = pins(name, ENVIRONMENTS[0])
+    under = {lock: pins(lock, ENVIRONMENTS[0]) for lock in below}
 
-    for text in PROJECT["dependency-groups"]["peers"]:
+    for text in PROJECT["dependency-groups"][name]:
         requirement = Requirement(text)
-        assert peers[canonicalize_name(requirement.name)] in requirement.specifier
-    assert not cpu.keys() & peers.keys()
+        found = canonicalize_name(requirement.name)
+        assert (over.get(found) or under[below[0]][found]) in requirement.specifier
+    for lock in under.values():
+        assert not lock.keys() & over.keys()
 
 
 def test_both_profiles_run_the_same_torch_and_vllm():
@@ -92,7 +103,7 @@ def test_a_profile_has_one_vllm_and_the_cpu_profile_nothing_of_cuda():
     assert not [name for name in cpu if name in cuda_only or name.startswith(("nvidia-", "cuda-"))]
 
 
-@pytest.mark.parametrize("profile", [*PROFILES, "peers"])
+@pytest.mark.parametrize("profile", [*PROFILES, "dev", "peers"])
 def test_every_pin_has_a_hash_but_the_cpu_build_of_torch(profile):
     without = [
         line.split("==")[0]
@@ -103,7 +114,7 @@ def test_every_pin_has_a_hash_but_the_cpu_build_of_torch(profile):
     assert without == (["torch"] if profile == "cpu" else [])
 
 
-@pytest.mark.parametrize("profile", [*PROFILES, "peers"])
+@pytest.mark.parametrize("profile", [*PROFILES, "dev", "peers"])
 def test_a_lock_names_no_place(profile):
     place = re.compile(r"://|--find-links|--.*index")
 

@@ -84,7 +84,7 @@ def checkout(tmp_path):
     folder, tools = tmp_path / "checkout", tmp_path / "tools"
     tools.mkdir()
     (folder / "requirements").mkdir(parents=True)
-    locks = (f"requirements/{name}.lock" for name in ("cpu", "cuda", "peers"))
+    locks = (f"requirements/{name}.lock" for name in ("cpu", "cuda", "dev", "peers"))
     for name in ("run", "pyproject.toml", *locks):
         shutil.copy(ROOT / name, folder / name)
     write_program(tools / "uv", FAKE_UV)
@@ -158,7 +158,9 @@ def test_demo_in_the_checkout_names_the_preset_as_the_readme_does(checkout, monk
     assert checkout.run("demo").stdout == "nyala up configs/demo.yaml\n"
 
 
-@pytest.mark.parametrize("changed", ["requirements/cpu.lock", "pyproject.toml", "run"])
+@pytest.mark.parametrize(
+    "changed", ["requirements/cpu.lock", "requirements/dev.lock", "pyproject.toml", "run"]
+)
 def test_what_set_up_depends_on_sets_up_again(checkout, changed):
     checkout.run("setup")
     checkout.calls()
@@ -168,6 +170,20 @@ def test_what_set_up_depends_on_sets_up_again(checkout, changed):
     checkout.run("setup")
 
     assert len(checkout.calls()) == 2
+
+
+def test_developers_tools_are_added_by_the_tests_and_stay_until_something_changes(checkout):
+    checkout.run("setup")
+    (sync, _) = checkout.calls()
+    assert "dev.lock" not in sync
+
+    checkout.run("check")
+    (sync, _) = checkout.calls()
+    assert sync.endswith("requirements/cpu.lock requirements/dev.lock")
+
+    checkout.run("setup")
+    checkout.run("check")
+    assert checkout.calls() == []
 
 
 def test_another_profile_sets_up_again_from_its_own_lock(checkout):
@@ -305,7 +321,7 @@ def test_a_machine_without_a_fitting_python_is_told_so(checkout, tmp_path):
 
 def with_tools(checkout, broken=None):
     """The checkout, set up, with linters and pytest that pass, but for one."""
-    checkout.run("setup")
+    checkout.run("setup", "dev")
     checkout.calls()
     for tool in ("ruff", "mypy", "basedpyright", "lint-imports", "codespell", "pytest"):
         status = 1 if tool == broken else 0
