@@ -7,13 +7,13 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ libnuma1 \
     && rm -rf /var/lib/apt/lists/*
 
-# The user's number must be that of the secrets' owner, or the 0600 keys cannot be read.
-ARG UID=1000
-RUN useradd --uid "$UID" --create-home nyala \
+# Folders of the image own what volumes are mounted over them.
+RUN useradd --uid 1000 --create-home nyala \
     && install --directory --owner nyala --group nyala \
-        /srv/nyala /srv/nyala/runs /srv/nyala/keys /srv/nyala/keys/allowed /srv/nyala/keys/allowed/actor \
-        /srv/nyala/huggingface /srv/nyala/scratch
-USER nyala
+        /srv/nyala /srv/nyala/runs /srv/nyala/scratch /srv/nyala/huggingface /srv/nyala/work /home/nyala/.cache \
+        /srv/nyala/keys /srv/nyala/keys/allowed /srv/nyala/secrets /srv/nyala/secrets/broker \
+        /srv/nyala/secrets/learner /srv/nyala/secrets/actor /srv/nyala/secrets/redis /srv/nyala/secrets/allowed
+USER 1000
 WORKDIR /srv/nyala
 
 ARG PROFILE=cpu
@@ -21,13 +21,14 @@ ENV PROFILE=$PROFILE \
     PATH=/srv/nyala/.venv/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
     PYTHONUNBUFFERED=1 \
-    UV_NO_CACHE=1
+    UV_LINK_MODE=copy
 
-# The packages are a layer of their own: a change of our code alone does not install them again.
-COPY --chown=nyala LICENSE pyproject.toml run ./
-COPY --chown=nyala requirements requirements
-RUN ./run setup
+# The packages are a layer of their own, and what was downloaded outlives it: no change of ours
+# downloads them again.
+COPY --chown=1000 LICENSE pyproject.toml run ./
+COPY --chown=1000 requirements requirements
+RUN --mount=type=cache,target=/home/nyala/.cache/uv,uid=1000,gid=1000 ./run setup
 
-COPY --chown=nyala . .
+COPY --chown=1000 . .
 ENTRYPOINT []
 CMD ["nyala", "--help"]

@@ -1,21 +1,28 @@
 #!/bin/sh
-# Makes what the services of compose.yaml prove themselves with; what exists is left as it is.
-#   keys/            CURVE keys of broker and learner, and the one with which actors enrol
-#   redis_auth.conf  the password, as redis-server reads it
-#   redis.url        the same, as our processes read it
-#   hf_token         empty: put a token of the Hugging Face hub here where models need one
-# The folder is closed to other users. redis-server runs under a user of its own in its container,
-# where only the file is mounted: hence the wider mode of that one file.
+# Makes what the services of compose.yaml prove themselves with, a folder for each, at the first start;
+# what exists is left as it is.
+#   broker/   CURVE key of the broker, and redis.url, with the password
+#   learner/  the same of the learner
+#   actor/    the key with which actors enrol, and the broker's public one
+#   allowed/  who may connect: `nyala keys` changes it in the broker's container
+#   redis/    the password, as redis-server reads it
 set -eu
-folder=${1:?usage: make_secrets.sh FOLDER}
+secrets=${1:?usage: make_secrets.sh FOLDER}
+[ ! -f "$secrets/redis/redis_auth.conf" ] || exit 0
 umask 077
-mkdir -p "$folder"
-chmod 700 "$folder"
-nyala keys "$folder/keys"
-if [ ! -f "$folder/redis.url" ]; then
-  password=$(python -c 'import secrets; print(secrets.token_hex(32))')
-  echo "requirepass $password" >"$folder/redis_auth.conf"
-  chmod 644 "$folder/redis_auth.conf"
-  echo "redis://:$password@redis:6379/0" >"$folder/redis.url"
-fi
-[ -f "$folder/hf_token" ] || : >"$folder/hf_token"
+keys=$(mktemp -d)
+nyala keys "$keys"
+for role in broker learner; do
+  cp "$keys/$role.key" "$keys/broker.pub" "$keys/learner.pub" "$secrets/$role/"
+  mkdir -p "$secrets/$role/allowed" # where the volume of that name is mounted
+done
+cp "$keys/enrolment.key" "$keys/broker.pub" "$secrets/actor/"
+cp -R "$keys/allowed/." "$secrets/allowed/"
+password=$(python -c 'import secrets; print(secrets.token_hex(32))')
+for role in broker learner; do echo "redis://:$password@redis:6379/0" >"$secrets/$role/redis.url"; done
+# redis-server runs under a user of its own, in the one container that has this folder. Last, and at
+# once: it says that all is there.
+echo "requirepass $password" >"$secrets/redis/part"
+chmod 644 "$secrets/redis/part"
+chmod 755 "$secrets/redis"
+mv "$secrets/redis/part" "$secrets/redis/redis_auth.conf"

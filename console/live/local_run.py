@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from configs.errors import SettingsError
 from configs.loader import load
 from console.display.from_store import with_store
 from console.display.newest_sample import NewestSample
@@ -74,8 +75,8 @@ class LocalRun:
     def _ask(self) -> StoreLook | None:
         """Return the newest look at the store, whose address may change with each `nyala up`."""
         try:
-            url = self._folder.redis_url.read_text(encoding="utf-8").strip()
-        except OSError:  # nobody has started it yet, or its owner is another user
+            url = self._folder.read_redis_url()
+        except (OSError, SettingsError):  # nobody has started it yet, or its owner is another user
             return None
         if url != self._url:
             self.close()

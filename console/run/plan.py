@@ -15,7 +15,7 @@ from configs.metrics.endpoint import endpoint_of
 from configs.secrets import redis_url_of, write_secret
 from configs.settings import BufferSettings, Settings
 
-from .own_files import with_value
+from .own_files import resolve, with_value
 from .placement import actor_gpus, environment_of, learner_gpus
 from .process import PYTHON, Command
 from .redis_server import RedisServer, configure, free_port, is_free
@@ -115,6 +115,18 @@ def role_command(
     arguments = (*PYTHON, package, "--config", str(config), *flags)
     log = RunFolder(settings.run.folder).log(role)
     return Command(role, role, arguments, log, environment_of(role, settings))
+
+
+def keep_settings(settings: Settings) -> None:
+    """Write the config.yaml of a run whose processes are started one by one, unless it is there.
+
+    `nyala status`, `top`, `report` and `join-pack` find a run by it.
+    """
+    folder = RunFolder(settings.run.folder)
+    if not folder.config.exists():
+        folder.path.mkdir(parents=True, exist_ok=True)
+        # The URL has a password, which config.yaml does not hold.
+        save(with_value(resolve(settings), "buffer", "url", None), folder.config)
 
 
 def _make_actor_keys(settings: Settings, folder: RunFolder) -> None:

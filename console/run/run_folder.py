@@ -19,7 +19,7 @@ from typing import Any
 from configs.errors import SettingsError
 from configs.loader import load
 from configs.metrics.endpoint import TARGETS
-from configs.secrets import FILE_NAME, VARIABLE
+from configs.secrets import FILE_NAME, VARIABLE, redis_url_of
 from configs.settings import Settings
 from learner.checkpointing.folders import complete_checkpoints
 
@@ -96,6 +96,16 @@ class RunFolder:
         """Read the summary of a finished run."""
         numbers: dict[str, float] = json.loads(self.summary.read_text(encoding="utf-8"))
         return numbers
+
+    def read_redis_url(self) -> str:
+        """Return the URL of the run's store: of its file, or else of the environment.
+
+        Raises:
+            OSError: Neither has one, or this user may not read the file.
+            SettingsError: The environment names a file that cannot be read.
+        """
+        given = None if self.redis_url.exists() else redis_url_of()
+        return given or self.redis_url.read_text(encoding="utf-8").strip()
 
     def metrics_pages(self) -> dict[str, str]:
         """Return the pages of metrics that processes of this machine serve, by their names."""

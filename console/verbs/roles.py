@@ -15,7 +15,7 @@ from console.actor_group.plan import actor_commands
 from console.arguments import Config, ConfigOption, Overrides, TrustCheckpoint, one_of
 from console.display.display import print_line
 from console.join_pack.pack import is_pack, open_pack
-from console.run.plan import role_command
+from console.run.plan import keep_settings, role_command
 from console.run.run_folder import settings_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -78,10 +78,13 @@ def learner(  # noqa: PLR0917 - typer calls it by name
     Example: `nyala learner --config runs/demo/config.yaml`
     """
     path = one_of(config, config_option)
+    settings = settings_of(path, overrides or [])
     if trust_checkpoint is not None:
         from learner.checkpointing import trust  # noqa: PLC0415 - torch
 
-        trust.trust_checkpoint(settings_of(path, overrides or []).run, trust_checkpoint)
+        trust.trust_checkpoint(settings.run, trust_checkpoint)
+    if node_rank == 0:
+        keep_settings(settings)
     flags: tuple[str, ...] = ()
     if nodes > 1:
         flags = ("--nodes", str(nodes), "--node-rank", str(node_rank), "--rendezvous", rendezvous)

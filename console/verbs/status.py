@@ -64,7 +64,7 @@ def status_of(path: Path) -> dict[str, Any]:
     progress = RunProgress(folder, steps=settings.run.steps).look()
     store = None
     with suppress(NyalaError, OSError):
-        url = folder.redis_url.read_text(encoding="utf-8").strip()
+        url = folder.read_redis_url()
         counts, seen, serving, shut, used = _ask_store(url, settings.run.name)
         store = {
             "tasks": asdict(counts),
@@ -107,7 +107,7 @@ def print_status(path: Path, console: Console) -> None:
     for text in progress.advice.values():
         print_line(console, printable(f"ADVICE {text}"))
     try:
-        url = folder.redis_url.read_text(encoding="utf-8").strip()
+        url = folder.read_redis_url()
         counts, seen, serving, shut, used = _ask_store(url, settings.run.name)
     except (NyalaError, OSError) as error:
         print_line(console, _state_without_store(folder, settings, error))

@@ -20,7 +20,7 @@ from configs.metrics.health import Health, Pulse
 from configs.metrics.serving import serving
 from configs.settings import RunSettings
 from console.run.run_folder import RunFolder
-from tests.packaging.support.compose_file import ROOT, STORE_SECRETS, load_compose, secrets_of
+from tests.packaging.support.compose_file import ROOT, load_compose, mounts_of
 
 SERVICES = load_compose()["services"]
 THEIRS = {"redis", "prometheus", "grafana"}
@@ -50,18 +50,16 @@ def test_the_command_of_a_service_exists(name):
 
     if command[0] == "sh":
         assert (ROOT / command[1]).is_file()
-    elif command[0] == "nyala":
+    else:
         from console.main import app
 
+        assert command[0] == "nyala"
         assert CliRunner().invoke(app, [command[1], "--help"]).exit_code == 0
-    else:
-        assert command[:2] == ["python", "-m"]
-        assert importlib.util.find_spec(f"{command[2]}.__main__") is not None
 
 
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_the_overrides_of_a_service_are_settings(name):
-    flags = [argument.partition("=") for argument in SERVICES[name]["command"][3:]]
+    flags = [word.partition("=") for word in SERVICES[name]["command"] if "=" in word]
     (preset,) = [value for flag, _, value in flags if flag == "--config"]
     overrides = [value for flag, _, value in flags if flag == "--set"]
 
@@ -76,26 +74,75 @@ def test_health_checks_are_there_for_what_stays_up():
 
 
 def test_only_broker_and_learner_have_a_way_to_redis():
-    holders = {
-        name
-        for name, service in SERVICES.items()
-        if STORE_SECRETS & set(secrets_of(service)) or "REDIS" in str(service.get("environment"))
-    }
+    holders = {name for name in SERVICES if "REDIS" in str(SERVICES[name].get("environment"))}
+    assert holders == {"broker", "learner", "learner-cuda"}
 
-    assert holders == {"redis", "broker", "learner", "learner-cuda"}
+    holders = {name for name in SERVICES if "redis-password" in volumes_of(name)}
+    assert holders == {"redis", "secrets"}
 
 
 def test_a_secret_key_is_mounted_by_its_owner_alone():
-    owners = {
-        key: {name.removesuffix("-cuda") for name in SERVICES if key in secrets_of(SERVICES[name])}
-        for key in ("broker.key", "learner.key", "enrolment.key")
+    for role in ("broker", "learner", "actor"):
+        holders = {name for name in SERVICES if f"{role}-keys" in volumes_of(name)}
+
+        assert holders - {f"{role}-cuda"} == {"secrets", role}
+        source, _ = mounts_of(SERVICES[role])["/srv/nyala/keys"]
+        assert source == f"{role}-keys"
+
+
+def volumes_of(name):
+    return {source for source, _ in mounts_of(SERVICES[name]).values()}
+
+
+def test_of_two_services_that_write_a_volume_neither_can_change_what_the_other_proves_itself_with():
+    writers = {
+        volume: {
+            name.removesuffix("-cuda")
+            for name in SERVICES
+            if (volume, "rw") in mounts_of(SERVICES[name]).values()
+        }
+        for volume in ("broker-keys", "learner-keys", "actor-keys", "redis-password", "allowed")
     }
 
-    assert owners == {
-        "broker.key": {"broker"},
-        "learner.key": {"learner"},
-        "enrolment.key": {"actor"},
+    assert writers == {
+        "broker-keys": {"secrets", "broker"},
+        "learner-keys": {"secrets"},
+        "actor-keys": {"secrets"},
+        "redis-password": {"secrets"},
+        "allowed": {"secrets", "broker"},
     }
+
+
+def test_one_command_makes_keys_and_password_before_anything_needs_them():
+    waiting = {name: set(service.get("depends_on", {})) for name, service in SERVICES.items()}
+    first = "secrets"
+
+    def needs(name):
+        return set.union(waiting[name], *(needs(other) for other in waiting[name]))
+
+    assert {name for name in SERVICES if first in needs(name)} == {"redis", "model", *ROLES}
+    for service in SERVICES.values():
+        if first in service.get("depends_on", {}):
+            condition = service["depends_on"][first]["condition"]
+            assert condition == "service_completed_successfully"
+
+
+def test_every_container_is_confined_and_bounded():
+    for name in OURS:
+        service = SERVICES[name]
+        assert service["read_only"] is True
+        assert service["pids_limit"] > 0
+        assert name == "secrets" or service["mem_limit"]
+    for service in SERVICES.values():
+        assert {"max-size", "max-file"} == set(service["logging"]["options"])
+
+
+def test_a_folder_of_ones_own_is_seen_by_all_who_read_the_settings():
+    chosen = load_compose(NYALA_WORK="./mine", NYALA_CONFIG="work/settings.yaml")["services"]
+
+    for name in {"model", *ROLES}:
+        assert mounts_of(chosen[name])["/srv/nyala/work"] == ("./mine", "ro")
+        assert "work/settings.yaml" in str(chosen[name]["command"])
 
 
 def test_only_the_dashboard_is_published_to_this_machine_and_nothing_runs_as_root():
@@ -111,14 +158,16 @@ def test_the_cuda_services_differ_in_image_and_devices_alone():
         cpu, cuda = SERVICES[role], SERVICES[f"{role}-cuda"]
 
         differing = {key for key in cpu.keys() | cuda.keys() if cpu.get(key) != cuda.get(key)}
-        assert differing == {"image", "build", "profiles", "deploy", "environment"} | others
+        assert (
+            differing
+            == {"image", "build", "pull_policy", "profiles", "deploy", "environment"} | others
+        )
         assert cuda["build"]["args"]["PROFILE"] == "cuda"
         assert set(cuda["environment"]) - set(cpu["environment"]) == {"CUDA_VISIBLE_DEVICES"}
         (device,) = cuda["deploy"]["resources"]["reservations"]["devices"]
         assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
     actor, cuda = SERVICES["actor"]["command"], SERVICES["actor-cuda"]["command"]
-    assert cuda[:3] == ["nyala", "actor", "--gpus=all"]
-    assert cuda[3:] == actor[3:]
+    assert cuda == [*actor[:2], "--gpus=all", *actor[2:]]
 
 
 def test_every_card_is_placed_by_its_number():
@@ -132,20 +181,21 @@ def test_every_card_is_placed_by_its_number():
     assert cards == {"learner-cuda": "0,1,2,3", "actor-cuda": "4,5,6,7"}
 
 
+def test_volumes_belong_to_the_user_of_the_image():
+    made = (ROOT / "Dockerfile").read_text().partition("install --directory")[2]
+    owned = set(made.partition("USER")[0].split())
+
+    for name in OURS:
+        for target, (source, mode) in mounts_of(SERVICES[name]).items():
+            assert target in owned or mode == "ro", f"{source} of {name} would be root's"
+
+
 def test_who_holds_weights_has_places_for_them_that_it_can_write():
     for name in sorted(ROLES - {"broker"}):
         service = SERVICES[name]
-        mounts = {
-            target: mode
-            for _, target, mode in (
-                (*mount.split(":"), "rw")[:3] for mount in service["volumes"] if mount[0] != "."
-            )
-        }
         for variable in ("NYALA_SCRATCH", "HF_HOME"):
-            place = service["environment"][variable]
-            assert mounts[place] == "rw"
-            assert f" {place}" in (ROOT / "Dockerfile").read_text()  # else root owns the volume
-        assert service["environment"]["HF_TOKEN_PATH"] == secrets_of(service)["hf_token"]
+            _, mode = mounts_of(service)[service["environment"][variable]]
+            assert mode == "rw"
         assert (service["shm_size"], service["ipc"]) == ("2gb", "private")
     for name, value in (("shm_size", "70gb"), ("ipc", "host")):
         chosen = load_compose(NYALA_SHM_SIZE="70gb", NYALA_IPC="host")["services"]
@@ -172,9 +222,10 @@ def test_images_are_pinned():
 def test_the_image_installs_as_a_checkout_does():
     dockerfile = (ROOT / "Dockerfile").read_text()
 
-    assert "RUN ./run setup" in dockerfile
+    assert dockerfile.count("./run setup\n") == 1  # without developers' tools
     assert "pip install" not in dockerfile
-    assert dockerfile.index("USER nyala") < dockerfile.index("RUN ./run setup")
+    assert "USER 1000\n" in dockerfile  # a number: Kubernetes' runAsNonRoot takes no name
+    assert dockerfile.index("USER 1000") < dockerfile.index("./run setup")
 
 
 @pytest.mark.parametrize("waits_for", [None, "its store"])

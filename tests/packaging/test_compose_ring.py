@@ -1,14 +1,12 @@
 """The services of compose.yaml, as plain processes: their exact commands train a run to its end.
 
-What a container engine would do is done by hand: each service gets its own folder for
-/run/secrets and /srv/nyala/keys with the secrets that it declares and no others, its own
-environment, and loopback ports for the names of the other services; the volume of registered keys
-is a folder that services share. Images, other volumes and the network stay untried.
+What a container engine would do is done by hand: a volume is a folder, which each service that
+mounts it finds at its place in a root of its own; its own environment, and loopback ports for the
+names of the other services. Images, read-only mounts and the network are tests/containers' matter.
 """
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from console.verbs.status import status_of
 from tests.conftest import find_redis_server
-from tests.packaging.support.compose_file import ROOT, load_compose, secrets_of
+from tests.packaging.support.compose_file import ROOT, load_compose, mounts_of
 
 ACTORS = 4
 PATIENCE_S = 180.0  # importing torch takes a minute where the cores are shared
@@ -40,7 +39,6 @@ class Host:
 
     folder: Path
     services: dict[str, Any]
-    secret_files: dict[str, dict[str, str]]
     ports: dict[int, int] = field(
         default_factory=lambda: {port: free_port() for port in (5757, 5758, 6379, 9470, 9471, 9480)}
     )
@@ -55,18 +53,25 @@ class Host:
         environment = {
             key: self._here(name, value) for key, value in service.get("environment", {}).items()
         }
-        self._mount_secrets(name)
+        self._mount(name)
         container = name if replica == 1 else f"{name}-{replica}"
         with self._log(container).open("wb") as log:
             self.started[container] = subprocess.Popen(
-                command, cwd=self.folder, env=self._base() | environment, stdout=log, stderr=log
+                command, cwd=self.root(name), env=self._base() | environment, stdout=log, stderr=log
             )
         return self.started[container]
 
-    @property
-    def registered(self) -> Path:
-        """The volume of registered keys."""
-        return self.folder / "registered"
+    def volume(self, name: str) -> Path:
+        """The folder that stands for a volume."""
+        path = self.folder / "volumes" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def root(self, name: str) -> Path:
+        """What stands for `/` and `/srv/nyala` of a service, with its mounts."""
+        path = self.folder / "roots" / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
     def is_healthy(self, name: str) -> bool:
         """Run the service's own health check."""
@@ -98,42 +103,41 @@ class Host:
 
     def _here(self, name: str, text: str) -> str:
         """Turn the names of compose's world into those of this host."""
-        here = text.replace("/run/secrets", str(self.folder / "mounted" / name))
-        here = here.replace("/srv/nyala/keys", str(self.folder / "mounted" / name / "keys"))
-        here = here.replace("/srv/nyala/", f"{self.folder}/")
-        here = here.replace("/etc/nyala/redis.conf", str(self._redis_conf()))
+        root = self.root(name)
+        here = text.replace("/srv/nyala/", f"{root}/").replace("/run/nyala", f"{root}/run-nyala")
+        here = here.replace("/etc/nyala/redis.conf", str(root / "redis.conf"))
         for host in ("0.0.0.0", "broker"):
             for port, ours in self.ports.items():
                 here = here.replace(f"//{host}:{port}", f"//127.0.0.1:{ours}")
         return here if here not in map(str, self.ports) else str(self.ports[int(here)])
 
-    def _redis_conf(self) -> Path:
-        text = (ROOT / "configs" / "deploy" / "redis.conf").read_text()
-        data = self.folder / "redis"
-        data.mkdir(exist_ok=True)
-        text = text.replace("/data", str(data)).replace("bind * -::*", "bind 127.0.0.1")
-        text = text.replace("port 6379", f"port {self.ports[6379]}")
-        text = text.replace("/run/secrets", str(self.folder / "mounted" / "redis"))
-        path = self.folder / "redis.conf"
-        path.write_text(text)
-        return path
+    def _mount(self, name: str) -> None:
+        """Put a service's volumes, and the files of its image, at their places."""
+        root = self.root(name)
+        if not (root / "configs").exists():
+            (root / "configs").symlink_to(ROOT / "configs")
+        for target, (source, _) in sorted(mounts_of(self.services[name]).items()):
+            place = Path(self._here(name, target))
+            if target == "/data" or target.startswith("/home") or place.is_symlink():
+                continue
+            if place.is_dir():
+                place.rmdir()  # a mount hides what was there
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(ROOT / source if source.startswith("./") else self.volume(source))
+        url = root / "keys" / "redis.url"
+        if url.exists():
+            text = url.read_text().replace("@redis:6379", f"@127.0.0.1:{self.ports[6379]}")
+            url.write_text(text)
+        if name == "redis":
+            (root / "redis.conf").write_text(self._redis_conf(root))
 
-    def _mount_secrets(self, name: str) -> None:
-        for volume in self.services[name].get("volumes", []):
-            source, _, target = volume.partition(":")
-            if source == "registered" or source.startswith("./secrets/keys/"):
-                place = Path(self._here(name, target.removesuffix(":ro")))
-                place.parent.mkdir(parents=True, exist_ok=True)
-                (self.folder / source).mkdir(exist_ok=True)
-                if not place.exists():
-                    place.symlink_to(self.folder / source)
-        for source, target in secrets_of(self.services[name]).items():
-            path = Path(self._here(name, target))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(self.folder / self.secret_files[source]["file"], path)
-            if source == "redis.url":
-                url = path.read_text().replace("@redis:6379", f"@127.0.0.1:{self.ports[6379]}")
-                path.write_text(url)
+    def _redis_conf(self, root: Path) -> str:
+        text = (ROOT / "configs" / "deploy" / "redis.conf").read_text()
+        text = text.replace("/data", str(self.volume("redis"))).replace(
+            "bind * -::*", "bind 127.0.0.1"
+        )
+        text = text.replace("port 6379", f"port {self.ports[6379]}")
+        return text.replace("/run/nyala", f"{root}/run-nyala")
 
     def _base(self) -> dict[str, str]:
         return {
@@ -148,20 +152,18 @@ class Host:
 
     def _run(self, command: list[str]) -> int:
         done = subprocess.run(
-            command, cwd=self.folder, env=self._base(), capture_output=True, check=False, timeout=30
+            command, cwd=ROOT, env=self._base(), capture_output=True, check=False, timeout=30
         )
         return done.returncode
 
 
 @pytest.fixture
 def host(tmp_path):
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "bin").mkdir()
     nyala = tmp_path / "bin" / "nyala"  # the console script, where only the sources are on the path
     nyala.write_text(f"#!{sys.executable}\nfrom console.main import app\napp()\n")
     nyala.chmod(0o755)
-    document = load_compose(NYALA_CONFIG="configs/tiny.yaml")
-    host = Host(tmp_path, document["services"], document["secrets"])
+    host = Host(tmp_path, load_compose(NYALA_CONFIG="work/tiny.yaml")["services"])
     yield host
     host.down()
 
@@ -185,24 +187,60 @@ def test_the_services_with_four_actors_train_a_run_to_its_end(host):
     assert learner.returncode == 0, host.log("learner")
     steps = [
         json.loads(line)["step"]
-        for line in (host.folder / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
+        for line in (host.volume("runs") / "tiny" / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [1, 2, 3, 4, 5, 6]
-    assert len(list(host.registered.glob("enrolment/enrolment-*.pub"))) == ACTORS
+    registered = list(host.volume("allowed").glob("actor/enrolment/enrolment-*.pub"))
+    assert len(registered) == ACTORS
+    assert status_of(host.volume("runs") / "tiny")["state"] == "finished"  # as `nyala status` does
     for actor in actors:
         actor.terminate()
     assert [actor.wait(60) for actor in actors] == [0] * ACTORS, host.log("actor")
 
 
-def test_what_make_secrets_wrote_stays_and_is_closed_to_others(host):
-    for _ in range(2):
-        assert host.up("secrets").wait(60) == 0, host.log("secrets")
-        files = {path: path.read_text() for path in (host.folder / "secrets").rglob("*.*")}
-        host.folder.joinpath("secrets").chmod(0o755)  # the second time closes it again
+def test_what_make_secrets_wrote_stays_and_each_service_gets_its_own(host):
+    assert host.up("secrets").wait(60) == 0, host.log("secrets")
+    files = written(host)
 
-    assert host.up("secrets").wait(60) == 0
-    assert {path: path.read_text() for path in files} == files
-    assert (host.folder / "secrets").stat().st_mode & 0o077 == 0
-    assert (host.folder / "secrets" / "redis.url").stat().st_mode & 0o077 == 0
-    for source in host.secret_files.values():
-        assert (host.folder / source["file"]).is_file()
+    assert host.up("secrets").wait(60) == 0, host.log("secrets")
+
+    assert written(host) == files
+    assert set(files) == {
+        "broker-keys/broker.key",
+        "broker-keys/broker.pub",
+        "broker-keys/learner.pub",
+        "broker-keys/redis.url",
+        "learner-keys/learner.key",
+        "learner-keys/broker.pub",
+        "learner-keys/learner.pub",
+        "learner-keys/redis.url",
+        "actor-keys/enrolment.key",
+        "actor-keys/broker.pub",
+        "allowed/enrolment/enrolment.pub",
+        "redis-password/redis_auth.conf",
+    }
+    password = files["redis-password/redis_auth.conf"].split()[1]
+    assert f":{password}@redis:" in files["learner-keys/redis.url"]
+    for name in files.keys() - {"redis-password/redis_auth.conf"}:
+        path = host.folder / "volumes" / name
+        assert path.stat().st_mode & 0o077 == 0, name
+
+
+def test_secrets_that_were_not_finished_are_made_anew(host):
+    assert host.up("secrets").wait(60) == 0, host.log("secrets")
+    before = written(host)
+    (host.volume("redis-password") / "redis_auth.conf").unlink()
+
+    assert host.up("secrets").wait(60) == 0, host.log("secrets")
+
+    assert written(host).keys() == before.keys()
+    assert written(host)["broker-keys/broker.key"] != before["broker-keys/broker.key"]
+
+
+def written(host):
+    volumes = host.folder / "volumes"
+    return {
+        str(path.relative_to(volumes)): path.read_text()
+        for path in volumes.rglob("*")
+        if path.is_file()
+    }

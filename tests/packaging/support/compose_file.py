@@ -8,7 +8,6 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 PATH = ROOT / "compose.yaml"
-STORE_SECRETS = {"redis.url", "redis_auth.conf"}
 
 
 def load_compose(**variables: str) -> dict[str, Any]:
@@ -22,12 +21,10 @@ def load_compose(**variables: str) -> dict[str, Any]:
     return document
 
 
-def secrets_of(service: dict[str, Any]) -> dict[str, str]:
-    """Name the secrets of a service and where it finds them."""
-    mounts = [
-        {"source": secret, "target": f"/run/secrets/{secret}"}
-        if isinstance(secret, str)
-        else secret
-        for secret in service.get("secrets", [])
-    ]
-    return {mount["source"]: mount["target"] for mount in mounts}
+def mounts_of(service: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return what a service has mounted: where it finds it -> (volume or folder, mode)."""
+    mounts = {}
+    for mount in service.get("volumes", []):
+        source, target, mode = (*mount.split(":"), "rw")[:3]
+        mounts[target] = source, mode
+    return mounts

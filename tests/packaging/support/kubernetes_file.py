@@ -116,7 +116,7 @@ def _of_sources(recipes: Recipes, pod: Document, container: Document) -> Iterato
 
 def _of_user(pod: Document, container: Document) -> Iterator[str]:
     context, own = pod.get("securityContext", {}), container.get("securityContext", {})
-    uid = int(re.findall(r"^ARG UID=(\d+)$", DOCKERFILE, re.MULTILINE)[0])
+    uid = int(re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)[0])
     if context.get("runAsUser") != uid:
         yield f"the image's user is {uid}, by its number"
     if context.get("runAsNonRoot") is not True:
