@@ -39,7 +39,7 @@ def why_nobody_samples(
     if stats.state != RUNNING:
         return f"the run is {stats.state} and gives no work; its learner's log says why"
     if closed.paused:
-        return f"leasing is paused: {closed.paused}; mend it, then: nyala buffer resume {folder}"
+        return closed_lines(closed, folder)[0]
     silences = [actor.silent_s for actor in actors]
     present = sum(silent_s <= heartbeat_timeout_s for silent_s in silences)
     if not present:
@@ -56,8 +56,8 @@ def why_nobody_samples(
     if closed.keys:
         whys = "; ".join(f"{tag}: {key.why}" for tag, key in sorted(closed.keys.items())[:NAMED])
         return (
-            f"{len(closed.keys)} keys are suspended, and no other actor has work ({whys}); mend "
-            f"it, then: nyala buffer resume {folder}"
+            f"{len(closed.keys)} keys are suspended, and no other actor has work ({whys}); "
+            f"{_remedy(folder)}"
         )
     return (
         f"{present} actors are present and none has work, with {stats.ready} tasks ready; their "
@@ -80,10 +80,20 @@ def groups_in_flight(stats: Stats, run: RunSettings, buffer: BufferSettings) -> 
     }
 
 
-def closed_lines(closed: Closed) -> list[str]:
-    """Write to whom nothing is leased, and why."""
-    lines = [
+def closed_lines(closed: Closed, folder: object) -> list[str]:
+    """Write to whom nothing is leased, why, and what helps.
+
+    Args:
+        closed: To whom nothing is leased.
+        folder: Of the run, for the command.
+    """
+    lines = [f"leasing is paused: {closed.paused}"] if closed.paused else []
+    lines += [
         f"the key {tag} gets no leases for {key.left_s:.0f} s: {key.why}"
         for tag, key in closed.keys.items()
     ]
-    return [f"leasing is paused: {closed.paused}", *lines] if closed.paused else lines
+    return [f"{line}; {_remedy(folder)}" for line in lines]
+
+
+def _remedy(folder: object) -> str:
+    return f"mend it, then: nyala buffer resume {folder}"

@@ -138,7 +138,7 @@ class AdminService:
             silent_after_s=settings.broker.heartbeat_timeout_s,
             groups=groups_in_flight(stats, settings.run, settings.buffer),
             memory=memory.share,
-            closed=tuple(closed_lines(closed)[:MAX_CLOSED]),
+            closed=tuple(closed_lines(closed, settings.run.folder)[:MAX_CLOSED]),
             idle=idle if idle and not all(claim.sealed for claim in stats.claims) else "",
             bulletin=bulletin if len(bulletin) <= MAX_BULLETIN else b"",
         )

@@ -5,6 +5,7 @@ Both show the same `View`, whatever its figures come from.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Protocol, Self
@@ -106,6 +107,7 @@ class PlainDisplay:
         self._alerts: str | None = None
         self._advised: set[str] = set()
         self._has_alarm = False
+        self._closed: set[str] = set()
         self._due = clock()
 
     def __enter__(self) -> Self:
@@ -119,6 +121,10 @@ class PlainDisplay:
             self._has_alarm = view.alarm is not None
             text = view.alarm or "has ended: episodes are made again"
             self.log(f"{self._name}: ALARM {text}")
+        closed = {re.sub(r"\d+", "", each): each for each in view.closed}  # but for its figures
+        for each in closed.keys() - self._closed:
+            self.log(f"{self._name}: CLOSED {closed[each]}")
+        self._closed = set(closed)
         step = view.progress.step
         if not view.is_training:
             for name, stage in view.stages.items():

@@ -21,5 +21,5 @@ def with_store(view: View, look: StoreLook | None, settings: Settings) -> View:
         actors=look.actors,
         silent_after_s=settings.broker.heartbeat_timeout_s,
         fill=Fill(**groups, memory=look.memory.share),
-        closed=tuple(closed_lines(look.closed)),
+        closed=tuple(closed_lines(look.closed, settings.run.folder)),
     )

@@ -176,12 +176,8 @@ def check_refusals(store: Store, folder: RunFolder) -> str | Doubt:
 
 def check_leases(store: Store, folder: RunFolder) -> str | Doubt:
     """Leases are granted, to everybody."""
-    lines = closed_lines(store.run(operations.closed()))
-    if lines:
-        return Doubt(
-            f"{'; '.join(lines)}; mend the cause, then `nyala buffer resume {folder.path}`"
-        )
-    return "granted to all"
+    lines = closed_lines(store.run(operations.closed()), folder.path)
+    return Doubt("; ".join(lines)) if lines else "granted to all"
 
 
 def _state(folder: RunFolder) -> str:

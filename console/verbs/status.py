@@ -117,10 +117,12 @@ def print_status(path: Path, console: Console) -> None:
     values = figures(View(progress, {}, alive))
     idle = idle_reason(settings, counts, seen, used, shut)
     waited_s = time.time() - _fed_at(folder)
+    shut_lines = closed_lines(shut, settings.run.folder)
     if idle is not None and waited_s >= settings.console.alarm_s:
         print_line(console, f"ALARM for {duration(waited_s)}: {idle}")
+        shut_lines = [each for each in shut_lines if each != idle]
     line = ", ".join(f"{label} {value}" for label, value in values.items())
-    lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *_closed_lines(shut, path)]
+    lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *shut_lines]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
     lines += [_actor_line(actor) for actor in seen]
     lines += [f"metrics of {name}: {url}" for name, url in folder.metrics_pages().items()]
@@ -149,12 +151,6 @@ def _wanted_lines(progress: Progress, alive: int) -> list[str]:
     if progress.actors_wanted is None:
         return []
     return [f"{progress.actors_wanted_why}: {progress.actors_wanted} wanted, {alive} there"]
-
-
-def _closed_lines(closed: Closed, run: Path) -> list[str]:
-    """Write to whom nothing is leased, and how it goes on."""
-    lines = closed_lines(closed)
-    return [*lines, f"mend the cause, then: nyala buffer resume {run}"] if lines else []
 
 
 def _fed_at(folder: RunFolder) -> float:

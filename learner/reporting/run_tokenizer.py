@@ -34,6 +34,12 @@ def run_vocabulary(run: RunSettings) -> Vocabulary:
         special={token_id: token.content for token_id, token in added if token.special},
         end=tokenizer.eos_token_id,
         is_blank=lambda token_id: not tokenizer.decode([token_id]).strip(),
+        stop=run.stop,
+        decode=lambda token_ids: str(
+            tokenizer.decode(
+                token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        ),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from buffer import operations
@@ -381,3 +383,20 @@ def test_a_pause_names_a_reason_although_each_death_has_another(run: RunInStore)
 
     paused = run.store.run(operations.closed()).paused
     assert paused.startswith("11 of the last 1000 tasks died, 1 of them of: reason ")
+
+
+def test_a_pause_counts_exceptions_of_one_line_as_one_reason(run: RunInStore) -> None:
+    run.create(100)
+    whys = [f"reward raised KeyError: {n}, at /a/r.py:{3 + n % 4 // 3}: `f()`" for n in range(11)]
+    for why in whys:
+        for _ in range(3):
+            rows = [(x.task_id, x.fence, "data", why) for x in lease(run, "a", 1)]
+            call = operations.fail("a", max_attempts=3, max_data_failures=3, failures=rows)
+            run.store.run(call)
+
+    paused = run.store.run(operations.closed()).paused
+    assert re.match(
+        r"11 of the last 1000 tasks died, 9 of them of: reward raised KeyError: \d+, at "
+        r"/a/r\.py:3: `f\(\)`; 11 in the hands of ",
+        paused,
+    ), paused

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -296,6 +297,26 @@ def test_an_alarm_is_printed_once_when_it_begins_and_once_when_it_ends():
     assert out.getvalue().splitlines() == [
         "demo: ALARM no actor",
         "demo: ALARM has ended: episodes are made again",
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_what_closes_leasing_is_printed_once_while_its_figures_change(step):
+    out = io.StringIO()
+    display = PlainDisplay(Console(file=out, width=200), name="demo")
+    for closed in (
+        (),
+        ("key a for 30 s",),
+        ("key a for 29 s", "all: it died"),
+        (),
+        ("all: it died",),
+    ):
+        display.show(replace(view(step), closed=closed))
+
+    assert [line for line in out.getvalue().splitlines() if "CLOSED" in line] == [
+        "demo: CLOSED key a for 30 s",
+        "demo: CLOSED all: it died",
+        "demo: CLOSED all: it died",
     ]
 
 

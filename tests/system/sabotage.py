@@ -1,4 +1,4 @@
-"""A flat reward explains itself: ten runs that cannot learn, and one that can.
+"""A flat reward explains itself: twelve runs that cannot learn, and one that can.
 
 Run beside CI, `pytest tests/system/sabotage.py`: each is a whole run with the small engine.
 """
@@ -22,6 +22,9 @@ def test_the_first_advice_names_the_cause(sabotage: Sabotage, tmp_path: Path) ->
     print(sabotage.name, found.first, found.texts)
     assert found.first.most_common(1)[0][0] == sabotage.rule
     assert sabotage.named in found.texts[sabotage.rule]
+    if sabotage.rule == "leasing_paused":
+        assert "leasing is paused: " in found.status, found.status
+        assert sabotage.named in found.status
 
 
 def test_a_run_without_a_fault_gets_no_advice_about_rewards_answers_or_training(

@@ -38,15 +38,21 @@ end
 
 local RECENT_TASKS, MOST_DEATHS = 1000, 10 -- one in a hundred
 
--- The commonest of some values, and how often it is there.
-local function commonest(values)
-  local counts, best = {}, ''
+-- The commonest of some values by what they have in common, and how many have it; of those, the first.
+local function commonest(values, common)
+  local counts, firsts, best = {}, {}, ''
   for _, value in ipairs(values) do
-    counts[value] = (counts[value] or 0) + 1
-    if counts[value] > (counts[best] or 0) then best = value end
+    local kind = common(value)
+    counts[kind], firsts[kind] = (counts[kind] or 0) + 1, firsts[kind] or value
+    if counts[kind] > (counts[best] or 0) then best = kind end
   end
-  return best, counts[best]
+  return firsts[best], counts[best]
 end
+
+local function itself(value) return value end
+
+-- The file and line of a reason: exceptions of one line name other items and values in each episode.
+local function place(reason) return string.match(reason, ' at (%S+:%d+)') or reason end
 
 -- When more than one in a hundred of the recent tasks died, no more is leased until an operator says so.
 local function note_death(id)
@@ -60,10 +66,10 @@ local function note_death(id)
     local task = call('HMGET', task_key(dead), 'why', 'inc')
     reasons[i], holders[i] = task[1] or '', task[2] or ''
   end
-  local why, count = commonest(reasons)
-  local holder, held = commonest(holders)
+  local why, count = commonest(reasons, place)
+  local holder, held = commonest(holders, itself)
   call('HSET', META, 'paused', #ids .. ' of the last ' .. RECENT_TASKS .. ' tasks died, ' .. count ..
-    ' of them of: ' .. string.sub(why, 1, 200) .. '; ' .. held .. ' in the hands of ' .. holder)
+    ' of them of: ' .. string.sub(why, 1, 400) .. '; ' .. held .. ' in the hands of ' .. holder)
 end
 
 local function fail_task(id, why, is_noted)

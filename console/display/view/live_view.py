@@ -25,8 +25,8 @@ LEFT, GAP = 64, 4  # where actors and text stand beside the curves
 TWO_COLUMNS = LEFT + GAP + 60
 CURVE = 60  # more points than that tell nothing more
 FILL = 8  # of the bar of the buffer
-NOTE_LINES = 3  # of a warning
-ADVICE_LINES = 6  # what to do about it stands at the end
+NOTE_LINES = 3  # of an alert
+REMEDY_LINES = 6  # what to do about it stands at the end
 ACTORS_AT_LEAST = 3
 LEAST_SHARE = 0.005  # less is 0 %
 
@@ -173,7 +173,7 @@ class _Page:
         """What is wrong, and what the diagnosis of it is, on so many lines."""
         view = self._view
         notes = [("ALARM", view.alarm)] if view.alarm is not None else []
-        notes += [("CLOSED", each) for each in view.closed]
+        notes += [("CLOSED", each) for each in view.closed if each != view.alarm]
         if view.progress.alerts is not None:
             notes.append(("ALERT", view.progress.alerts))
         notes += [("ADVICE", each) for each in view.progress.advice.values()]
@@ -182,7 +182,7 @@ class _Page:
             rows = wrapped(
                 printable(text),
                 width - LABEL,
-                most=ADVICE_LINES if kind == "ADVICE" else NOTE_LINES,
+                most=NOTE_LINES if kind == "ALERT" else REMEDY_LINES,
             )
             for at, row in enumerate(rows):
                 line = Text((kind if not at else "").ljust(LABEL), style="bold red")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from configs.settings import Settings
 
 from .catalogue import RULES
-from .evidence import Evidence
+from .evidence import Evidence, StoreFigures
 from .rule import Advice, Rule
 from .window import Window
 
@@ -39,6 +39,17 @@ class Advisor:
         self._window.add(evidence)
         for rule in self._rules:
             self._judge(rule)
+        return self._holding()
+
+    def look(self, store: StoreFigures) -> tuple[Advice, ...]:
+        """Take what the store shows while no batch comes, and return the advice that holds then."""
+        self._window.store = store
+        for rule in self._rules:
+            if not rule.batches:
+                self._judge(rule)
+        return self._holding()
+
+    def _holding(self) -> tuple[Advice, ...]:
         explained = {
             name for rule in self._rules if rule.name in self._texts for name in rule.explains
         }

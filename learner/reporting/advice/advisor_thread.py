@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import structlog
@@ -65,7 +66,7 @@ class AdvisorThread:
         self._queue: queue.Queue[Seen | None] = queue.Queue(MOST_WAITING)
         self._worker = Worker(self._work, name="advice")
         self._is_first = True
-        self._batches, self._cpu_s = 0, 0.0
+        self._step, self._batches, self._cpu_s = 0, 0, 0.0
         self.advice: tuple[Advice, ...] = ()
         """What holds now."""
 
@@ -117,14 +118,27 @@ class AdvisorThread:
             raise
 
     def _advise(self) -> None:
-        while (seen := self._queue.get()) is not None:
-            before = {each.rule for each in self.advice}
-            self.advice = self._advisor.consider(self._evidence(seen))
-            for each in self.advice:
-                if each.rule not in before:
-                    log.warning("ADVICE", rule=each.rule, step=seen.batch.step, text=each.text)
+        while True:
+            try:
+                seen = self._queue.get(timeout=ASK_EVERY_S)
+            except queue.Empty:
+                # No batch comes; if nothing is leased, none will.
+                self._counts = replace(self._counts, paused=self._ask_why_paused())
+                self._take(self._advisor.look(self._counts))
+                continue
+            if seen is None:
+                return
+            self._step = seen.batch.step
+            self._take(self._advisor.consider(self._evidence(seen)))
             self._batches += 1
             self._cpu_s = time.thread_time()
+
+    def _take(self, advice: tuple[Advice, ...]) -> None:
+        before = {each.rule for each in self.advice}
+        self.advice = advice
+        for each in advice:
+            if each.rule not in before:
+                log.warning("ADVICE", rule=each.rule, step=self._step, text=each.text)
 
     def _evidence(self, seen: Seen) -> Evidence:
         divergence = seen.trained.divergence
@@ -164,4 +178,8 @@ class AdvisorThread:
             death=death,
             data_failures=stats.data_failures,
             data_failure=stats.data_failure,
+            paused=self._ask_why_paused(),
         )
+
+    def _ask_why_paused(self) -> str:
+        return self._store.run(operations.closed()).paused

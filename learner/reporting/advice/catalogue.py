@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import answer_rules, flow_rules, reward_rules, training_rules
+from . import answer_rules, flow_rules, reward_rules, stop_rules, training_rules
 from .rule import Rule
 
 SYMPTOMS = frozenset({"reward_constant", "groups_flat"})
@@ -17,6 +17,12 @@ RULES: tuple[Rule, ...] = (
         explains=frozenset({"dead_letters_grow", "learner_waits"}),
     ),
     Rule(
+        "leasing_paused",
+        flow_rules.leasing_paused,
+        batches=0,
+        explains=frozenset({"dead_letters_grow", "learner_waits", "actors_wait"}),
+    ),
+    Rule(
         "prompt_left_open",
         answer_rules.prompt_left_open,
         batches=2,
@@ -27,6 +33,12 @@ RULES: tuple[Rule, ...] = (
         answer_rules.stop_token_ignored,
         batches=2,
         explains=OF_ANSWERS | {"answers_cut_off"},
+    ),
+    Rule(
+        "stop_string_early",
+        stop_rules.stop_string_early,
+        batches=3,
+        explains=OF_ANSWERS,
     ),
     Rule(
         "engine_disagrees",

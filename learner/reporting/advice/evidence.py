@@ -22,6 +22,19 @@ class ActorShare:
 
 
 @dataclass(frozen=True, slots=True)
+class EndShare:
+    """Answers of a batch that ended in one way."""
+
+    episodes: int
+    reward: float
+    """Mean."""
+    blank: int = 0
+    """That say nothing before their end."""
+    unread: int = 0
+    """In which the scorer found nothing to judge."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFigures:
     """Counts of the store when the batch was judged; those of events only grow."""
 
@@ -37,6 +50,8 @@ class StoreFigures:
     """Episodes that reward or environment failed, retries included."""
     data_failure: str = ""
     """The newest such exception, with file and line."""
+    paused: str = ""
+    """Why nothing is leased; empty while tasks are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +81,9 @@ class Evidence:
     """Incarnation -> its share."""
     run_past: dict[str, int] = field(default_factory=dict)
     """Special token -> answers in which the policy wrote it and went on."""
+    ends: dict[str, EndShare] = field(default_factory=dict)
+    """String of `run.stop`, or `""` for a token of the model -> the answers that it ended; empty in
+    a run without such strings."""
     open_prompts: int = 0
     """Groups whose prompt ends with a token that ends a turn, so that nobody's turn has begun."""
     entropy: float = 0.0

@@ -19,6 +19,20 @@ ALMOST_ALWAYS, OFTEN = 18, 14  # of 20 batches
 DYING = 5
 
 
+def leasing_paused(window: Window, settings: Settings, holds: bool) -> str | None:  # noqa: ARG001 - it is, or is not
+    """Find a run that gives no work, and hence may train nothing more."""
+    if not window.store.paused:
+        return None
+    broker, folder = settings.broker, settings.run.folder
+    return (
+        f"no task is given to actors any more, because {window.store.paused}: mend that, try it "
+        f"with `nyala env test`, and go on with `nyala buffer resume {folder}`; `nyala buffer dead "
+        f"list {folder}` has all of them (a task dies of broker.max_data_failures, now "
+        f"{broker.max_data_failures}, errors of its own, or broker.max_attempts, now "
+        f"{broker.max_attempts}, lost actors)"
+    )
+
+
 def dead_letters_grow(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find tasks that fail on every actor."""
     recent = window.last(20)

@@ -14,10 +14,11 @@ import numpy as np
 
 from buffer.record.episode import Episode
 
-from .evidence import ActorShare
+from .evidence import ActorShare, EndShare
 
 UNREAD_METRICS = ("unparsed", "scorer_errors")
 """Metrics of our environments: 1 where the scorer found nothing to judge."""
+MOST_BLANKS = 8  # tokens of white space before the end of an answer that says nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,10 @@ class Vocabulary:
     """The token that ends a sequence."""
     is_blank: Callable[[int], bool]
     """Whether a token is white space."""
+    stop: Sequence[str] = ()
+    """Strings that end a turn: `run.stop`."""
+    decode: Callable[[Sequence[int]], str] = lambda _: ""
+    """The text of tokens, without special ones: `<eos>` has no `e`."""
 
 
 NO_VOCABULARY = Vocabulary({}, None, lambda _: False)
@@ -51,6 +56,7 @@ class EpisodeFigures(TypedDict):
     length_mean: float
     actors: dict[str, ActorShare]
     run_past: dict[str, int]
+    ends: dict[str, EndShare]
     open_prompts: int
 
 
@@ -80,6 +86,7 @@ def episode_figures(episodes: Sequence[Episode], vocabulary: Vocabulary) -> Epis
         "length_mean": sum(len(e.completion.token_ids) for e in episodes) / len(episodes),
         "actors": _actor_shares(episodes),
         "run_past": _run_past(episodes, vocabulary),
+        "ends": _ends(episodes, vocabulary) if vocabulary.stop else {},
         "open_prompts": _open_prompts(firsts, episodes, vocabulary),
     }
 
@@ -94,11 +101,15 @@ def _varying_parts(episodes: Sequence[Episode]) -> tuple[str, ...]:
 
 def _unread(episodes: Sequence[Episode]) -> float | None:
     counted = [
-        max(episode.environment_metrics.get(name, 0.0) for name in UNREAD_METRICS)
+        _is_unread(episode)
         for episode in episodes
         if not episode.environment_metrics.keys().isdisjoint(UNREAD_METRICS)
     ]
     return sum(counted) / len(counted) if counted else None
+
+
+def _is_unread(episode: Episode) -> float:
+    return max(episode.environment_metrics.get(name, 0.0) for name in UNREAD_METRICS)
 
 
 def _actor_shares(episodes: Sequence[Episode]) -> dict[str, ActorShare]:
@@ -134,6 +145,43 @@ def _run_past(episodes: Sequence[Episode], vocabulary: Vocabulary) -> dict[str, 
     owners = np.repeat(np.arange(len(episodes)), lengths_B)[places]
     pairs = set(zip(owners.tolist(), tokens_N[places].tolist(), strict=True))
     return dict(Counter(vocabulary.special[token] for _, token in pairs))
+
+
+def _ends(episodes: Sequence[Episode], vocabulary: Vocabulary) -> dict[str, EndShare]:
+    """Divide the answers that were not cut off by what ended their last turn."""
+    by_end: defaultdict[str, list[tuple[Episode, bool]]] = defaultdict(list)
+    for episode in episodes:
+        if episode.finish_reason != "length":
+            end, is_blank = _end_of(_last_turn(episode), vocabulary)
+            by_end[end].append((episode, is_blank))
+    return {
+        end: EndShare(
+            episodes=len(found),
+            reward=sum(episode.reward for episode, _ in found) / len(found),
+            blank=sum(is_blank for _, is_blank in found),
+            unread=sum(_is_unread(episode) > 0 for episode, _ in found),
+        )
+        for end, found in by_end.items()
+    }
+
+
+def _last_turn(episode: Episode) -> list[int]:
+    completion = episode.completion
+    (written,) = np.nonzero(completion.loss_mask == 0)  # by the environment
+    begin = int(written[-1]) + 1 if len(written) else 0
+    return [int(token) for token in completion.token_ids[begin:]]
+
+
+def _end_of(turn: list[int], vocabulary: Vocabulary) -> tuple[str, bool]:
+    """Find the string of `run.stop` that a turn ends with, and whether there is text before it."""
+    # A token has a character or more, except where several make one.
+    enough = max(map(len, vocabulary.stop)) + MOST_BLANKS
+    text = vocabulary.decode(turn[-enough:])
+    found = [stop for stop in vocabulary.stop if stop in text]
+    if not found:
+        return "", False
+    end = min(found, key=text.index)
+    return end, len(turn) <= enough and not text.partition(end)[0].strip()
 
 
 def _open_prompts(

@@ -21,7 +21,8 @@ class Rule:
     name: str
     conclude: Conclusion
     batches: int
-    """Evidence that it needs before it may conclude anything."""
+    """Evidence that it needs before it may conclude anything; 0 = it looks at the store alone, and
+    is judged while no batch comes, too."""
     explains: frozenset[str] = frozenset()
     """Rules that are left out while this one holds: it is their cause."""
 

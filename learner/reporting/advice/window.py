@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from .evidence import Evidence
+from .evidence import Evidence, StoreFigures
 
 MOST_BATCHES = 50
 FIRST_BATCHES = 3
@@ -22,6 +22,8 @@ class Window:
         """Largest reward of an episode so far."""
         self.peak = (0.0, 0)
         """Largest KL so far, and its batch."""
+        self.store = StoreFigures()
+        """As it was last looked at, with a batch or while none came."""
 
     def add(self, evidence: Evidence) -> None:
         """Take the evidence of the next batch."""
@@ -30,6 +32,7 @@ class Window:
             self._first.append(evidence)
         self.best_reward = max(self.best_reward, evidence.reward_max)
         self.peak = max(self.peak, (evidence.kl, evidence.step))
+        self.store = evidence.store
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -160,6 +160,19 @@ def test_warnings_stand_in_words_and_stay_where_there_is_little_room():
         assert "ALERT     kl at batch 46" in shown
 
 
+def test_a_pause_is_shown_once_up_to_its_remedy():
+    paused = f"leasing is paused: {'the reward raised KeyError ' * 8}; mend it, then: nyala buffer"
+    both = recorded_view(alarm=paused, closed=(paused, "the key a gets no leases"))
+
+    shown = text_of(both, 60, 40)
+
+    assert " ".join(shown.split()).count("leasing is paused") == 1
+    assert "then: nyala buffer" in " ".join(
+        text_of(recorded_view(closed=(paused,)), 60, 40).split()
+    )
+    assert "CLOSED    the key a gets no leases" in shown
+
+
 def test_advice_is_shown_up_to_its_remedy():
     text = " ".join(["answers are cut off"] * 14) + ": raise run.max_completion_tokens"
     view = recorded_view()

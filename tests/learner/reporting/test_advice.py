@@ -12,7 +12,7 @@ import pytest
 
 from learner.reporting.advice.advisor import Advisor
 from learner.reporting.advice.catalogue import RULES
-from learner.reporting.advice.evidence import ActorShare, Evidence
+from learner.reporting.advice.evidence import ActorShare, EndShare, Evidence, StoreFigures
 from learner.reporting.advice.rule import Rule
 from learner.reporting.advice.window import Window
 from tests.learner.support.advice.demo_evidence import (
@@ -41,6 +41,14 @@ def two_actors(bad: Mapping[str, Any]) -> dict[str, Any]:
     return {"actors": {"good-1": good, "bad-1": replace(good, **bad)}}
 
 
+def ended(evidence: Evidence, ends: Mapping[str, tuple[int, float]], **of: int) -> dict[str, Any]:
+    """Answers by what ended them, with their mean reward; the first of them have `of`."""
+    assert sum(count for count, _ in ends.values()) <= evidence.episodes
+    shares = {end: EndShare(count, reward) for end, (count, reward) in ends.items()}
+    first = next(iter(ends))
+    return {"ends": {**shares, first: replace(shares[first], **of)}}
+
+
 @dataclass(frozen=True)
 class Case:
     rule: str
@@ -62,6 +70,29 @@ CASES = [
         "stop_token_ignored",
         lambda e: {"run_past": {"<|im_end|>": 200, "<tool>": 3}, "cut_off": 250},
         r"78% .*<\|im_end\|>.*run\.stop \(now \[\]\)",
+    ),
+    Case(
+        "leasing_paused",
+        lambda e: store(e, paused=f"11 of the last 1000 tasks died, of: {WHERE}", dead=e.step),
+        r"because 11 of .*grading\.py:7.*buffer resume .*max_data_failures, now 3,",
+    ),
+    Case(
+        "stop_string_early",
+        lambda e: {**ended(e, {"e": (90, 0.2), "": (160, 0.6)}), "reward_std": 0.4},
+        r"'e' of run\.stop \(now \['x', 'e'\]\) .* 35% of .*rewards are 0\.4 below",
+        {"run__stop": "[x, e]"},
+    ),
+    Case(
+        "stop_string_early",
+        lambda e: {**ended(e, {"\n": (256, 0.0)}, blank=100), **flat(0.0), "unparsed": 0.9},
+        r"'\\n' of run\.stop .* 100% of .*2000 of those say nothing before it",
+        {"run__stop": '["\\n"]'},
+    ),
+    Case(
+        "stop_string_early",
+        lambda e: {**ended(e, {"</a>": (256, 0.0)}, unread=250), **flat(0.0), "unparsed": 0.98},
+        r"'</a>' of run\.stop .* 100% of .*no answer in 5000 of those",
+        {"run__stop": "[</a>]"},
     ),
     Case(
         "engine_disagrees",
@@ -253,6 +284,45 @@ def test_two_good_batches_between_bad_ones_are_no_recovery():
     after = [advisor.consider(each) for each in demo()[:12]]
 
     assert [bool(each) for each in after] == [False] * 2 + [True] * 10
+
+
+@pytest.mark.parametrize(
+    ("ends", "of"),
+    [
+        ({"</a>": (250, 0.6), "": (6, 0.0)}, {"unread": 120}),  # as it should be
+        ({"</a>": (120, 0.0), "": (136, 0.6)}, {"unread": 120, "reward": 0.5}),
+        ({"</a>": (12, 0.0), "": (240, 0.6)}, {}),  # rare
+        ({"</a>": (70, 0.5), "": (180, 0.6)}, {"blank": 70}),
+    ],
+)
+def test_a_string_that_ends_complete_answers_is_no_fault(ends, of):
+    settings = demo_settings(run__stop="[</a>]")
+
+    after = considered(settings, broken(lambda e: {**ended(e, ends, **of), "reward_std": 0.4}))
+
+    assert not any(each.rule == "stop_string_early" for advice in after for each in advice)
+
+
+def test_a_pause_is_advised_before_the_first_batch_and_until_it_is_over():
+    advisor = Advisor(demo_settings())
+    paused = StoreFigures(paused="11 of the last 1000 tasks died")
+
+    looks = [advisor.look(each) for each in (StoreFigures(), paused, *[StoreFigures()] * 3)]
+
+    held = [[advice.rule for advice in each] for each in looks]
+    assert held == [[], ["leasing_paused"], ["leasing_paused"], ["leasing_paused"], []]
+    assert advisor.consider(demo()[0]) == ()
+
+
+def test_a_pause_leaves_the_advice_about_batches_as_it_was():
+    of_even = Rule("even", lambda w, _, __: None if w.newest.step % 2 else "bad", batches=1)
+    advisor = Advisor(demo_settings(), [*RULES, of_even])
+    before = [advisor.consider(each) for each in demo()[:3]][-1]
+
+    after = [advisor.look(StoreFigures(paused="11 died")) for _ in range(9)][-1]
+
+    assert [each.rule for each in before] == ["even"], "of batch 2; 3 is one of three calm ones"
+    assert [each.rule for each in after] == ["leasing_paused", "even"]
 
 
 def test_few_failures_are_no_advice():

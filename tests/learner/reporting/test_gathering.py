@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from learner.reporting.advice.evidence import ActorShare
+from learner.initial_model.character_model import make_tokenizer
+from learner.reporting.advice.evidence import ActorShare, EndShare
 from learner.reporting.advice.gathering import NO_VOCABULARY, Vocabulary, episode_figures
+from learner.reporting.run_tokenizer import run_vocabulary
 from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.tiny_run import tiny_settings
 
 END, HEADER, NEWLINE = 2, 3, 10
 VOCABULARY = Vocabulary({END: "<|im_end|>", HEADER: "<|im_start|>"}, END, {NEWLINE}.__contains__)
@@ -78,6 +82,52 @@ def test_special_tokens_that_end_answers_end_turns_too():
         figures(replace(answered, finish_reason="length"), vocabulary=other_end)["open_prompts"]
         == 0
     )
+
+
+LETTERS = replace(VOCABULARY, stop=("no", "\n"), decode=lambda ids: "".join(map(chr, ids)))
+NO = [*b"no"]
+
+
+def test_answers_are_divided_by_what_ended_them():
+    counted = figures(
+        make_episode(0, reward=1.0, completion=[*b"yes", END]),
+        make_episode(1, reward=0.5, completion=[*b"yes" * 9, *NO]),
+        replace(make_episode(2, completion=NO), environment_metrics={"unparsed": 1.0}),
+        make_episode(3, completion=[*b"  ", *NO], finish_reason="environment"),
+        make_episode(4, completion=[*NO, *b"yes"], finish_reason="length"),
+        make_episode(5, completion=[NEWLINE]),
+        vocabulary=LETTERS,
+    )
+
+    assert counted["ends"] == {
+        "": EndShare(episodes=1, reward=1.0),
+        "no": EndShare(episodes=3, reward=0.5 / 3, blank=2, unread=1),
+        "\n": EndShare(episodes=1, reward=0.0, blank=1),
+    }
+    assert figures(make_episode(0, completion=NO))["ends"] == {}, "the run has no such strings"
+
+
+def test_only_the_last_turn_of_an_answer_is_looked_at():
+    turns = make_episode(
+        0, completion=[*b"a", *NO, *NO, *b"b", END], mask=[1] * 3 + [0] * 2 + [1] * 2
+    )
+    cut = make_episode(1, completion=[*b"a", END, 50, *NO], mask=[1, 1, 0, 1, 1])
+
+    ends = figures(turns, cut, vocabulary=LETTERS)["ends"]
+
+    assert ends == {"": EndShare(1, 0.0), "no": EndShare(1, 0.0, blank=1)}
+
+
+def test_a_string_is_no_part_of_a_special_token(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer([])
+    tokenizer.save_pretrained(tmp_path)
+    settings = tiny_settings(tmp_path, run={"model": str(tmp_path), "stop": ["e"]})
+
+    vocabulary = run_vocabulary(settings.run)
+
+    yes, no = ([*tokenizer.encode(text)] for text in ("yes", "no<eos>"))
+    assert figures(make_episode(0, completion=yes), vocabulary=vocabulary)["ends"].keys() == {"e"}
+    assert figures(make_episode(0, completion=no), vocabulary=vocabulary)["ends"].keys() == {""}
 
 
 def test_without_a_vocabulary_tokens_mean_nothing():

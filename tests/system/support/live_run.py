@@ -72,6 +72,19 @@ class LiveRun:
                 text=True,
             )
 
+    def ask(self, *arguments: str) -> str:
+        """What a `nyala` command prints."""
+        done = subprocess.run(
+            [sys.executable, "-c", "from console.main import app; app()", *arguments],
+            cwd=self._cwd,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=True,
+        )
+        return done.stdout
+
     def lines(self, name: str) -> list[dict[str, Any]]:
         """What `<name>.jsonl` holds so far."""
         path = self.folder / f"{name}.jsonl"

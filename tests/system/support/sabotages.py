@@ -42,6 +42,13 @@ def judge(completion, answer, environment_reward):
     return environment_reward
 """
 
+NEVER_JUDGES = """
+def judge(completion, answer, environment_reward):
+    if completion != answer:
+        raise KeyError("answer")
+    return environment_reward
+"""
+
 ONE_BROKEN = """
 import os
 from pathlib import Path
@@ -155,6 +162,13 @@ SABOTAGES = (
     ),
     Sabotage("reward raises", "reward_failing", "grading.py:6", reward(RAISES)),
     Sabotage(
+        "reward never judges",
+        "leasing_paused",
+        "grading.py:4",
+        reward(NEVER_JUDGES, "learner.warm_start_steps=1"),
+    ),
+    Sabotage("stop string", "stop_string_early", "'e' of run.stop", overrides('run.stop=["e"]')),
+    Sabotage(
         "clip bounds",
         "clip_bounds_odd",
         "algorithm.clip_low (now 0.0001)",
@@ -171,24 +185,31 @@ class Advised:
     """Rule -> batches after which it was the first advice."""
     texts: dict[str, str]
     """Rule -> its newest text."""
+    status: str
+    """What `nyala status` said when the run was over or paused."""
 
 
 def advised(folder: Path, *given: str) -> Advised:
     """Make a run, to its end or until too many of its tasks have died, and read its advice."""
     run = LiveRun(folder, "tiny.yaml", *SIZE, *given)
-    broker = run.folder / "logs" / "broker.log"
+    learner = run.folder / "logs" / "learner.log"
 
     def is_over() -> bool:
-        is_paused = broker.exists() and "LEASING IS PAUSED" in broker.read_text()
+        is_paused = learner.exists() and '"leasing_paused"' in learner.read_text()
         return is_paused or process.poll() is not None
 
     with run.up() as process:
         run.wait_until(is_over, "the run ends, or is paused")
+        status = run.ask("status", str(run.folder))
     lines: list[list[dict[str, Any]]] = [line["advice"] for line in run.lines("metrics")]
+    if not lines:  # nothing was trained: the learner's log alone has advice
+        rows = map(json.loads, learner.read_text().splitlines())
+        lines = [[row] for row in rows if row.get("event") == "ADVICE"]
     assert lines, run.logs()
     return Advised(
         first=Counter(line[0]["rule"] for line in lines if line),
         texts={each["rule"]: each["text"] for line in lines for each in line},
+        status=status,
     )
 
 

@@ -10,6 +10,8 @@ model and returns the reply that the store must give. It shares no code with wha
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from buffer.operations.keys import EVAL_BASE
@@ -310,10 +312,10 @@ class Model:
             return
         ids = sorted(self.deaths, key=lambda task: (self.deaths[task], str(task)))
         dead = [self.tasks.get(task) for task in ids]
-        why, count = _commonest([task.why or "" if task else "" for task in dead])
-        holder, held = _commonest([task.holder or "" if task else "" for task in dead])
+        why, count = _commonest([task.why or "" if task else "" for task in dead], _place)
+        holder, held = _commonest([task.holder or "" if task else "" for task in dead], str)
         self.paused = (
-            f"{len(ids)} of the last {RECENT_TASKS} tasks died, {count} of them of: {why[:200]}; "
+            f"{len(ids)} of the last {RECENT_TASKS} tasks died, {count} of them of: {why[:400]}; "
             f"{held} in the hands of {holder}"
         )
 
@@ -385,12 +387,21 @@ def holder_of(tag: str) -> str:
     return tag.partition("~")[0]
 
 
-def _commonest(values: list[str]) -> tuple[str, int]:
-    """The value that first is there more often than the ones before, and how often it is."""
+def _commonest(values: list[str], common: Callable[[str], str]) -> tuple[str, int]:
+    """The kind that first is there more often than the ones before: its first value, its count."""
     counts: dict[str, int] = {}
+    firsts: dict[str, str] = {}
     best = ""
     for value in values:
-        counts[value] = counts.get(value, 0) + 1
-        if counts[value] > counts.get(best, 0):
-            best = value
-    return best, counts.get(best, 0)
+        kind = common(value)
+        firsts.setdefault(kind, value)
+        counts[kind] = counts.get(kind, 0) + 1
+        if counts[kind] > counts.get(best, 0):
+            best = kind
+    return firsts[best], counts[best]
+
+
+def _place(reason: str) -> str:
+    """The file and line that a reason names; the reason where it names none."""
+    found = re.search(r" at (\S+:[0-9]+)", reason)
+    return found[1] if found else reason
