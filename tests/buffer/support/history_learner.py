@@ -64,6 +64,7 @@ def learn(world: World) -> None:
     learner.trained.append(tasks)
     learner.again.append(again)
     world.tell(operations.advance(learner.lineage, k))
+    world.tell(operations.show(learner.lineage, b"batch %d" % k))
     if k % 2 == 0:
         learner.checkpoint = list(learner.trained)
         if not world.chance(0.2):
@@ -103,7 +104,9 @@ def be_careless(world: World) -> None:
         _refused(world, operations.drop(lineage, k, [unit], "late"), "I7: a sealed batch shrank")
     if world.old_lineages:
         old = world.old_lineages[-1]
-        call = world.rng.choice([operations.claim(old, k, 9), operations.advance(old, k)])
+        call = world.rng.choice(
+            [operations.claim(old, k, 9), operations.advance(old, k), operations.show(old, b"old")]
+        )
         try:
             world.store.run(call)
         except LostLineage:

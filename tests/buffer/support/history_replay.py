@@ -18,7 +18,7 @@ from tests.buffer.support import invariants
 from tests.buffer.support.history_world import GROUP_SIZE, World
 
 REUSED_UNITS = 3
-MOST_UNITS = 6  # often fewer than a batch asks for
+MOST_UNITS = 12  # two commits' worth: with one, units used once would make way before another use
 
 
 def draw(world: World, k: int, *, is_sealed: bool) -> list[int]:

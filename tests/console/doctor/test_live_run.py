@@ -113,4 +113,4 @@ def test_a_suspended_key_is_warned_of(folder, store):
 
     assert isinstance(found, Doubt)
     assert "9 of 10 failed" in found.text
-    assert f"`nyala buffer resume {folder.path}`" in found.text
+    assert f"nyala buffer resume {folder.path}" in found.text
