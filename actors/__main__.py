@@ -17,10 +17,12 @@ from pathlib import Path
 import structlog
 import uvloop
 
+from broker.transport.keys import load_public
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.settings import Settings
+from configs.tracing.tracing import tracing
 
 from .assembly import new_incarnation, run_actor
 from .export import export
@@ -59,7 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
 def _act(settings: Settings, name: str, key: str | None) -> int:
     incarnation = new_incarnation(name)
     configure_logging("actor", run=settings.run.name, incarnation=incarnation)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    keys = settings.broker.keys or settings.run.folder / "keys"
+    with (
+        tracing(settings.run, "actor", name=incarnation, salt=lambda: load_public(keys, "broker")),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         is_told = runner.run(_until_stopped(settings, incarnation, key))
     log.info("stopped", told=is_told)
     return settings.actors.exit_when_told if is_told else 0

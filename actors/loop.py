@@ -285,7 +285,7 @@ class ActorLoop:
             request = ReleaseRequest(tuple(leases[start : start + MAX_RELEASES]))
             await self._broker.release(request, deadline_s=self._give_up_s)
         for task_id, fence in leases:
-            self._leases.end(task_id, fence)
+            self._leases.end(task_id, fence, "released")
 
     async def _leave(self, tools: EpisodeTools | None) -> None:
         """Release what is left, send BYE, and end the engine and the rewards' processes."""

@@ -14,12 +14,14 @@ import uvloop
 
 from broker.metrics_page import BrokerPage
 from broker.server.server import Broker
+from broker.transport.keys import load_public
 from buffer.store import AsyncStore
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.secrets import redis_url
 from configs.settings import Settings
+from configs.tracing.tracing import tracing
 
 log = structlog.get_logger()
 
@@ -35,7 +37,11 @@ def main(arguments: list[str] | None = None) -> int:
         settings = load(chosen.config, chosen.set)
         configure_logging("broker", run=settings.run.name)
         gc.freeze()  # imported modules stay: no collection has to visit them again
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        keys = settings.broker.keys or settings.run.folder / "keys"
+        with (
+            tracing(settings.run, "broker", salt=lambda: load_public(keys, "broker")),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
             runner.run(_serve(settings))
     except NyalaError as error:
         log.error(str(error), error=type(error).__name__)

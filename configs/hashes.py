@@ -24,6 +24,7 @@ LOCAL_KEYS = {
     "model",
     "reward",
     "samples",
+    "tracing",
     "trusted_network",
 }
 """Keys of `run` that may differ between machines. The contents of the files that they name are

@@ -17,15 +17,17 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import structlog
 
+from broker.transport.keys import load_public
 from configs.errors import NyalaError, exit_code
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.settings import Settings
+from configs.tracing.tracing import tracing
 
 from .launch.nodes import Nodes, check_nodes
 from .launch.one_machine import launch
@@ -87,9 +89,18 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     with _without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 
-    is_finished = run_learner(settings, stopping)
+    with _tracing(settings):
+        is_finished = run_learner(settings, stopping)
     log.info("finished" if is_finished else "stopped")
     return 0
+
+
+def _tracing(settings: Settings) -> AbstractContextManager[None]:
+    """Trace what rank 0 sees of episodes, where the settings ask for it."""
+    if os.environ.get("RANK", "0") != "0":
+        return nullcontext()
+    keys = settings.broker.keys or settings.run.folder / "keys"
+    return tracing(settings.run, "learner", salt=lambda: load_public(keys, "broker"))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from enum import StrEnum
 
 from broker.protocol.messages import Beat, Lease, TaskVerdict, Verdict
 from buffer.record.codec import encode_completion
+from configs.tracing.episodes import UNTRACED, Life, trace_life
 
 from .rollout import Rollout, State
 from .swap_gate import SwapGate
@@ -62,6 +63,8 @@ class HeldLease:
     """Number of its environment among those of the run."""
     place: object | None = None
     """Where its environment is called (`environment_workers.py`)."""
+    life: Life = UNTRACED
+    """Its spans."""
 
     @property
     def has_ended(self) -> bool:
@@ -132,7 +135,8 @@ class HeldLeases:
     def hold(self, lease: Lease) -> HeldLease:
         """Keep a new lease alive; an older one of the same task must have ended."""
         assert lease.task_id not in self._by_task
-        held = HeldLease(lease, lease.length, self._clock())
+        life = trace_life(lease.task_id, lease.fence)
+        held = HeldLease(lease, lease.length, self._clock(), life=life)
         self._by_task[lease.task_id] = held
         return held
 
@@ -148,10 +152,17 @@ class HeldLeases:
         """Note that nothing more is made under a lease."""
         self._enter(held, Stage.CLOSED)
 
-    def end(self, task_id: int, fence: int) -> None:
-        """Take a lease out of the table; no-op where another fence of the task is held."""
+    def end(self, task_id: int, fence: int, outcome: str) -> None:
+        """Take a lease out of the table; no-op where another fence of the task is held.
+
+        Args:
+            task_id: Of the lease.
+            fence: Of the lease.
+            outcome: Why, for the episode's trace.
+        """
         held = self._by_task.get(task_id)
         if held is not None and held.lease.fence == fence:
+            held.life.end(outcome)
             del self._by_task[task_id]
             self._enter(held, Stage.ENDED)
 

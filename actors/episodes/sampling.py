@@ -21,6 +21,7 @@ from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
 from configs.metrics.figures import BusyTime
 from configs.own_code import explain
+from configs.tracing.episodes import Phase
 
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases, Stage
@@ -79,6 +80,7 @@ class Sampling:
         for held in granted:
             self._leases.begin(held, started_at=time.time())
             held.environment = maker.place(held.lease.spec).environment
+            held.life.enter(Phase.ENVIRONMENT, purpose=held.lease.spec.purpose)
             work = partial(maker.begin, held.lease)
             self._environment.put(held, work, partial(self._begun, held))
 
@@ -103,7 +105,7 @@ class Sampling:
         """Send records and failures; a lease ends with its acknowledgement."""
         while True:
             for parcel, verdict in await self._outbox.deliver():
-                self._leases.end(parcel.task_id, parcel.fence)
+                self._leases.end(parcel.task_id, parcel.fence, verdict.verdict.value)
                 if verdict.verdict in (Verdict.STALE, Verdict.GONE):
                     self._num_lost += 1
 
@@ -113,7 +115,7 @@ class Sampling:
             self._engine.abort([held.request_id])
         self._leave_engine(held)
         self._num_lost += held.stage is Stage.ACTIVE
-        self._leases.end(held.lease.task_id, held.lease.fence)
+        self._leases.end(held.lease.task_id, held.lease.fence, "lost")
 
     def give_up(self, beat: Beat, reason: str) -> None:
         """Fail an episode whose tokens the broker refuses; nobody can go on from them."""
@@ -124,7 +126,8 @@ class Sampling:
             self._engine.abort([held.request_id])
         self._leave_engine(held)
         self._scoring.fail(held, "data", reason)
-        self._leases.end(beat.task_id, beat.fence)  # whatever still waits for it passes it over
+        # Whatever still waits for it passes it over.
+        self._leases.end(beat.task_id, beat.fence, "given up")
 
     async def stop(self) -> None:
         """Stop sampling; episodes that have all their tokens are still scored and delivered.
@@ -180,8 +183,10 @@ class Sampling:
             if self._is_stopped:
                 self._leases.close(held)
                 continue
-            request = held.begun().request()
+            rollout = held.begun()
+            request = rollout.request()
             requests.append(request)
+            held.life.enter(Phase.SAMPLE, turn=rollout.num_turns, first_token=rollout.length)
             held.request_id = request.request_id
             self._in_engine[request.request_id] = held
         if requests:
@@ -204,6 +209,7 @@ class Sampling:
         self.num_tokens += len(delta.token_ids)
         held.begun().take(delta)
         if delta.finish_reason is not None:
+            held.life.note(end_token=held.begun().length, finish=delta.finish_reason)
             self._scoring.put(held)
 
     def _leave_engine(self, held: HeldLease) -> None:

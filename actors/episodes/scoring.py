@@ -22,6 +22,7 @@ from broker.protocol.messages import MAX_REASON, Failure, FailureKind, Submissio
 from buffer.record.codec import encode_episode
 from configs.errors import RecordError, RewardError
 from configs.own_code import explain
+from configs.tracing.episodes import Phase
 
 from .environment_workers import EnvironmentWorkers
 from .held_leases import HeldLease, HeldLeases
@@ -53,14 +54,16 @@ class Scoring:
         """Take an episode whose turn has ended, or that was finished when its lease came."""
         rollout = held.begun()
         if rollout.state is State.FINISHED:
-            self._finished[held.environment].put_nowait(held)
+            self._put_finished(held)
         else:
+            held.life.enter(Phase.JUDGE, turn=rollout.num_turns)
             self._environment.put(held, lambda _: rollout.judge(), partial(self._judged, held))
 
     def fail(self, held: HeldLease, kind: FailureKind, reason: str) -> None:
         """Report that an episode cannot be made."""
         lease = held.lease
         log.warning("episode failed", task_id=lease.task_id, kind=kind, reason=reason)
+        held.life.enter(Phase.FAIL, kind=kind)
         self._leases.close(held)
         self._outbox.put(Failure(lease.task_id, lease.fence, kind, reason[:MAX_REASON]))
 
@@ -94,8 +97,14 @@ class Scoring:
             return
         rollout = held.begun()
         rollout.settle(judgement)
-        goes_on = rollout.state is State.SAMPLING
-        (self.next_turns if goes_on else self._finished[held.environment]).put_nowait(held)
+        if rollout.state is State.SAMPLING:
+            self.next_turns.put_nowait(held)
+        else:
+            self._put_finished(held)
+
+    def _put_finished(self, held: HeldLease) -> None:
+        held.life.enter(Phase.REWARD)
+        self._finished[held.environment].put_nowait(held)
 
     async def _apply_functions(
         self, maker: EpisodeMaker, rewards: RewardPool, batch: Sequence[HeldLease]
@@ -122,6 +131,7 @@ class Scoring:
             self.fail(held, "data", str(error))
             return
         self.num_finished += 1
+        held.life.enter(Phase.SUBMIT, reward=score.reward, finish=episode.finish_reason)
         self._leases.close(held)
         self._outbox.put(Submission(held.lease.task_id, held.lease.fence, record))
 

@@ -26,6 +26,7 @@ from buffer.operations.values import LeasedTask
 from buffer.store import AsyncStore
 from configs.errors import StoreError
 from configs.settings import BrokerSettings
+from configs.tracing.episodes import trace_expired, trace_leased
 
 from .liveness import Liveness, Peer, Recoveries
 from .store_cache import StoreCache
@@ -185,6 +186,7 @@ class Leasing:
             self.pause_reaping()
             raise
         self.recoveries.expired(ids)
+        trace_expired(ids)
         if ids:
             log.info("expired leases returned", count=len(ids))
 
@@ -207,6 +209,7 @@ class Leasing:
                 return self._reply("DONE", ())
             if self._is_closed(peer):
                 return self._reply("WAIT", ())
+            began_ns = time.time_ns()
             answer = await self._store.run(
                 operations.lease(
                     peer.hello.incarnation,
@@ -225,6 +228,7 @@ class Leasing:
                 return self._reply("WAIT", ())
             reply = self._reply("OK", leases)
             peer.granted = (seq, reply)
+            trace_leased(leases, actor=peer.hello.incarnation, began_ns=began_ns)
             self.recoveries.granted(peer, (lease.task_id for lease in leases))
             self.queue.wake(1)
             return reply

@@ -46,6 +46,7 @@ from buffer.store import AsyncStore
 from configs.errors import RecordError, StoreError, StoreUnreachable
 from configs.printable import printable
 from configs.settings import BrokerSettings, BufferSettings, RunSettings
+from configs.tracing.episodes import tracing_stores
 from configs.validation.store import max_partial_bytes
 
 from .audit import Audit
@@ -225,9 +226,8 @@ class Service:
                     for s, oldest in zip(message.submissions, versions.oldest, strict=True)
                 ]
                 if self._objects is not None:
-                    put = self._to_object_store
-                    rows = [r._replace(record=await put(r.task_id, r.record)) for r in rows]
-                verdicts = await self._submits.run(rows)
+                    rows = [await self._to_object_store(row) for row in rows]
+                verdicts = await tracing_stores(rows, self._submits.run(rows))
                 for _, budgets in self._budgets_of(peer):
                     budgets.count(tag, good=verdicts.count("OK"))
                 await self._count_failures(peer, verdicts.count("TAKEN"), TAKEN)
@@ -255,20 +255,21 @@ class Service:
             case _:
                 raise RecordError(f"message must be a request, got {type(message).__name__}")
 
-    async def _to_object_store(self, task_id: int, record: bytes) -> bytes:
+    async def _to_object_store(self, row: SubmitLine) -> SubmitLine:
         """Put a large record into the object store first; returns what Redis is to keep.
 
         Raises:
             StoreUnreachable: The object store refused, or did not answer in time.
         """
-        if len(record) <= self._inline_bytes or task_id >= EVAL_BASE:
-            return record
+        if len(row.record) <= self._inline_bytes or row.task_id >= EVAL_BASE:
+            return row
         assert self._objects is not None
         try:
             async with asyncio.timeout(OBJECT_DEADLINE_S):
-                return await asyncio.to_thread(self._objects.put, task_id, record)
+                record = await asyncio.to_thread(self._objects.put, row.task_id, row.record)
         except OSError as error:  # a TimeoutError is one
             raise StoreUnreachable(f"the object store takes no records: {error!r}") from error
+        return row._replace(record=record)
 
     async def _beat(self, message: BeatRequest, peer: Peer) -> Verdicts | Refusal:
         versions = check_beats(message, max_bytes=self._max_episode_bytes, limits=self._limits)
@@ -280,8 +281,7 @@ class Service:
             for b, oldest, fences in zip(message.beats, *versions[1:], strict=True)
         ]
         answers = await self._beats.run(lines)
-        taken = sum(answer.verdict == "TAKEN" for answer in answers)
-        await self._count_failures(peer, taken, TAKEN)
+        await self._count_failures(peer, sum(a.verdict == "TAKEN" for a in answers), TAKEN)
         verdicts = tuple(
             TaskVerdict(line.task_id, _VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)

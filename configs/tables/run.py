@@ -34,6 +34,19 @@ class SampleSettings(Table):
         return bool(self.max_mb and self.every and (step == 1 or step % self.every == 0))
 
 
+class TracingSettings(Table):
+    """Traces of episodes over all processes, for a collector of OpenTelemetry."""
+
+    endpoint: str | None = None
+    """Its address, such as `http://127.0.0.1:4318` (OTLP over HTTP); null = nothing is traced.
+
+    Set it to see where single episodes spend their time."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of the episodes that are traced, the same ones in every process.
+
+    Raise it to find rare episodes, lower it when a collector has too much to store."""
+
+
 class RunSettings(Table):
     """What all roles share. A process with other values is refused at HELLO."""
 
@@ -156,6 +169,10 @@ class RunSettings(Table):
     Change it when you want pass@k or avg@k."""
     samples: SampleSettings = SampleSettings()
     """Episodes that are kept as text: `every`, `groups`, `max_mb`; see `docs/watching.md`.
+
+    See its keys."""
+    tracing: TracingSettings = TracingSettings()
+    """Traces of episodes: `endpoint`, `share`; see `docs/traces.md`.
 
     See its keys."""
 

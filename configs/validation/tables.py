@@ -12,8 +12,8 @@ from .critic import critic_disagreements
 from .fleet import fleet_disagreements
 from .learner import learner_disagreements
 from .reference import reference_disagreements
+from .servers import server_disagreements
 from .store import store_disagreements
-from .trackers import tracker_disagreements
 
 WITHOUT_GROUPS = ("reinforce_pp", "gae", "vtrace")
 """Advantages that do not compare the members of a group."""
@@ -41,7 +41,7 @@ def disagreements(settings: AllTables) -> list[str]:
     mathematics = algorithm_disagreements(settings) + critic_disagreements(settings)
     mathematics += reference_disagreements(settings)
     rest = learner_disagreements(settings) + fleet_disagreements(settings)
-    rest += store_disagreements(settings) + tracker_disagreements(settings)
+    rest += store_disagreements(settings) + server_disagreements(settings)
     return own + mathematics + rest
 
 

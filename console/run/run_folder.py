@@ -42,6 +42,7 @@ HARMLESS_KEYS = {
     "learner.threads",
     "run.directory",
     "run.samples",
+    "run.tracing",
     "run.trusted_network",
 }
 """With the tables above: settings that decide how a run is carried out, not what it computes."""

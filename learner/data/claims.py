@@ -27,6 +27,7 @@ from configs.settings import (
     RewardSettings,
     RunSettings,
 )
+from configs.tracing.episodes import trace_dropped
 from learner.profiling.phases import phase
 
 from .drop_counts import DropCounts
@@ -145,7 +146,7 @@ class Claims:
                 again = self._ledger.ask_again(groups)
                 self._store.run(operations.recreate_dropped(self._lineage, dict.fromkeys(again)))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
-            self.dropped.add_units(reason, len(groups))
+            self._count_dropped(groups, reason)
         if bad or not claim.complete:
             return None
         reused = self._reuse.draw(step)
@@ -211,8 +212,12 @@ class Claims:
         self._store.run(
             operations.abandon(self._lineage, step, reason, to_dead_letters=reason == "poison")
         )
-        self.dropped.add_units(reason, len(groups))
+        self._count_dropped(groups, reason)
         self._dissolve_later_claims(step)
+
+    def _count_dropped(self, groups: Sequence[int], reason: str) -> None:
+        self.dropped.add_units(reason, len(groups))
+        trace_dropped(groups, group_size=self._run.group_size, reason=reason)
 
     def _dissolve_later_claims(self, step: int) -> None:
         """Let units that an earlier life sealed for later batches be claimed for this one.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
@@ -24,6 +25,7 @@ from buffer import operations
 from buffer.operations.keys import EVAL_BASE
 from buffer.operations.values import NewTask, Stats
 from configs.settings import BufferSettings, RunSettings
+from configs.tracing.episodes import trace_created
 from configs.worker import Worker
 
 from .ledger import Ledger
@@ -186,8 +188,12 @@ class Feeder:
             assigned = ledger.create(groups)
             self._store.run(operations.recreate_dropped(ledger.lineage, assigned))
             tasks = training_tasks(run, groups, ledger.facts.second_tries)
-            self._store.run(operations.create(ledger.lineage, tasks))
-            # Ids that the store had already count as created: by an earlier learner.
+            began_ns = time.time_ns()
+            created = self._store.run(operations.create(ledger.lineage, tasks))
+            # Ids that the store had already count as created: by an earlier learner. They come
+            # first.
+            new = [task.task_id for task in tasks[len(tasks) - created :]]
+            trace_created(new, began_ns=began_ns)
             self._cursor += wanted
         return wanted
 

@@ -22,6 +22,7 @@ from buffer.record.codec import decode_episode
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import RecordError
 from configs.settings import RunSettings
+from configs.tracing.episodes import trace_created
 
 from .answers import Answer, environment_figures, figures_of
 from .curriculum import eval_task, eval_task_id, num_eval_tasks
@@ -130,7 +131,9 @@ class Evaluations:
         """Create the tasks of a round."""
         self._ledger.open_round(step)
         tasks = round_tasks(self._run, self._lineage, step)
+        began_ns = time.time_ns()
         self._store.run(operations.create(self._lineage, tasks))
+        trace_created((task.task_id for task in tasks), began_ns=began_ns)
         now = self._clock()
         self._open.append(_Open(step, now, now))
 

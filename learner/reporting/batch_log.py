@@ -15,6 +15,7 @@ import structlog
 from configs.errors import BudgetSpent
 from configs.fleet.cost import cost, overspent
 from configs.settings import FleetSettings
+from configs.tracing.episodes import trace_batch
 from learner.data.claims import ClaimedBatch
 from learner.data.drop_counts import DropCounts
 from learner.training.guards import Alert
@@ -88,6 +89,13 @@ class BatchLog:
             uses=batch.uses,
         )
         self._count(figures, trained, times, claimed_at=claimed_at)
+        trace_batch(
+            (episode.task_id for episode in batch.episodes),
+            lineage=self._lineage,
+            step=batch.step,
+            took_s=time.monotonic() - claimed_at,
+            is_replay=batch.is_replay,
+        )
         alerts = [*alerts, *_missing_parts(batch), *self._tracking.alerts()]
         self._log_alerts(batch.step, alerts)
         self._advisor.see(

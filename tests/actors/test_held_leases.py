@@ -149,7 +149,7 @@ def test_a_verdict_on_an_older_fence_does_not_touch_the_newer_lease():
     _, leases, rollout = held(fence=6)
 
     assert leases.settle([Beat(1, 5)], [TaskVerdict(1, Verdict.STALE)]) == []
-    leases.end(1, 5)
+    leases.end(1, 5, "OK")
 
     assert [held.lease.fence for held in leases] == [6]
     assert rollout.lease.fence == 6
@@ -207,8 +207,8 @@ def test_a_lease_is_active_from_its_begin_until_it_is_closed_or_ends():
     assert leases.num_active == 2
 
     leases.close(one)
-    leases.end(1, 5)
-    leases.end(2, 7)
+    leases.end(1, 5, "OK")
+    leases.end(2, 7, "OK")
     assert (leases.num_active, len(leases)) == (0, 0)
     assert one.has_ended
     assert other.has_ended
@@ -230,4 +230,4 @@ def test_the_gate_is_closed_while_an_evaluation_is_active_whatever_ends_it():
         await asyncio.wait_for(swap, 1)
 
     asyncio.run(story(lambda leases, evaluation: leases.close(evaluation)))
-    asyncio.run(story(lambda leases, _: leases.end(1, 5)))
+    asyncio.run(story(lambda leases, _: leases.end(1, 5, "OK")))

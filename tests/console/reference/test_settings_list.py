@@ -35,7 +35,7 @@ def test_every_key_of_every_table_is_listed() -> None:
         for key in getattr(field.annotation, "model_fields", {})
     }
 
-    assert of_tables - listed == {"run.samples"}
+    assert of_tables - listed == {"run.samples", "run.tracing"}
     assert {"run.samples.every", "run.environments[].share"} <= listed
 
 

@@ -1,0 +1,1 @@
+"""Traces of episodes over the processes of a run; see `docs/traces.md`."""
