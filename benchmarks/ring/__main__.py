@@ -18,6 +18,8 @@ Arms, each with both sides in this one run:
     slow_tool  the same where a tool takes one second between the two turns of every episode
     watching  CPU per trained token of the demo with pages of metrics that are read and sampled
            texts, over neither
+    tracing  the same with traces of a tenth and of all episodes, over none; and what a span costs
+           where it is made
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger. The
 default runs `actor` in short windows, in less than two minutes; numbers to quote come from
@@ -34,16 +36,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, race, ring_of_trl_size, trl
+from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, Say, race, ring_of_trl_size, trl
 from benchmarks.ring.learning import learning
 from benchmarks.ring.slow_episodes import ENVIRONMENTS, slow_episodes
 from benchmarks.ring.start import start
+from benchmarks.ring.tracing import tracing
 from benchmarks.ring.watching import watching
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import LONGER
 
-ARMS = ("actor", "short", "async", "trl", "start", "learning", *ENVIRONMENTS, "watching")
+ARMS = ("actor", "short", "async", "trl", "start", "learning", *ENVIRONMENTS, "watching", "tracing")
 DEFAULT = ("actor",)
 RINGS = {"ring": "vllm", "ring_torch": "torch"}
 """Arm beside TRL -> engine of its actor."""
@@ -142,9 +145,17 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
         arms |= learning(folder, seeds=size.seeds, say=say)
     if slow := [name for name in ENVIRONMENTS if name in names]:
         arms |= slow_episodes(folder, slow, rounds=size.slow_rounds, batches=size.batches, say=say)
-    if "watching" in names:
-        rounds, batches = size.watched
-        arms |= watching(folder, rounds=rounds, batches=batches, say=say)
+    return arms | _costs(folder, size.watched, names, say)
+
+
+def _costs(
+    folder: Path, watched: tuple[int, int], names: list[str] | tuple[str, ...], say: Say
+) -> dict[str, Any]:
+    """Run the arms that compare a run with the same one unseen."""
+    (rounds, batches), arms = watched, dict[str, Any]()
+    for name, cost in (("watching", watching), ("tracing", tracing)):
+        if name in names:
+            arms |= cost(folder, rounds=rounds, batches=batches, say=say)
     return arms
 
 

@@ -13,7 +13,7 @@ import statistics
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -73,12 +73,13 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
     }
 
 
-def own_percent(logs: Path, *, cpu_s: float) -> Counter[str]:
+def own_percent(logs: Path, *, cpu_s: float, threads: Sequence[str] = THREADS) -> Counter[str]:
     """Return what the threads that only watch took in a whole life, in percent of some CPU time.
 
     Args:
         logs: Of a run that has ended.
         cpu_s: Of all its processes; without the start-up, so that the shares are upper bounds.
+        threads: Events at the end of a process, each with the CPU time of its threads.
     """
     found = Counter[str]()
     for file in logs.glob("*.log"):
@@ -86,7 +87,7 @@ def own_percent(logs: Path, *, cpu_s: float) -> Counter[str]:
             if not line.startswith("{"):
                 continue
             entry = json.loads(line)
-            if entry["event"] in THREADS and "cpu_s" in entry:
+            if entry["event"] in threads and "cpu_s" in entry:
                 for name in (entry["event"], "all"):
                     found[name] += 100 * entry["cpu_s"] / cpu_s
     return found

@@ -89,13 +89,7 @@ class BatchLog:
             uses=batch.uses,
         )
         self._count(figures, trained, times, claimed_at=claimed_at)
-        trace_batch(
-            (episode.task_id for episode in batch.episodes),
-            lineage=self._lineage,
-            step=batch.step,
-            took_s=time.monotonic() - claimed_at,
-            is_replay=batch.is_replay,
-        )
+        self._trace(batch, claimed_at=claimed_at)
         alerts = [*alerts, *_missing_parts(batch), *self._tracking.alerts()]
         self._log_alerts(batch.step, alerts)
         self._advisor.see(
@@ -202,6 +196,15 @@ class BatchLog:
         totals.wall_s += now - self._began
         totals.actor_s += self._advisor.fleet.present * (now - self._began)
         self._began = now
+
+    def _trace(self, batch: ClaimedBatch, *, claimed_at: float) -> None:
+        trace_batch(
+            (episode.task_id for episode in batch.episodes),
+            lineage=self._lineage,
+            step=batch.step,
+            took_s=time.monotonic() - claimed_at,
+            is_replay=batch.is_replay,
+        )
 
     def _fleet_figures(self) -> dict[str, object]:
         fleet, wanted = self._advisor.fleet, self._advisor.fleet.wanted

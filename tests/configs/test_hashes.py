@@ -11,7 +11,7 @@ import pytest
 from configs.errors import SettingsError
 from configs.hashes import reward_hash, run_hashes, settings_hash
 from configs.settings import RunSettings, Settings
-from configs.tables.run import SampleSettings
+from configs.tables.run import SampleSettings, TracingSettings
 
 
 def hashes(**run):
@@ -100,7 +100,12 @@ def test_the_hash_is_the_same_in_another_process():
 def test_the_hash_speaks_for_what_roles_share_and_not_for_folders():
     base = Settings(run=RunSettings(model="m"))
     elsewhere = Settings(
-        run=RunSettings(model="/other/m", directory=Path("/data"), samples=SampleSettings(every=3))
+        run=RunSettings(
+            model="/other/m",
+            directory=Path("/data"),
+            samples=SampleSettings(every=3),
+            tracing=TracingSettings(endpoint="http://127.0.0.1:4318"),
+        )
     )
     hotter = Settings(run=RunSettings(model="m", temperature=0.7))
     more_actors = base.model_copy(update={"actors": base.actors.model_copy(update={"count": 9})})

@@ -175,6 +175,10 @@ def test_tables_that_contradict_each_other_are_refused(write):
             ["learner.broadcast=true", "learner.publisher_endpoint=tcp://0.0.0.0:0"],
             "$.learner.broadcast must be null or false where run.trusted_network is false",
         ),
+        (
+            ["run.tracing.endpoint=localhost:4318"],
+            "$.run.tracing.endpoint must be an address such as http://127.0.0.1:4318, got localho",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, overrides, answer):
@@ -184,9 +188,18 @@ def test_settings_that_contradict_each_other_name_both_and_the_next_step(write, 
     assert "has 1 problem;" in text
 
 
+@pytest.mark.parametrize("secret", ["//ana:secret@host:4318", "//host:4318/?key=secret"])
+def test_an_endpoint_with_a_key_is_refused_without_repeating_it(write, secret):
+    text = refusal(write("run: {model: init}"), f"run.tracing.endpoint=https:{secret}")
+
+    assert "set OTEL_EXPORTER_OTLP_HEADERS in the environment" in text
+    assert "secret" not in text
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
+        ["run.tracing.endpoint=https://collector.example.org/otlp", "run.tracing.share=1"],
         ["run.max_prompt_tokens=100", "run.max_completion_tokens=50", "actors.max_model_len=150"],
         ["actors.heartbeat_s=1.9", "broker.lease_timeout_s=4"],
         ["algorithm.rho_bar=1", "algorithm.correction=none"],

@@ -11,7 +11,7 @@ import pytest
 from configs.errors import SettingsError
 from configs.loader import load, save
 from configs.settings import RunSettings, Settings
-from configs.tables.run import SampleSettings
+from configs.tables.run import SampleSettings, TracingSettings
 from console.run.own_files import resolve, resolve_as_begun
 from console.run.plan import given_redis, prepare, role_command
 from console.run.run_folder import RunFolder, RunState, refuse_changes, run_folder_of, settings_of
@@ -86,6 +86,7 @@ def test_a_changed_setting_is_refused_by_name_and_a_harmless_one_is_not(folder, 
     refuse_changes(folder, changed(begun, "actors", count=5))
     refuse_changes(folder, changed(begun, "console", max_restarts=1))
     refuse_changes(folder, changed(begun, "run", samples=SampleSettings(every=3)))
+    refuse_changes(folder, changed(begun, "run", tracing=TracingSettings(share=0.5)))
     refuse_changes(folder, changed(begun, "broker", endpoint="tcp://127.0.0.1:1"))
     with pytest.raises(SettingsError, match=r"(?s)got 2 different.*\$\.run\.steps was 100, got 7"):
         refuse_changes(folder, changed(changed(begun, "run", steps=7), "learner", lr=1.0))

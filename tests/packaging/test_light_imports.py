@@ -15,12 +15,16 @@ LOAD = """
 import importlib, json, sys
 for name in json.loads(sys.argv[1]):
     importlib.import_module(name)
-print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+print(json.dumps(sorted(sys.modules)))
 """
 
 
 def loaded_by(*modules: str) -> set[str]:
     """Import modules in a fresh interpreter and list the top-level modules that came along."""
+    return {name.partition(".")[0] for name in all_loaded_by(*modules)}
+
+
+def all_loaded_by(*modules: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", LOAD, json.dumps(modules)],
         cwd=ROOT,
@@ -57,6 +61,16 @@ def test_the_episode_record_loads_without_redis():
 
 def test_the_settings_load_without_redis_zmq_or_numpy():
     assert not loaded_by("configs.settings", "configs.loader") & {"redis", "zmq", "numpy"}
+
+
+def test_no_role_loads_the_export_of_traces_before_it_traces():
+    roles = ("actors.__main__", "actors.assembly", "broker.__main__", "learner.__main__")
+
+    found = all_loaded_by(*roles, "learner.data.claims")
+
+    assert "configs.tracing.tracing" in found
+    # redis-py loads parts of OpenTelemetry where it is installed.
+    assert not found & {"configs.tracing.otlp", "opentelemetry.exporter", "opentelemetry.sdk.trace"}
 
 
 def test_asking_for_help_loads_no_heavy_library():

@@ -24,6 +24,7 @@ from learner.data.batch import plan_batch
 from learner.data.claims import Claims
 from learner.data.ledger import Ledger
 from learner.data.retrying_store import RetryingStore
+from tests.configs.support.recording import recording
 from tests.learner.support.made_claims import make_claims
 from tests.learner.support.made_episodes import make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
@@ -259,7 +260,9 @@ def test_a_stale_group_is_dropped_and_its_place_filled(bench: Bench) -> None:
     )  # batch 3 allows lag 1: version 1 or newer
     claims = bench.claims()
 
-    assert claims.poll(3) is None
+    with recording() as recorded:
+        assert claims.poll(3) is None
+        assert [span.attributes["task"] for span in recorded.named("drop")] == list(range(8))
     assert bench.stats().dropped == {"stale": 8}
     assert claims.dropped.units == {"stale": 2}
     assert claims.dropped.tokens == 16
