@@ -26,7 +26,7 @@ from buffer.record.codec import decode_episode, encode_completion
 from buffer.record.episode import Episode, PolicyVersion
 from configs.errors import DeadlineError, EngineDied, EngineError, RefusedError
 from tests.actors.support.fake_actor import Actor, KilledLoop, solve
-from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine
+from tests.actors.support.fake_engine import CharacterTokenizer, FakeEngine, hang_after
 from tests.broker.support.records import completion
 from tests.broker.support.ring import FIRST, GROUP, Ring, begin, create, pair_of, ring
 
@@ -134,18 +134,6 @@ def test_a_killed_actors_episodes_are_continued_where_they_were(redis_url, keys,
             assert episode.reward == 1.0
 
     in_ring(redis_url, keys, story, groups=2, lease_timeout_s=0.5, reap_every_s=0.1)
-
-
-def hang_after(engine: FakeEngine, steps: int) -> None:
-    """Let the engine stop, as a process does that is about to be killed."""
-    deltas, left = engine.deltas, iter(range(steps))
-
-    async def until_then():
-        if next(left, None) is None:
-            await asyncio.Event().wait()
-        return await deltas()
-
-    engine.deltas = until_then  # type: ignore[method-assign]
 
 
 def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redis_url, keys):

@@ -13,7 +13,7 @@ from broker.transport.keys import make_keys
 from buffer import operations
 from configs.tracing.span import lease_of, root_of
 from tests.actors.support.fake_actor import Actor, solve
-from tests.actors.support.fake_engine import FakeEngine
+from tests.actors.support.fake_engine import FakeEngine, hang_after
 from tests.broker.support.ring import FIRST, GROUP, begin, pair_of, ring
 from tests.configs.support.recording import IDS, recording
 
@@ -120,8 +120,8 @@ async def steal(ring, held) -> None:
 def test_a_drained_episode_shows_its_release_and_goes_on_in_the_same_trace(redis_url, keys):
     async def story(ring, _):
         first = Actor(ring, "first", engine=FakeEngine(solve, tokens_per_step=1))
-        await until(lambda: first.loop.sampling.num_tokens >= 2 * GROUP)
-        first.engine.flowing.clear()
+        hang_after(first.engine, 3)
+        await until(lambda: first.loop.sampling.num_tokens >= 3 * GROUP)
         await stop(first)
         second = Actor(ring, "second")
         await until_buffered(ring)

@@ -158,3 +158,15 @@ class FakeEngine:
                 request.stop_token_ids,
             )
         return delta
+
+
+def hang_after(engine: FakeEngine, steps: int) -> None:
+    """Let the engine stop, as a process does that is about to be killed."""
+    deltas, left = engine.deltas, iter(range(steps))
+
+    async def until_then() -> list[Delta]:
+        if next(left, None) is None:
+            await asyncio.Event().wait()
+        return await deltas()
+
+    engine.deltas = until_then  # type: ignore[method-assign]

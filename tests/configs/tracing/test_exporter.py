@@ -79,10 +79,18 @@ def test_spans_arrive_while_the_process_goes_on(collector, quick):
         until(lambda: len(collector.received) == 1)
 
 
+def test_spans_go_to_the_path_of_traces_below_the_endpoint(collector):
+    for endpoint in (collector.endpoint, f"{collector.endpoint}/otlp/"):
+        with traced(run_with(endpoint)):
+            trace_expired([7])
+
+    assert collector.paths == ["/v1/traces", "/otlp/v1/traces"]
+
+
 def test_a_key_comes_from_the_environment(collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20xyz")
 
-    with traced(run_with(collector.endpoint + "/")):
+    with traced(run_with(collector.endpoint)):
         trace_expired([7])
 
     assert collector.headers[0]["authorization"] == "Bearer xyz"
