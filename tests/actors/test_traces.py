@@ -119,8 +119,12 @@ async def steal(ring, held) -> None:
 
 def test_a_drained_episode_shows_its_release_and_goes_on_in_the_same_trace(redis_url, keys):
     async def story(ring, _):
-        first = Actor(ring, "first", engine=FakeEngine(solve, tokens_per_step=1))
-        hang_after(first.engine, 3)
+        engine = FakeEngine(solve, tokens_per_step=1)
+        engine.flowing.clear()
+        hang_after(engine, 3)
+        first = Actor(ring, "first", engine=engine)
+        await until(lambda: len(engine.submitted) == GROUP)  # in each step from now on
+        engine.flowing.set()
         await until(lambda: first.loop.sampling.num_tokens >= 3 * GROUP)
         await stop(first)
         second = Actor(ring, "second")
