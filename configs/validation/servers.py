@@ -25,8 +25,8 @@ def server_disagreements(settings: AllTables) -> list[str]:
     """List what is wrong about the servers, each with what to change."""
     mlflow, trackio = settings.trackers.mlflow, settings.trackers.trackio
     chosen = {
-        "trackers.mlflow.url": mlflow and mlflow.url,
-        "trackers.trackio.url": trackio and trackio.url,
+        "trackers.mlflow.url": mlflow.url if mlflow else None,
+        "trackers.trackio.url": trackio.url if trackio else None,
         "run.tracing.endpoint": settings.run.tracing.endpoint,
     }
     checked = [_is_no_address(name, url) for name, url in chosen.items() if url is not None]

@@ -1,6 +1,7 @@
 """Spans of an episode, as the functions make them that the roles call."""
 
 import asyncio
+from collections import defaultdict
 from types import SimpleNamespace
 
 from configs.tracing.episodes import (
@@ -140,9 +141,9 @@ def test_an_episode_is_traced_by_all_or_by_nobody():
         see_everything()
         spans = [span for span in recorded.spans if span.name != "batch"]
 
-    by_name = {}
+    by_name = defaultdict(set)
     for span in spans:
-        by_name.setdefault(span.name, set()).add(span.attributes["task"])
+        by_name[span.name].add(span.attributes["task"])
     assert set(by_name) == {"task", "lease", "store", "expire", "drop", "train", "sample"}
     (tasks,) = {frozenset(tasks) for tasks in by_name.values()}
     assert 5 < len(tasks) < 30
