@@ -66,7 +66,6 @@ async def run_actor(
     """
     _check_endpoints(settings.broker)
     log.info("starting", stage=f"looking for the broker at {settings.broker.endpoint}")
-    keys_folder = _keys_folder(settings)
     keys = await unless(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
         return
@@ -84,10 +83,11 @@ async def run_actor(
         settings.actors,
         caller=Caller(keys, settings.run.name, incarnation),
         staging=settings.run.folder / "staging",
-        keys_folder=keys_folder,
+        keys_folder=_keys_folder(settings),
         device=device,
         place=line,
         gate=gate.wait,
+        on_brokers=client.learn,
     )
     loop = ActorLoop(
         greeting(settings, incarnation),

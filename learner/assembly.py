@@ -14,6 +14,7 @@ import structlog
 import torch
 
 from broker.protocol.messages import Publication
+from buffer.operations.run import brokers
 from buffer.store import Store
 from configs.architecture import present_model
 from configs.errors import SettingsError
@@ -303,6 +304,7 @@ def make_publisher(
         put_pointer=put_pointer,
         probe=_probe(run, policy),
         on_delivered=on_delivered,
+        find_brokers=lambda: store.run(brokers()),
         environment=without_launchers(os.environ),  # its actors may be on other networks
     )
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -38,7 +38,7 @@ from actors.engine.engine import StagedWeights
 from actors.membership.place import MemberPlace, OwnProcess
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
-from broker.protocol.weight_messages import Join
+from broker.protocol.weight_messages import Brokers, Join
 from buffer.record.episode import PolicyVersion
 from configs.errors import (
     DeadlineError,
@@ -103,6 +103,7 @@ class WeightReceiver:
         device: `cuda` if `place` can be in an NCCL group.
         place: Where weight groups are joined; None = this process.
         gate: Returns when a swap may happen; bounds its own waiting.
+        on_brokers: Receives where the publisher says that brokers are.
     """
 
     def __init__(
@@ -116,7 +117,9 @@ class WeightReceiver:
         device: str = "cpu",
         place: MemberPlace | None = None,
         gate: Gate = open_gate,
+        on_brokers: Callable[[Sequence[str]], None] = lambda _: None,
     ) -> None:
+        self._on_brokers = on_brokers
         self._engine = engine
         self._settings = settings
         self._device = device
@@ -218,27 +221,28 @@ class WeightReceiver:
             log.info("weights received", **asdict(self._counters))
 
     def _join(self) -> Join:
-        served_s = time.monotonic() - self._serving_since if self._serving_since else 0.0
-        has_publisher, reads_memory = self._sources.has_publisher, self._transfer.reads_memory
+        reads_memory = self._transfer.reads_memory
+        could_group = self._sources.has_publisher and self._place.is_open
         return Join(
             version=self._transfer.held,
-            can_group=(
-                has_publisher and self._place.is_open and not self.is_dirty and not reads_memory
-            ),
+            can_group=could_group and not self.is_dirty and not reads_memory,
             device=self._device,
             paused_s=self._counters.pause_s,
-            served_s=served_s,
+            served_s=time.monotonic() - self._serving_since if self._serving_since else 0.0,
             share=self._share.peer if self._share is not None else None,
             reads_memory=reads_memory,
         )
 
     def _on_message(self, message: object) -> None:
+        if isinstance(message, Brokers):
+            self._on_brokers(message.endpoints)
+            return
         if not isinstance(message, FromPublisher):
             log.warning("unexpected message ignored", message=type(message).__name__)
             return
-        read_memory = self._transfer.reads_memory
+        before = self._transfer.reads_memory
         self._transfer.on_message(message)
-        if self._transfer.reads_memory != read_memory:
+        if self._transfer.reads_memory != before:
             self._link.post(self._join())  # before the next group is formed
 
     def _stage(self, manifest: WeightManifest, file: StagingFile) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 import zmq.asyncio
 
 from broker.protocol.weight_messages import Later, Peer, Pull
+from broker.transport.addresses import reachable
 from broker.transport.allow_list import Role, read_allowed
 from broker.transport.keys import ALLOWED
 from broker.transport.sockets import bound_endpoint
 from broker.transport.zap import ZapAuthenticator
-from broker.weights.port import WeightPort, open_router, reachable
+from broker.weights.port import Route, WeightPort, open_router
 from configs.errors import RecordError, SettingsError
 
 from .held import HeldWeights
@@ -47,7 +48,7 @@ class WeightShare:
         self._folder = folder
         self._caller = caller
         self._port: WeightPort | None = None
-        self._waiting: dict[tuple[bytes, Pull], None] = {}
+        self._waiting: dict[tuple[Route, Pull], None] = {}
         self.peer: Peer | None = None
         """Where it listens, as others reach it; None = not yet."""
 
@@ -79,7 +80,7 @@ class WeightShare:
             self.peer = None
             context.destroy(linger=0)
 
-    def _on_pull(self, route: bytes, _key: str, _actor: str, pull: object) -> None:
+    def _on_pull(self, route: Route, _key: str, _actor: str, pull: object) -> None:
         if not isinstance(pull, Pull):
             raise RecordError(f"an actor must be sent pulls alone, got {type(pull).__name__}")
         answer = self._held.answer(pull)
@@ -97,7 +98,7 @@ class WeightShare:
                     del self._waiting[route, pull]
                     self._post(route, answer)
 
-    def _post(self, route: bytes, answer: object) -> None:
+    def _post(self, route: Route, answer: object) -> None:
         assert self._port is not None
         self._port.post(route, answer)
 

@@ -9,7 +9,6 @@ Example:
     client = BrokerClient(endpoint, server_key=..., keys=..., run="demo", incarnation="actor-1")
     welcome = await client.hello(Hello(...))
     reply = await client.lease(LeaseRequest(n=8, version=version))
-    ...
     await client.bye()
     await client.close()
 """
@@ -91,7 +90,7 @@ class BrokerClient:
             keys: This actor's own key pair.
             run: Name of the run.
             incarnation: This life of the actor; a new one for every start.
-            other_endpoints: More brokers of the same run.
+            other_endpoints: More brokers of the run; it is told of others (`learn`).
             read_server_keys: Reads what a broker's public key may be now; None = `server_key`.
             max_message_bytes: Largest message, until the broker's WELCOME names its own limit.
         """
@@ -109,6 +108,7 @@ class BrokerClient:
             on_cut=lambda: self._end_tries(None),
             on_refused=self._on_key_refused,
         )
+        self.learn = self._connection.learn
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[object | None]] = {}
         self._abandoned = AbandonedLeases(self.release, max_calls=MAX_IN_FLIGHT)
@@ -121,10 +121,10 @@ class BrokerClient:
     async def hello(self, hello: Hello, *, deadline_s: float = DEFAULT_DEADLINE_S) -> Welcome:
         """Register this incarnation; repeated by itself whenever a broker does not know it."""
         welcome = await self._call(hello, Welcome, deadline_s)
-        self._registration = hello
-        self._num_hellos += 1
+        self._registration, self._num_hellos = hello, self._num_hellos + 1
         self._long_poll_s, self._lease_timeout_s = welcome.long_poll_s, welcome.lease_timeout_s
         self._max_message_bytes = welcome.max_message_bytes
+        self.learn(welcome.brokers)
         return welcome
 
     async def lease(
@@ -138,7 +138,9 @@ class BrokerClient:
         self, request: BeatRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> Verdicts:
         """Keep leases and store chunks of unfinished episodes."""
-        return await self._call(request, Verdicts, deadline_s)
+        verdicts = await self._call(request, Verdicts, deadline_s)
+        self.learn(verdicts.brokers)
+        return verdicts
 
     async def submit(
         self, request: SubmitRequest, *, deadline_s: float = DEFAULT_DEADLINE_S
@@ -204,9 +206,8 @@ class BrokerClient:
             async with asyncio.timeout(deadline_s), self._place(message):
                 return await self._until_answered(seq, frame, kind, broker_wait_s)
         except TimeoutError:
-            name = type(message).__name__
-            text = f"{name} had no answer in {deadline_s:g} s from {self._connection.description}"
-            raise DeadlineError(text) from None
+            asked = f"{type(message).__name__} had no answer in {deadline_s:g} s"
+            raise DeadlineError(f"{asked} from {self._connection.description}") from None
 
     def _place(self, message: object) -> AbstractAsyncContextManager[None]:
         """Bound the calls under way, but for those that no other may hold up."""

@@ -3,6 +3,7 @@
 Where a run has several brokers, or the broker's key is being exchanged, there are several targets:
 pairs of endpoint and public key. The connection begins at one that depends on the incarnation, so
 that actors spread, and goes to the next when this one is silent, cut off or has another key.
+Brokers that the run has now (`learn`) come before those that the settings name, which may be gone.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Connection:
         on_cut: Callable[[], None],
         on_refused: Callable[[str | None], None],
     ) -> None:
-        first = zlib.crc32(incarnation.encode()) % len(endpoints)
-        self._endpoints = (*endpoints[first:], *endpoints[:first])
+        self._place = zlib.crc32(incarnation.encode())
+        self._configured = self._endpoints = self._spread(endpoints)
         self._read_keys = server_keys
         self._on_cut = on_cut
         self._on_refused = on_refused
@@ -100,6 +101,12 @@ class Connection:
     def received_at(self) -> float:
         """When a message last arrived, `time.monotonic`."""
         return self._received_at
+
+    def learn(self, endpoints: Sequence[str]) -> None:
+        """Remember where the run's brokers are now, for when this one is silent; none = no news."""
+        if endpoints:
+            known = (*self._spread(endpoints), *self._configured)
+            self._endpoints = tuple(dict.fromkeys(known))
 
     async def send(self, frame: bytes) -> None:
         """Hand a message over; `zmq.Again` if there is no connection to take it."""
@@ -161,6 +168,11 @@ class Connection:
         """Drop the connection."""
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
+
+    def _spread(self, endpoints: Sequence[str]) -> tuple[str, ...]:
+        """Begin at another place in each actor."""
+        first = self._place % len(endpoints)
+        return (*endpoints[first:], *endpoints[:first])
 
     def _switch(self) -> None:
         self._switched_at = time.monotonic()

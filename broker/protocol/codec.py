@@ -1,7 +1,12 @@
 """Codec of messages: one msgpack map {v, run, inc, seq, message} in one frame.
 
-Owns the wire form and its limits (`fields.py`). Any input is a message of this wire version or
-raises `RecordError`, never anything else. The meaning of messages lies elsewhere.
+Owns the wire form and its limits (`fields.py`). Any input is a message of this wire version, or of
+the one before, or raises `RecordError`, never anything else. The meaning of messages lies
+elsewhere.
+
+A peer that is one version behind is served: what it sends is read with the defaults of fields that
+it does not have, and a server answers it in its version (`earlier.py`). So actors of the release
+before go on until they leave.
 
 Example:
     frame = encode(Bye(), run="demo", incarnation="actor-1", seq=7)
@@ -19,12 +24,15 @@ from msgspec.msgpack import Decoder, Encoder
 
 from configs.errors import RecordError
 
+from .earlier import ADDED_IN, as_known_to
 from .fields import Message, Text
 from .manifest import WeightManifest
 from .messages import BrokerMessage, TaskSpec
 from .weight_messages import WeightMessage
 
-WIRE_VERSION = 4
+WIRE_VERSION = ADDED_IN
+OLDEST_VERSION = WIRE_VERSION - 1
+"""Still read, and answered in."""
 HEADER_FIELDS = 4
 HEADER_BYTES = 1024  # of it, with names as long as they may be
 
@@ -34,7 +42,7 @@ Frame = bytes | memoryview
 class Envelope(Struct, frozen=True, forbid_unknown_fields=True):
     """A message and its header. Producer: `decode`. Consumer: the owner of the socket."""
 
-    v: Annotated[int, Meta(ge=WIRE_VERSION, le=WIRE_VERSION)]
+    v: Annotated[int, Meta(ge=OLDEST_VERSION, le=WIRE_VERSION)]
     run: Text
     inc: Text
     """Incarnation of the sender."""
@@ -49,6 +57,8 @@ class Header(NamedTuple):
     incarnation: str = ""
     seq: int = 0
     op: str = ""
+    version: int = WIRE_VERSION
+    """To answer in: the sender's, where it is one that is served."""
 
 
 class _Version(Struct):
@@ -63,22 +73,33 @@ _VERSIONS, _NUMBERS = Decoder(_Version), Decoder(int)
 _MALFORMED = (MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 
 
-def encode(message: object, *, run: str, incarnation: str, seq: int) -> bytes:
+def encode(
+    message: object, *, run: str, incarnation: str, seq: int, version: int = WIRE_VERSION
+) -> bytes:
     """Turn a message into the bytes of its frame.
 
+    Args:
+        message: Of the wire.
+        run: Name of the run.
+        incarnation: Of the sender.
+        seq: Number of the request.
+        version: Wire version of the reader.
+
     Raises:
-        RecordError: msgpack has no form for a value in it.
+        RecordError: msgpack has no form for a value in it, or that version has no such message.
     """
     if not isinstance(message, Message):
         raise RecordError(f"message must be one of the wire's, got {type(message).__name__}")
-    return _encode(Envelope(WIRE_VERSION, run, incarnation, seq, message))  # type: ignore[arg-type]
+    known = message if version == WIRE_VERSION else as_known_to(version, message)
+    return _encode(Envelope(version, run, incarnation, seq, known))  # type: ignore[arg-type]
 
 
 def decode(frame: Frame, *, max_bytes: int) -> Envelope:
     """Turn the bytes of a frame into a checked message.
 
     Raises:
-        RecordError: the bytes are not exactly one well-formed message of this wire version.
+        RecordError: the bytes are not exactly one well-formed message of this wire version or the
+            one before.
     """
     if len(frame) > max_bytes:
         raise RecordError(f"a message must be at most {max_bytes} bytes, got {len(frame)}")
@@ -106,11 +127,18 @@ def header_of(frame: Frame) -> Header:
     except (msgpack.UnpackException, *_MALFORMED):
         pass
     incarnation, seq, op = found.get("inc"), found.get("seq"), found.get("op")
+    version = found.get("v")
     return Header(
         incarnation if isinstance(incarnation, str) else "",
         seq if type(seq) is int and 0 <= seq < 2**63 else 0,
         op if isinstance(op, str) else "",
+        version if type(version) is int and is_served(version) else WIRE_VERSION,
     )
+
+
+def is_served(version: int) -> bool:
+    """Return whether peers of this wire version are read and answered."""
+    return OLDEST_VERSION <= version <= WIRE_VERSION
 
 
 def encode_spec(spec: TaskSpec) -> bytes:
@@ -146,8 +174,8 @@ def _check_version(frame: Frame) -> None:
         version = _NUMBERS.decode(_VERSIONS.decode(frame).v)
     except _MALFORMED:
         return
-    if version != WIRE_VERSION:
+    if not is_served(version):
         raise RecordError(
-            f"wire version must be {WIRE_VERSION}, got {version}; "
-            "both ends must run the same version of Nyala"
+            f"wire version must be {OLDEST_VERSION} or {WIRE_VERSION}, got {version}; both ends "
+            "must run the same version of Nyala, or an actor the one before"
         )

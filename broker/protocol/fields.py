@@ -19,6 +19,9 @@ MAX_ITEMS = 65_536
 """Entries of one list: a manifest of a large mixture of experts has about 20 000 tensors. A few
 bytes on the wire can be a hundred in memory as a struct, so the entries are bounded too."""
 
+MAX_BROKERS = 32
+"""Brokers that are named to actors; a fleet of thousands needs a few."""
+
 Item = TypeVar("Item")
 
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
@@ -26,6 +29,7 @@ Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """Finite; a NaN is not at most anything."""
 Many = Annotated[tuple[Item, ...], Meta(max_length=MAX_ITEMS)]
+Endpoints = Annotated[tuple[Text, ...], Meta(max_length=MAX_BROKERS)]
 Named = Annotated[dict[Text, Item], Meta(max_length=MAX_ITEMS)]
 
 

@@ -14,23 +14,19 @@ from msgspec import Meta, Struct, field
 from buffer.operations.leases import MAX_CHUNKS
 from buffer.record.episode import PolicyVersion
 
-from .fields import Item, Many, Message, Named, Part, Real, Text, Whole
+from .fields import Endpoints, Item, Many, Message, Named, Part, Real, Text, Whole
 
 MAX_LINES = 4096
 """Tasks in one message; four times the most an actor generates at a time by default."""
 MAX_ABANDONED = 32
 """Calls that a client has at a time."""
-MAX_REASON = 2_000
-"""Characters of a failure's reason: a traceback's end, kept for each dead letter."""
-MAX_SEEN = 256
-"""Actors in a status: more than anybody reads, in some 80 KB."""
-MAX_BULLETIN = 64 * 1024
-"""Bytes, as the learner writes it."""
+MAX_REASON = 2_000  # characters of a failure's: a traceback's end, kept for each dead letter
+MAX_SEEN = 256  # actors in a status: more than anybody reads, in some 80 KB
+MAX_BULLETIN = 64 * 1024  # bytes, as the learner writes it
 RECORD_MARGIN = 64 * 1024
 """Bytes of a message beside its records: the header, and the ids and fences of a submission."""
 
-Id = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-"""Of a task, or a fence: they pass through Lua, whose numbers are doubles."""
+Id = Annotated[int, Meta(ge=0, le=2**53 - 1)]  # of a task, or a fence: a double in Lua
 Lines = Annotated[tuple[Item, ...], Meta(max_length=MAX_LINES)]
 
 
@@ -96,7 +92,7 @@ class Hello(Message, frozen=True, tag="hello"):
     """Episodes at a time."""
 
 
-class Welcome(Message, frozen=True, tag="welcome"):
+class Welcome(Message, frozen=True, tag="welcome", omit_defaults=True):
     """Broker -> actor, answer to HELLO."""
 
     run_id: Text
@@ -106,6 +102,8 @@ class Welcome(Message, frozen=True, tag="welcome"):
     """Longest time a LEASE waits for work before its answer."""
     max_message_bytes: Whole = 32 * 2**20
     """Largest message the broker takes; a longer one would cut the connection without a reply."""
+    brokers: Endpoints = ()
+    """Where brokers of the run answer; empty = not known."""
 
 
 class LeaseRequest(Message, frozen=True, tag="lease"):
@@ -171,11 +169,13 @@ class TaskVerdict(Part, frozen=True):
     length: Whole = 0
 
 
-class Verdicts(Message, frozen=True, tag="verdicts"):
+class Verdicts(Message, frozen=True, tag="verdicts", omit_defaults=True):
     """Broker -> actor: one verdict for each line, in order."""
 
     verdicts: Many[TaskVerdict]
     publication: Publication | None = None
+    brokers: Endpoints = ()
+    """As in `Welcome`, in the answer to a heartbeat."""
 
 
 class Submission(Part, frozen=True):

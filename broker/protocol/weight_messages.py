@@ -15,6 +15,7 @@ one frame each.
                   ◀────────────── Abort       leave the group, pull instead
     Pull          ──────────────▶             at most `PULL_CREDIT` outstanding
                   ◀────────────── Chunk       or Moved: this version is gone, take a newer one
+                  ◀────────────── Brokers     where brokers are, to each Join and at each change
 
 An actor that shares its weights listens too. It gets PULL as the publisher does; it answers with
 CHUNK, with LATER if it does not have that slice yet (it sends it when it has), or with GONE.
@@ -26,7 +27,7 @@ from typing import TypeAlias
 
 from buffer.record.episode import PolicyVersion
 
-from .fields import Many, Message, Part, Real, Text, Whole
+from .fields import Endpoints, Many, Message, Part, Real, Text, Whole
 from .manifest import SparseLink, WeightManifest
 
 JOIN_EVERY_S = 2.0
@@ -211,6 +212,16 @@ class Moved(Message, frozen=True, tag="weights.moved"):
     """File in shared memory with its bytes, for actors of the publisher's machine."""
 
 
+class Brokers(Message, frozen=True, tag="weights.brokers"):
+    """Publisher -> actor: brokers of the run answer here now.
+
+    An actor whose only broker ended learns in this way where the next one is, as it learns of
+    another publisher from its broker.
+    """
+
+    endpoints: Endpoints
+
+
 class Later(Message, frozen=True, tag="weights.later"):
     """Peer -> actor: that slice is not here yet, and will be sent when it is."""
 
@@ -237,6 +248,7 @@ WeightMessage: TypeAlias = (
     | Pull
     | Chunk
     | Moved
+    | Brokers
     | Later
     | Gone
 )

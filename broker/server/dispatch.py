@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 import zmq
 
-from broker.protocol.codec import Envelope, decode, encode, header_of
+from broker.protocol.codec import OLDEST_VERSION, Envelope, Header, decode, encode, header_of
 from broker.protocol.messages import LeaseReply, LeaseRequest, Refusal
 from broker.transport.allow_list import AllowList
 from broker.transport.router import Router
@@ -40,6 +40,7 @@ READ_AT_ONCE = 32  # messages; then what was read before gets its turn
 REVOKED = Refusal("revoked", "this key has been taken off the allow-list; use another")
 BUSY = "the broker, or this peer's share of it, is full; send the same again later"
 PROBE = Refusal("probe", "another asks for the place of this actor")  # no request has seq 0
+"""Sent in the oldest version: every peer that is served reads it."""
 
 log = structlog.get_logger()
 
@@ -92,6 +93,7 @@ class Dispatcher:
             Lane(self._start, self._shed, most_wait_s=most_wait_s, clock=clock) for _ in range(2)
         )
         self._peers.has_route = self._has_route
+        self._probe = encode(PROBE, run=run, incarnation="broker", seq=0, version=OLDEST_VERSION)
 
     async def receive(self) -> None:
         """Read messages, and put each into its lane or refuse it."""
@@ -132,15 +134,15 @@ class Dispatcher:
         # Its key may have been removed while its holder is connected.
         member = self._allowed.member(key.encode())
         if member is None:
-            self._refuse(route, header.seq, REVOKED, key)
+            self._refuse(route, header, REVOKED, key)
             return
         self._peers.observe(header.incarnation, key, route)
         is_prompt = header.op in PROMPT
         slot = self._limiter.admit(len(frame), member.tag, is_prompt=is_prompt)
         if slot is None:
-            self._refuse(route, header.seq, self._busy, member.name)
+            self._refuse(route, header, self._busy, member.name)
             return
-        request = Request(route, frame, header.seq, key, member, slot)
+        request = Request(route, frame, header, key, member, slot)
         (self._prompt if is_prompt else self._work).offer(request)
 
     def _start(self, request: Request) -> None:
@@ -154,7 +156,7 @@ class Dispatcher:
 
     def _shed(self, request: Request) -> None:
         request.release()
-        self._refuse(request.route, request.seq, self._busy, request.member.name)
+        self._refuse(request.route, request.header, self._busy, request.member.name)
 
     async def _request(self, request: Request) -> None:
         """Answer one message; whatever happens, the broker goes on."""
@@ -164,18 +166,19 @@ class Dispatcher:
                 envelope = decode(request.frame, max_bytes=self._max_bytes)
             except RecordError as error:
                 refusal = Refusal("malformed", str(error))
-                self._refuse(request.route, request.seq, refusal, request.member.name)
+                self._refuse(request.route, request.header, refusal, request.member.name)
                 return
             request.frame = None
+            request.header = request.header._replace(seq=envelope.seq, version=envelope.v)
             reply = await self._answer(envelope, request)
             request.release()  # a LEASE may now wait for work
             peer = self._peers.observe(envelope.inc, request.key, request.route)
             if isinstance(reply, LeaseReply) and peer is not None:
-                await self._answer_lease(request.route, envelope, peer, reply)
+                await self._answer_lease(request, envelope, peer, reply)
             elif isinstance(reply, Refusal):
-                self._refuse(request.route, envelope.seq, reply, request.member.name)
+                self._refuse(request.route, request.header, reply, request.member.name)
             elif reply is not None:
-                self._send(request.route, envelope.seq, reply, request.member.tag)
+                self._send(request.route, request.header, reply, request.member.tag)
         except Exception:  # the edge of the loop: one request must not end the others
             log.exception("a request failed; its actor will send it again")
 
@@ -189,7 +192,7 @@ class Dispatcher:
         return await self._service.answer(envelope, request.key, tag, request.route)
 
     async def _answer_lease(
-        self, route: bytes, envelope: Envelope, peer: Peer, first: LeaseReply
+        self, asked: Request, envelope: Envelope, peer: Peer, first: LeaseReply
     ) -> None:
         """Let an unserved LEASE wait; release a grant that cannot be sent."""
         reply: object | None = first
@@ -203,25 +206,27 @@ class Dispatcher:
                 reply = Refusal("store", f"the store does not answer; send again later: {error}")
         if reply is None:
             return
-        was_sent = self._send(route, envelope.seq, reply, peer.tag)
+        was_sent = self._send(asked.route, asked.header, reply, peer.tag)
         if not was_sent and isinstance(reply, LeaseReply) and reply.leases:
             await self._leasing.release_unsent(peer, reply)
 
     def _has_route(self, route: bytes) -> bool:
         """Return whether a connection stands: ZeroMQ says so only when something is sent."""
         try:
-            self._router.send(route, encode(PROBE, run=self._run, incarnation="broker", seq=0))
+            self._router.send(route, self._probe)
         except zmq.ZMQError as error:
             return error.errno == zmq.EAGAIN  # its queue is full
         return True
 
-    def _refuse(self, route: bytes, seq: int, refusal: Refusal, peer: str) -> None:
+    def _refuse(self, route: bytes, asked: Header, refusal: Refusal, peer: str) -> None:
         self._audit.record_refusal(refusal.code, peer, refusal.text)
-        self._send(route, seq, refusal, peer)
+        self._send(route, asked, refusal, peer)
 
-    def _send(self, route: bytes, seq: int, reply: object, tag: str) -> bool:
-        """Hand a reply to ZeroMQ; False if the peer is gone or does not read."""
-        frame = encode(reply, run=self._run, incarnation="broker", seq=seq)
+    def _send(self, route: bytes, asked: Header, reply: object, tag: str) -> bool:
+        """Hand a reply to ZeroMQ, in the peer's version; False if it is gone or does not read."""
+        frame = encode(
+            reply, run=self._run, incarnation="broker", seq=asked.seq, version=asked.version
+        )
         if not self._reply_limiter.allows(route, holder_of(tag), len(frame)):
             self._audit.record_refusal("unread", "a peer that is sent too much")
             return False

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker.protocol.codec import Header
 from broker.protocol.messages import BeatRequest, Bye, Hello
 from broker.transport.allow_list import Member
 from buffer.operations.values import holder_of
@@ -40,7 +41,7 @@ class Request:
     route: bytes
     frame: memoryview | None
     """None once it is decoded: a LEASE that waits for work must not keep its frame alive."""
-    seq: int
+    header: Header
     key: str
     member: Member
     slot: Slot
@@ -89,7 +90,7 @@ class Lane:
 
     def offer(self, request: Request) -> None:
         """Start a request, let it wait, or shed it."""
-        place, holder = (request.route, request.seq), holder_of(request.member.tag)
+        place, holder = (request.route, request.header.seq), holder_of(request.member.tag)
         queue = self._queues.get(holder)
         if self._running < MAX_RUNNING and not self._queues:
             self._run(request)

@@ -13,16 +13,19 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 import zmq
 
+from broker.transport.addresses import advertised, reachable
 from broker.transport.enrolled import EnrolledKeys
 from broker.transport.keys import load_pair
 from broker.transport.router import Router
 from broker.transport.sockets import bind_router, bound_endpoint
 from broker.transport.zap import ZapAuthenticator
+from buffer.live_brokers import STOPPED
 from buffer.operations.run import broker_seen
 from buffer.store import AsyncStore
 from configs.errors import StoreError
@@ -34,7 +37,7 @@ from .dispatch import Dispatcher
 from .flow_control import receive_hwm
 from .key_watch import KEY_CHECK_S, KeyWatch
 from .leasing import TICK_S
-from .store_cache import MEMORY_S, PUBLICATION_S
+from .store_cache import BROKERS_S, MEMORY_S, PUBLICATION_S
 
 HOUSEKEEPING_S = 2.0  # figures for `nyala status`, long silent peers
 
@@ -95,10 +98,11 @@ class Broker:
                     max_message_bytes=self._settings.max_message_bytes,
                     receive_hwm=receive_hwm(self._settings),
                 )
-                self._endpoint = bound_endpoint(socket)
-                log.info("listening", stage="listening", endpoint=self._endpoint)
+                bound = bound_endpoint(socket)
+                self._endpoint = self._as_reached(bound)
+                log.info("listening", stage="listening", endpoint=bound, reached_as=self._endpoint)
                 if on_ready is not None:
-                    on_ready(self._endpoint)
+                    on_ready(bound)
                 await self._serve(Router(socket), authenticator, stop)
                 socket.close()  # its linger lets last replies leave
         finally:
@@ -130,6 +134,7 @@ class Broker:
                     dispatcher.receive(),
                     _every(TICK_S, tick, stop),
                     _every(PUBLICATION_S, self.parts.cache.refresh_publication, stop),
+                    _every(BROKERS_S, self.parts.cache.refresh_brokers, stop),
                     _every(MEMORY_S, self.parts.cache.refresh_memory, stop),
                     _every(MEMORY_S, self.parts.cache.refresh_closed, stop),
                     _every(self.parts.leasing.reap_every_s, self.parts.leasing.reap, stop),
@@ -141,6 +146,13 @@ class Broker:
             for loop in loops:
                 loop.cancel()
         await dispatcher.drain()
+        with suppress(StoreError):  # the others find it silent instead
+            await self._store.run(broker_seen(self._endpoint, STOPPED))
+
+    def _as_reached(self, bound: str) -> str:
+        """Return the address that actors are told, of this broker and by the others."""
+        address = self._settings.advertise
+        return reachable(bound) if address is None else advertised(bound, address)
 
     def _key_watch(self, router: Router, authenticator: ZapAuthenticator) -> KeyWatch:
         return KeyWatch(

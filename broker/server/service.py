@@ -144,8 +144,8 @@ class Service:
 
     async def _answer(self, envelope: Envelope, key: str, tag: str, route: bytes) -> object | None:
         if envelope.run != self._run:
-            text = f"run must be {self._run!r}, got {envelope.run!r:.80}"
-            return Refusal("run", f"{text}; this broker serves only it")
+            got = f"{envelope.run!r:.80}; this broker serves only it"
+            return Refusal("run", f"run must be {self._run!r}, got {got}")
         message = envelope.message
         if isinstance(message, Hello):
             if not (self._key_hellos.take(tag) and self._holder_hellos.take(holder_of(tag))):
@@ -198,6 +198,7 @@ class Service:
             publication=self._cache.publication,
             long_poll_s=self._settings.long_poll_s,
             max_message_bytes=self._settings.max_message_bytes,
+            brokers=self._cache.brokers,
         )
 
     async def _replace(self, gone: list[Peer]) -> None:
@@ -286,7 +287,7 @@ class Service:
             TaskVerdict(line.task_id, _VERDICTS[answer.verdict], answer.length)
             for line, answer in zip(lines, answers, strict=True)
         )
-        return Verdicts(verdicts, self._cache.publication)
+        return Verdicts(verdicts, self._cache.publication, self._cache.brokers)
 
     async def _count_failures(self, peer: Peer, count: int, last: str) -> None:
         """Suspend a key or holder that fails where others do not; briefly, if that is uncertain."""

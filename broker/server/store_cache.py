@@ -1,21 +1,28 @@
 """Facts of the store that every request needs, read at intervals by one call each.
 
-The publication goes out with every reply, at most `PUBLICATION_S` old; memory pressure closes
-leasing, as do a pause of the run and the suspension of a key.
+The publication goes out with every reply, at most `PUBLICATION_S` old, and the addresses of the
+run's brokers with those to HELLO and heartbeats. Memory pressure closes leasing, as do a pause of
+the run and the suspension of a key.
 """
 
 from __future__ import annotations
 
+import time
+
 import structlog
 
+from broker.protocol.fields import MAX_BROKERS
 from broker.protocol.messages import Publication, Refusal
 from buffer import operations
+from buffer.live_brokers import LiveBrokers
+from buffer.operations.run import brokers
 from buffer.operations.values import Closed
 from buffer.record.episode import PolicyVersion
 from buffer.store import AsyncStore
 
 PUBLICATION_S = 0.2  # actors learn of new weights this late; a swap takes longer
 MEMORY_S = 1.0
+BROKERS_S = 1.0  # an actor is told of a new one with its next heartbeat
 SHRINK_AFTER = 10  # readings above the limit: by then what frees memory by itself has begun to
 SHRINK_SHARE = 0.05  # of maxmemory in one go
 
@@ -35,6 +42,13 @@ class StoreCache:
         self.closed = Closed("", {})
         """To whom nothing is leased; the store itself keeps to a pause at once."""
         self._full_readings = 0
+        self.brokers: tuple[str, ...] = ()
+        """Where the brokers of the run answer."""
+        self._live = LiveBrokers(at_most=MAX_BROKERS, clock=time.monotonic)
+
+    async def refresh_brokers(self) -> None:
+        """Read which brokers serve the run."""
+        self.brokers = self._live.observe(await self._store.run(brokers()))
 
     async def refresh_publication(self) -> None:
         """Read which weights are published, and at which address."""

@@ -23,6 +23,7 @@ HEARTBEAT_MS = 2_000  # finds a peer whose machine vanished: TCP alone would wai
 HEARTBEAT_TIMEOUT_MS = 6_000  # three beats
 RECONNECT_MS = 200
 RECONNECT_MAX_MS = 2_000  # bounds how long a broker that is back waits for its actors
+CONNECT_MS = 3_000  # then its name is resolved anew: a server that moved may have another address
 STALLED_MS = 10_000  # a peer that takes nothing of what it is sent for this long is cut (Linux)
 SERVER_LINGER_MS = 2_000  # last replies of a server that drains; clients resend in any case
 
@@ -97,6 +98,7 @@ def connect_dealer(
     socket.setsockopt(zmq.RCVHWM, receive_hwm)
     socket.setsockopt(zmq.IMMEDIATE, 0 if may_queue else 1)
     socket.setsockopt(zmq.LINGER, 0)  # what matters is resent until it is acknowledged
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
     _keep_alive(socket)

@@ -8,17 +8,17 @@ matter.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 import zmq
 import zmq.asyncio
 
-from broker.protocol.codec import decode, encode
+from broker.protocol.codec import WIRE_VERSION, decode, encode
+from broker.protocol.earlier import is_known_to
 from broker.protocol.weight_messages import PULL_CREDIT
 from broker.transport.allow_list import Role
 from broker.transport.keys import KeyPair
@@ -32,7 +32,17 @@ MAX_REQUEST_BYTES = 4096
 """Actors only send small messages."""
 SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
 
-OnMessage = Callable[[bytes, str, str, object], None]
+
+class Route(NamedTuple):
+    """The way back to a peer."""
+
+    id: bytes
+    """Of its connection."""
+    version: int = WIRE_VERSION
+    """Of the wire, that it reads."""
+
+
+OnMessage = Callable[[Route, str, str, object], None]
 """Receives (route, key, incarnation, message); raises `RecordError` on one that it does not take.
 The key is the public key that the connection has proved to hold."""
 
@@ -66,35 +76,6 @@ def open_router(
             yield router, authenticator
         finally:
             router.close(linger=0)
-
-
-def reachable(endpoint: str) -> str:
-    """Return an endpoint for others; for `0.0.0.0`, that which outward packets come from."""
-    host, port = host_and_port(endpoint)
-    if ipaddress.ip_address(host).is_unspecified:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
-            outward.connect(("192.0.2.1", 9))  # a documentation address; connecting sends nothing
-            host = outward.getsockname()[0]
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def advertised(endpoint: str, address: str) -> str:
-    """Return an endpoint under another host, or host and port.
-
-    Args:
-        endpoint: The one that is listened at.
-        address: `host` or `host:port`, IPv6 in brackets.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or port.endswith("]"):
-        host, port = address, str(host_and_port(endpoint)[1])
-    return f"tcp://{host}:{port}"
-
-
-def host_and_port(endpoint: str) -> tuple[str, int]:
-    """Split an endpoint."""
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 class WeightPort:
@@ -132,14 +113,17 @@ class WeightPort:
                 envelope = decode(frames[1].bytes, max_bytes=MAX_REQUEST_BYTES)
                 if envelope.run != self._run:
                     raise RecordError(f"run must be {self._run}, got {envelope.run:.64}")
-                self._on_message(frames[0].bytes, key, envelope.inc, envelope.message)
+                route = Route(frames[0].bytes, envelope.v)
+                self._on_message(route, key, envelope.inc, envelope.message)
             except RecordError as error:
                 log.warning("malformed message ignored", reason=str(error))
 
-    def post(self, route: bytes, message: object) -> None:
-        """Send if the peer is there and reads."""
-        frame = encode(message, run=self._run, incarnation="", seq=0)
-        sending = self._router.send_multipart([route, frame], flags=zmq.NOBLOCK)
+    def post(self, route: Route, message: object) -> None:
+        """Send if the peer is there and reads, and its version has such a message."""
+        if not is_known_to(route.version, message):
+            return
+        frame = encode(message, run=self._run, incarnation="", seq=0, version=route.version)
+        sending = self._router.send_multipart([route.id, frame], flags=zmq.NOBLOCK)
         assert isinstance(sending, asyncio.Future)
         if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
             log.debug("message not sent", message=type(message).__name__)

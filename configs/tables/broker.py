@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import Endpoint, HttpEndpoint, Positive, Seconds, Table
+from .base import Address, Endpoint, HttpEndpoint, Positive, Seconds, Table
 
 
 class BrokerSettings(Table):
@@ -17,6 +17,11 @@ class BrokerSettings(Table):
     """Where the broker listens and actors connect. Port 0 lets `nyala up` choose a free one.
 
     Change it when actors are on other machines, or two runs share this one."""
+    advertise: Address | None = None
+    """Host, or host and port, under which actors reach this broker where it is not its own: behind
+    NAT, in a container. The brokers of a run tell actors of each other by it. null = its own.
+
+    Change it when a broker is behind NAT or in a container."""
     keys: Path | None = None
     """Folder of CURVE keys made by `nyala keys`; null means `<run folder>/keys`.
 
@@ -74,7 +79,7 @@ class BrokerSettings(Table):
     Raise it when actors report `busy` though the broker is idle."""
     other_endpoints: tuple[Endpoint, ...] = ()
     """More brokers of this run, over the same Redis and with the same key; an actor begins at any
-    of them and goes to the next when one is silent.
+    of them and goes to the next when one is silent. It is told of those that come later.
 
     Change it when one broker is not enough, or may not be a single point of failure."""
     metrics_endpoint: HttpEndpoint | None = None

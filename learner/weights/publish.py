@@ -37,6 +37,7 @@ from configs.errors import StoreError
 from configs.settings import LearnerSettings, RunSettings
 from configs.weight_path import describe_weight_path, uses_groups
 
+from .broker_list import BrokerList, BrokerWatch, FindBrokers
 from .log import WeightLog
 from .publisher_process import PublisherSettings
 from .server import Sent
@@ -61,6 +62,7 @@ class WeightPublisher:
         probe: Computes the learner's log-probs of tokens, at least 2, with which actors check their
             engine after each update. Collective, as `publish` is.
         on_delivered: Called with the delivery of each version, in a thread of the publisher's.
+        find_brokers: Reads from the store where brokers are, for actors; None = they are not told.
         environment: What the publisher's process inherits; None = this process's.
     """
 
@@ -74,6 +76,7 @@ class WeightPublisher:
         put_pointer: Callable[[Publication], None],
         probe: Callable[[], Probe],
         on_delivered: Callable[[Sent], None] = lambda _: None,
+        find_brokers: FindBrokers | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._specs = layout(model, run.dtype)
@@ -104,6 +107,10 @@ class WeightPublisher:
             environment=environment,
         )
         self._sidecar.start()
+        self._brokers = BrokerList(self._folder.path)
+        self._watch = (
+            BrokerWatch(find_brokers, self._introduce) if find_brokers is not None else None
+        )
         log.info("weights to other machines", path=describe_weight_path(run, settings))
 
     def publish(
@@ -149,6 +156,8 @@ class WeightPublisher:
 
     def close(self) -> None:
         """End the sidecar and free the shared memory."""
+        if self._watch is not None:
+            self._watch.close()
         self._sidecar.close()
         if self._pins is not None:
             self._pins.close()
@@ -166,6 +175,8 @@ class WeightPublisher:
     def _announce(self, slot: int, manifest: WeightManifest, adapter: bytes) -> None:
         """Seal the slot, wake the sidecar, and put the pointer to the version."""
         self._sidecar.check()
+        if self._watch is not None:
+            self._watch.check()
         with self._lock:
             self._slots.seal(slot, manifest, adapter)
         self._sidecar.wake()
@@ -176,6 +187,12 @@ class WeightPublisher:
             public_key=self._public_key,
         )
         self._put_pointer(self._pointed)
+
+    def _introduce(self, brokers: tuple[str, ...]) -> None:
+        """Have the sidecar tell actors where brokers are; in the thread that looks for them."""
+        with suppress(FileNotFoundError):  # closed meanwhile
+            self._brokers.write(brokers)
+        self._sidecar.wake()
 
     def _map(self, index: int) -> mmap.mmap:
         path = self._folder.create(self._slots.path(index).name, self._num_bytes)

@@ -1,6 +1,7 @@
 """The weight publisher process: sidecar of learner rank 0.
 
-Consumes sealed slots (`slots.py`), woken by a byte on stdin; serves actors on a ROUTER with CURVE.
+Consumes sealed slots (`slots.py`) and the addresses of brokers (`broker_list.py`), woken by a byte
+on stdin; serves actors on a ROUTER with CURVE.
 Anything that could hang is here and not in the learner, so killing this process *is* the abort of a
 broadcast. It ends when stdin does, or when rank 0 dies.
 Writes JSON lines to stdout: `listening` once, `alive` every second, `sent` for each version.
@@ -25,15 +26,17 @@ import zmq
 import zmq.asyncio
 from msgspec import Struct
 
+from broker.transport.addresses import advertised, host_and_port, reachable
 from broker.transport.allow_list import Role
 from broker.transport.keys import load_pair
 from broker.transport.sockets import bound_endpoint
 from broker.transport.zap import ZapAuthenticator
 from broker.weights.object_store import WeightStore
-from broker.weights.port import advertised, host_and_port, open_router, reachable
+from broker.weights.port import open_router
 from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
+from .broker_list import BrokerList
 from .server import Sent, WeightServer
 from .slots import Slots
 from .updates.sparse_chain import SparseChain
@@ -121,7 +124,9 @@ async def _serve(
     )
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.add_reader(sys.stdin.fileno(), _read_stdin, server, ended)
+    brokers = BrokerList(settings.slots)
+    server.introduce(brokers.read())
+    loop.add_reader(sys.stdin.fileno(), _read_stdin, server, brokers, ended)
     loop.add_signal_handler(signal.SIGTERM, ended.set)
     _write_line({"event": "listening", "endpoint": endpoint, "bound": bound})
     async with asyncio.TaskGroup() as tasks:
@@ -134,8 +139,9 @@ async def _serve(
             task.cancel()
 
 
-def _read_stdin(server: WeightServer, ended: asyncio.Event) -> None:
+def _read_stdin(server: WeightServer, brokers: BrokerList, ended: asyncio.Event) -> None:
     if os.read(sys.stdin.fileno(), 4096):
+        server.introduce(brokers.read())
         server.wake()
     else:
         ended.set()

@@ -17,6 +17,7 @@ from broker.protocol.weight_messages import (
     CHUNK_BYTES,
     Ack,
     Announce,
+    Brokers,
     Chunk,
     Fault,
     Join,
@@ -27,7 +28,7 @@ from broker.protocol.weight_messages import (
 )
 from broker.transport.allow_list import TAG
 from broker.weights.object_store import WeightStore
-from broker.weights.port import WeightPort
+from broker.weights.port import Route, WeightPort
 from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
 
@@ -132,7 +133,8 @@ class WeightServer:
         self._tree = PullTree()
         self._digests: tuple[PolicyVersion, bytes] | None = None
         self._is_digesting = False
-        self._routes: dict[str, bytes] = {}
+        self._routes: dict[str, Route] = {}
+        self._brokers = Brokers(())
         self._joins: dict[str, Join] = {}
         """The last JOIN of each actor."""
         self._woken = asyncio.Event()
@@ -149,6 +151,14 @@ class WeightServer:
         """Notify it that there may be a newly sealed version."""
         self._woken.set()
 
+    def introduce(self, brokers: tuple[str, ...]) -> None:
+        """Tell actors where the brokers of the run are, those to come as well."""
+        if brokers == self._brokers.endpoints:
+            return
+        self._brokers = Brokers(brokers)
+        for actor in self._routes:
+            self._post_brokers(actor)
+
     async def serve(self) -> None:
         """Read the socket and deliver versions until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -157,7 +167,7 @@ class WeightServer:
             if self._store_writer is not None:
                 tasks.create_task(self._store_writer.run())
 
-    def _on_message(self, route: bytes, key: str, incarnation: str, message: object) -> None:
+    def _on_message(self, route: Route, key: str, incarnation: str, message: object) -> None:
         # As at the broker: whoever uses another's name under its own key only speaks for itself.
         actor = f"{incarnation} ({key[:TAG]})"
         self._routes[actor] = route
@@ -174,6 +184,7 @@ class WeightServer:
     def _on_join(self, actor: str, join: Join) -> None:
         self._joins[actor] = join
         self._pauses.on_join(actor, join)
+        self._post_brokers(actor)
         self._tree.on_join(actor, join.share)
         self._epochs.on_join(
             actor, can_group=join.can_group, device=join.device, version=join.version
@@ -193,6 +204,10 @@ class WeightServer:
             self._post(
                 actor, Moved(current.manifest, pull.offset, *self._alternatives(actor, current))
             )
+
+    def _post_brokers(self, actor: str) -> None:
+        if self._brokers.endpoints:
+            self._post(actor, self._brokers)
 
     def _post_news(self, actor: str, slot: Slot, epoch: int = 0) -> None:
         self._post(actor, Announce(slot.manifest, epoch, *self._alternatives(actor, slot)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.codec import decode, encode, header_of
+from broker.protocol.codec import Header, decode, encode, header_of
 from broker.protocol.messages import (
     BeatRequest,
     Bye,
@@ -44,7 +44,7 @@ class Traffic:
         self.released: list[int] = []
         self.lane = Lane(
             self.started.append,
-            lambda request: self.shed.append(request.seq),
+            lambda request: self.shed.append(request.header.seq),
             most_wait_s=1.5,
             clock=self.clock,
         )
@@ -52,7 +52,7 @@ class Traffic:
     def offer(self, *numbers: int, member: Member = MEMBER) -> None:
         for seq in numbers:
             slot = Slot(lambda seq=seq: self.released.append(seq))  # type: ignore[misc]
-            self.lane.offer(Request(b"route", None, seq, "key", member, slot))
+            self.lane.offer(Request(b"route", None, Header(seq=seq), "key", member, slot))
 
     def finish(self, count: int) -> None:
         for request in self.started[-count:]:
@@ -60,7 +60,7 @@ class Traffic:
 
     @property
     def seqs(self) -> list[int]:
-        return [request.seq for request in self.started]
+        return [request.header.seq for request in self.started]
 
 
 @pytest.fixture
@@ -271,7 +271,7 @@ def test_a_burst_is_answered_a_few_at_a_time_in_order(
     offer = Lane.offer
 
     def counted(lane: Lane, request: Request) -> None:
-        offered.append(request.seq)
+        offered.append(request.header.seq)
         offer(lane, request)
 
     async def story() -> None:

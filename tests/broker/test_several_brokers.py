@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from broker.protocol.messages import LeaseRequest, Verdict
+from broker.client.client import BrokerClient
+from broker.protocol.messages import BeatRequest, LeaseRequest, Verdict
 from buffer import operations
 from buffer.store import AsyncStore
 from configs.loader import save
@@ -21,9 +22,11 @@ pytestmark = pytest.mark.slow
 GROUPS = 60
 
 
-async def work(here: Ring, name: str, other: str, done: set[int], halfway: asyncio.Event) -> str:
+async def work(
+    here: Ring, name: str, others: list[str], done: set[int], halfway: asyncio.Event
+) -> str:
     """Make episodes until all are made; returns the broker it began at."""
-    client = here.client(name, other_endpoints=[other])
+    client = here.client(name, other_endpoints=others)
     began_at = client._connection.endpoint
     await client.hello(hello(name), deadline_s=30)
     while len(done) < GROUPS * GROUP:
@@ -36,6 +39,12 @@ async def work(here: Ring, name: str, other: str, done: set[int], halfway: async
         if len(done) >= GROUPS * GROUP // 3:
             halfway.set()
     return began_at
+
+
+async def brokers_told(actor: BrokerClient) -> tuple[str, ...]:
+    """What the answer to the next heartbeat says."""
+    await asyncio.sleep(0.1)
+    return (await actor.beat(BeatRequest((), FIRST))).brokers
 
 
 def test_actors_of_a_killed_broker_go_on_at_the_other(
@@ -59,7 +68,7 @@ def test_actors_of_a_killed_broker_go_on_at_the_other(
             process(settings, redis_url, f"broker.endpoint={second_at}"),
         ):
             working = [
-                asyncio.create_task(work(here, f"actor-{number}", second_at, done, halfway))
+                asyncio.create_task(work(here, f"actor-{number}", [second_at], done, halfway))
                 for number in range(6)
             ]
             await halfway.wait()
@@ -75,6 +84,59 @@ def test_actors_of_a_killed_broker_go_on_at_the_other(
         tasks = sorted(task for unit in claim.units for task in unit.task_ids)
         assert tasks == list(range(GROUPS * GROUP))
         assert (await store.run(operations.stats())).leased == 0
+        await here.close()
+
+    asyncio.run(asyncio.wait_for(story(), 120))
+
+
+def test_actors_go_to_a_broker_that_came_later_and_that_no_settings_name(
+    redis_url: str, run_settings: Settings
+) -> None:
+    second_at = f"tcp://127.0.0.2:{free_port()}"
+
+    async def story() -> None:
+        store = AsyncStore(redis_url, RUN)
+        await begin(store, groups=8)
+        here = Ring(store, run_settings.broker.endpoint, run_settings.run.folder / "keys")
+        actor = here.client("actor-1")
+        with process(run_settings, redis_url) as first:
+            await actor.hello(hello("actor-1"), deadline_s=30)
+            with process(run_settings, redis_url, f"broker.endpoint={second_at}"):
+                while second_at not in await brokers_told(actor):
+                    pass
+                first.send_signal(signal.SIGKILL)
+                first.wait()
+                (lease, *_) = (await actor.lease(LeaseRequest(1, FIRST), deadline_s=20)).leases
+
+                assert actor._connection.endpoint == second_at
+                await actor.submit(submission(lease))
+        await here.close()
+
+    asyncio.run(asyncio.wait_for(story(), 120))
+
+
+def test_a_broker_that_stops_in_order_is_named_to_nobody(
+    redis_url: str, run_settings: Settings
+) -> None:
+    second_at = f"tcp://127.0.0.2:{free_port()}"
+
+    async def story() -> None:
+        store = AsyncStore(redis_url, RUN)
+        await begin(store, groups=0)
+        here = Ring(store, run_settings.broker.endpoint, run_settings.run.folder / "keys")
+        actor = here.client("actor-1")
+
+        with process(run_settings, redis_url):
+            await actor.hello(hello("actor-1"), deadline_s=30)
+            with process(run_settings, redis_url, f"broker.endpoint={second_at}") as second:
+                while second_at not in await brokers_told(actor):
+                    pass
+                second.send_signal(signal.SIGTERM)
+                assert await asyncio.to_thread(second.wait, 30) == 0
+            asked = 0
+            while second_at in await brokers_told(actor):
+                asked += 1
+                assert asked < 40  # it would be forgotten after ten seconds in any case
         await here.close()
 
     asyncio.run(asyncio.wait_for(story(), 120))

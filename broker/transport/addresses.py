@@ -1,0 +1,35 @@
+"""Addresses of servers as others reach them."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+
+def reachable(endpoint: str) -> str:
+    """Return an endpoint for others; for `0.0.0.0`, that which outward packets come from."""
+    host, port = host_and_port(endpoint)
+    if ipaddress.ip_address(host).is_unspecified:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+            outward.connect(("192.0.2.1", 9))  # a documentation address; connecting sends nothing
+            host = outward.getsockname()[0]
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def advertised(endpoint: str, address: str) -> str:
+    """Return an endpoint under another host, or host and port.
+
+    Args:
+        endpoint: The one that is listened at.
+        address: `host` or `host:port`, IPv6 in brackets.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or port.endswith("]"):
+        host, port = address, str(host_and_port(endpoint)[1])
+    return f"tcp://{host}:{port}"
+
+
+def host_and_port(endpoint: str) -> tuple[str, int]:
+    """Split an endpoint."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), int(port)
