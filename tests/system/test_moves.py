@@ -12,7 +12,7 @@ import pytest
 from buffer import operations
 from buffer.store import Store
 from tests.broker.support.broker_process import free_port
-from tests.system.support.ring_by_hand import RingByHand
+from tests.system.support.ring_by_hand import RingByHand, assert_one_history
 
 FOLLOW_S = 15.0
 """On a busy machine; measured: `docs/fleet.md`."""
@@ -81,7 +81,8 @@ def test_broker_then_learner_move_and_actors_follow(ring: RingByHand) -> None:
     )
     print(f"the learner moved: actors had its weights {followed_s:.1f} s after it published")
     assert ring._processes["learner-2"].wait(240) == 0, ring.logs()
-    assert_nothing_lost_or_repeated(ring, first)
+    assert len(first) < STEPS
+    assert_one_history(ring, STEPS, "first", "second")
 
 
 def joined(ring: RingByHand, broker: str) -> int:
@@ -92,15 +93,3 @@ def lineage(ring: RingByHand) -> int:
     with Store(ring.url, ring.settings.run.name) as store:
         publication = store.run(operations.publication())
     return publication.version.lineage if publication is not None else 0
-
-
-def assert_nothing_lost_or_repeated(ring: RingByHand, first: list[int]) -> None:
-    """Batches of both lives are one history, and every task has one end."""
-    rows = ring.rows("first", "batches") + ring.rows("second", "batches")
-    assert [row["step"] for row in rows] == [*range(1, STEPS + 1)] and len(first) < STEPS
-    groups = [group for row in rows for group in row["group_ids"]]
-    assert len(groups) == len(set(groups))
-    with Store(ring.url, ring.settings.run.name) as store:
-        stats = store.run(operations.stats())
-    assert (stats.state, stats.dead, stats.leased) == ("ENDED", 0, 0)
-    assert stats.created == stats.committed + sum(stats.dropped.values()) + stats.cancelled

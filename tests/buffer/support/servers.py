@@ -56,9 +56,18 @@ def server(
 
 
 @contextmanager
-def watched_pair(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, str]]:
-    """A primary, its replica and a sentinel; yields the primary, its port and the URL."""
-    plain = f'save ""\nrequirepass {PASSWORD}\nmasterauth {PASSWORD}\nrepl-diskless-sync-delay 0\n'
+def watched_pair(
+    folder: Path, *, num_sentinels: int = 1, more: str = ""
+) -> Iterator[tuple[subprocess.Popen[bytes], int, str]]:
+    """A primary, its replica and sentinels; yields the primary, its port and the URL.
+
+    Args:
+        folder: Of all of them.
+        num_sentinels: Of whom more than half must agree that the primary is gone.
+        more: Settings of primary and replica.
+    """
+    password = f"requirepass {PASSWORD}\nmasterauth {PASSWORD}\n"
+    plain = f'save ""\n{more}{password}repl-diskless-sync-delay 0\n'
     with ExitStack() as stack:
         primary, port = stack.enter_context(server(folder / "primary", plain))
         follow = f"replicaof 127.0.0.1 {port}\nrepl-diskless-load swapdb\n"
@@ -66,16 +75,27 @@ def watched_pair(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, s
         with redis.Redis(port=replica, password=PASSWORD) as client:
             wait_until(lambda: client.info("replication")["master_link_status"] == "up")
         watch = (
-            f"sentinel monitor nyala 127.0.0.1 {port} 1\n"
+            f"sentinel monitor nyala 127.0.0.1 {port} {num_sentinels // 2 + 1}\n"
             f"sentinel auth-pass nyala {PASSWORD}\n"
             "sentinel down-after-milliseconds nyala 500\n"
             "sentinel failover-timeout nyala 5000\n"
         )
-        _, sentinel = stack.enter_context(server(folder / "sentinel", watch, "--sentinel"))
-        with redis.Redis(port=sentinel) as client:
-            wait_until(lambda: len(client.sentinel_slaves("nyala")) == 1)
-        url = f"redis+sentinel://:{PASSWORD}@127.0.0.1:{free_port()},127.0.0.1:{sentinel}/nyala/0"
-        yield primary, port, url
+        ports = [free_port()]  # nobody listens there: the first sentinel of the URL is away
+        for number in range(num_sentinels):
+            place = folder / f"sentinel-{number}"
+            _, sentinel = stack.enter_context(server(place, watch, "--sentinel"))
+            ports.append(sentinel)
+        for sentinel in ports[1:]:
+            with redis.Redis(port=sentinel) as client:
+                wait_until(lambda: _knows_all(client, num_sentinels))
+        sentinels = ",".join(f"127.0.0.1:{each}" for each in ports)
+        yield primary, port, f"redis+sentinel://:{PASSWORD}@{sentinels}/nyala/0"
+
+
+def _knows_all(sentinel: redis.Redis, num_sentinels: int) -> bool:
+    """Whether it knows the replica, and the other sentinels."""
+    others = sentinel.execute_command("SENTINEL", "SENTINELS", "nyala")
+    return len(sentinel.sentinel_slaves("nyala")) == 1 and len(others) == num_sentinels - 1
 
 
 @contextmanager

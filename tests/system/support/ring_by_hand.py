@@ -125,3 +125,15 @@ class RingByHand:
     def _call(self, *command: str) -> None:
         program = [sys.executable, "-c", "from console.main import app; app()", *command[1:]]
         subprocess.run(program, env=self._environment, check=True, capture_output=True)
+
+
+def assert_one_history(ring: RingByHand, steps: int, *lives: str) -> None:
+    """Batches of all lives are one history, no group is in two, and every task has one end."""
+    rows = [row for life in lives for row in ring.rows(life, "batches")]
+    assert [row["step"] for row in rows] == [*range(1, steps + 1)]
+    groups = [group for row in rows for group in row["group_ids"]]
+    assert len(groups) == len(set(groups))
+    with Store(ring.url, ring.settings.run.name) as store:
+        stats = store.run(operations.stats())
+    assert (stats.state, stats.dead, stats.leased) == ("ENDED", 0, 0)
+    assert stats.created == stats.committed + sum(stats.dropped.values()) + stats.cancelled
