@@ -5,6 +5,7 @@ from __future__ import annotations
 import redis
 
 from buffer.client.address import connect, disconnect, without_password
+from buffer.client.cluster import url_of_node
 from buffer.client.errors import explain
 from buffer.operations.keys import run_prefix
 
@@ -17,7 +18,7 @@ def forget_run(url: str, run: str) -> int:
     Raises:
         StoreError: Redis refused or cannot be reached.
     """
-    client, count = connect(url), 0
+    client, count = connect(url_of_node(url, run)), 0
     try:
         for key in client.scan_iter(match=f"{run_prefix(run)}:*", count=KEYS_PER_CALL):
             count += int(client.unlink(key))

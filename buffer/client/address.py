@@ -1,4 +1,4 @@
-"""Redis clients from a URL: one server, one behind TLS, or a pair watched by sentinels.
+"""Redis clients from a URL: one server, one behind TLS, a pair that sentinels watch, a cluster.
 
     redis://[user:password@]host:port/db              one server
     rediss://...?ssl_ca_certs=FILE                    the same behind TLS, checked
@@ -6,6 +6,9 @@
     redis+sentinel://[user:password@]host:port,host:port/service/db
                                                       the primary that these sentinels name
     rediss+sentinel://...                             the same, all behind TLS
+    redis+cluster://[user:password@]host:port,host:port
+                                                      nodes of a cluster; one that answers will do
+    rediss+cluster://...                              the same, all behind TLS
 
 After the `?` go options of the client, of which `sentinel_username` and `sentinel_password` are for
 the sentinels. No client made here ever sends a command twice.
@@ -42,7 +45,9 @@ PROTOCOL = 2
 
 SENTINEL_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 SENTINEL_PORT = 26379
-SCHEMES = ("redis", "rediss", "unix", *SENTINEL_SCHEMES)
+CLUSTER_SCHEMES = {"redis+cluster": "redis", "rediss+cluster": "rediss"}
+CLUSTER_PORT = 6379
+SCHEMES = ("redis", "rediss", "unix", *SENTINEL_SCHEMES, *CLUSTER_SCHEMES)
 
 _URL = re.compile(r"([^:/?#]+)://([^/?#]*)([^?#]*)\??([^#]*)")
 
@@ -57,7 +62,7 @@ class Watched(NamedTuple):
 
 
 def connect(url: str, **options: Any) -> redis.Redis:
-    """Make a blocking client; nothing is sent yet.
+    """Make a blocking client; nothing is sent yet. Of a cluster, one of its first node.
 
     Raises:
         SettingsError: the URL is not of the forms above.
@@ -65,7 +70,7 @@ def connect(url: str, **options: Any) -> redis.Redis:
     options = _options() | {"retry": Retry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        return redis.Redis.from_url(url, **options)
+        return redis.Redis.from_url(next(iter(cluster_urls(url)), url), **options)
     manager = Sentinel(
         watched.sentinels,
         sentinel_kwargs=_options() | {"retry": Retry(NoBackoff(), 0)} | watched.of_sentinels,
@@ -79,7 +84,7 @@ def connect_async(url: str, **options: Any) -> redis.asyncio.Redis:
     options = _options() | {"retry": AsyncRetry(NoBackoff(), 0)} | options
     watched = parse_sentinel_url(url)
     if watched is None:
-        client = redis.asyncio.Redis.from_url(url, **options)
+        client = redis.asyncio.Redis.from_url(next(iter(cluster_urls(url)), url), **options)
     else:
         manager = AsyncSentinel(
             watched.sentinels,
@@ -116,12 +121,12 @@ def parse_sentinel_url(url: str) -> Watched | None:
     Raises:
         SettingsError: it names no sentinel or no service.
     """
-    parts = _split(url)
+    parts = split_url(url)
     if parts.scheme not in SENTINEL_SCHEMES:
         return None
     user, at, hosts = parts.netloc.rpartition("@")
     service, _, db = parts.path.strip("/").partition("/")
-    addresses = [_address(host) for host in hosts.split(",") if host]
+    addresses = [_address(host, SENTINEL_PORT) for host in hosts.split(",") if host]
     if not addresses or not service or None in addresses:
         raise SettingsError(
             f"buffer.url must be {parts.scheme}://[user:password@]host:port,host:port/service/db, "
@@ -141,15 +146,38 @@ def parse_sentinel_url(url: str) -> Watched | None:
     return Watched([a for a in addresses if a is not None], service, of_sentinels, of_server)
 
 
+def cluster_urls(url: str) -> list[str]:
+    """Return a URL of each node that the URL of a cluster names; none for any other.
+
+    Raises:
+        SettingsError: it names no node, or a database: a cluster has but one.
+    """
+    parts = split_url(url)
+    if parts.scheme not in CLUSTER_SCHEMES:
+        return []
+    user, at, hosts = parts.netloc.rpartition("@")
+    addresses = [_address(host, CLUSTER_PORT) for host in hosts.split(",") if host]
+    found = [address for address in addresses if address is not None]
+    if not found or len(found) < len(addresses) or parts.path.strip("/") not in ("", "0"):
+        raise SettingsError(
+            f"buffer.url must be {parts.scheme}://[user:password@]host:port,host:port, got "
+            f"{without_password(url)}; name at least one node, and no database but 0"
+        )
+    scheme = CLUSTER_SCHEMES[parts.scheme]
+    query = f"?{parts.query}" if parts.query else ""
+    nodes = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in found]
+    return [f"{scheme}://{user}{at}{node}/0{query}" for node in nodes]
+
+
 def without_password(url: str) -> str:
     """Write a Redis URL so that it can be shown and logged."""
-    parts = _split(url)
+    parts = split_url(url)
     query = "..." if "password" in parts.query else parts.query
     netloc = "***@" + parts.netloc.rpartition("@")[2] if "@" in parts.netloc else parts.netloc
     return parts._replace(netloc=netloc, query=query).geturl()
 
 
-def _split(url: str) -> SplitResult:
+def split_url(url: str) -> SplitResult:
     """Cut a URL up; `urlsplit` refuses a list of hosts with an IPv6 address in it."""
     found = _URL.match(url)
     if found is None:
@@ -158,10 +186,10 @@ def _split(url: str) -> SplitResult:
     return SplitResult(scheme, netloc, path, query, "")
 
 
-def _address(host: str) -> tuple[str, int] | None:
+def _address(host: str, default_port: int) -> tuple[str, int] | None:
     name, _, port = host.rpartition(":")
     if not name:
-        return host, SENTINEL_PORT
+        return host, default_port
     return (name.strip("[]"), int(port)) if port.isdecimal() else None
 
 

@@ -23,6 +23,8 @@ from redis.asyncio.connection import DefaultParser
 
 from buffer.operations.operation import Argument, Reply
 
+from .address import disconnect_async
+
 COPIED_BYTES = 2048
 """A longer argument is handed to the system as it is; of shorter ones a copy is made."""
 
@@ -119,6 +121,23 @@ class PipelinedConnection:
             raise
         self._stream = stream
         return stream
+
+
+class Connections:
+    """Those of an event loop to one server."""
+
+    def __init__(self, client: Redis) -> None:
+        """Take a client of the server, which is closed with them."""
+        self._client = client
+        self.calls = PipelinedConnection(client)
+        self.records = PipelinedConnection(client)
+        """Of its own, so that no other call waits while megabytes of records go out."""
+
+    async def close(self) -> None:
+        """Hang up, for good."""
+        await self.calls.close()
+        await self.records.close()
+        await disconnect_async(self._client)
 
 
 class _Stream(asyncio.Protocol):

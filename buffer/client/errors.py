@@ -41,6 +41,8 @@ _PASSING_ERRORS = (
     exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,  # a failover is under way
     exceptions.OutOfMemoryError,  # until the learner commits
+    exceptions.TryAgainError,  # a slot is being moved
+    exceptions.ClusterDownError,  # a failover is under way
 )
 _PASSING_CODES = re.compile(r"\b(READONLY|OOM|MISCONF|MASTERDOWN|NOREPLICAS) ")
 """Codes without a class in redis-py, or inside the text of a script's or transaction's error."""
@@ -69,12 +71,36 @@ def _is_away(error: redis.RedisError) -> bool:
     """Whether the same call, unchanged, may succeed in a while."""
     if isinstance(error, exceptions.AuthenticationError):
         return False
-    if isinstance(error, _PASSING_ERRORS):
+    if isinstance(error, _PASSING_ERRORS) or _is_moving(error):
         return True
     return _PASSING_CODES.search(str(error)) is not None
 
 
+def _is_moving(error: redis.RedisError) -> bool:
+    """Whether a node of a cluster has some of the run's keys, and another one the others."""
+    is_asked = isinstance(error, exceptions.AskError) and not isinstance(
+        error, exceptions.MovedError
+    )
+    return is_asked or isinstance(error, exceptions.TryAgainError)
+
+
+def _reason_of_cluster(error: redis.RedisError) -> str | None:
+    if _is_moving(error):
+        return (
+            "the run's keys are being moved to another node one by one, and it waits until all "
+            "are there; move its slot at once, with CLUSTER MIGRATESLOTS"
+        )
+    if isinstance(error, exceptions.MovedError):
+        where = f"{error.host}:{error.port}"
+        return f"the run's keys are on the node {where}; name the cluster as redis+cluster://"
+    if isinstance(error, exceptions.ClusterDownError):
+        return f"the cluster does not serve this run ({error}); look at CLUSTER INFO"
+    return None
+
+
 def _reason(error: redis.RedisError, text: str) -> str:
+    if (of_cluster := _reason_of_cluster(error)) is not None:
+        return of_cluster
     if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text or "WRONGPASS" in text:
         return "Redis refused the password; put the right one into the URL"
     if isinstance(error, exceptions.TimeoutError):

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from buffer import operations
+from buffer.client.cluster import url_of_node
 from buffer.operations.run import brokers
 from buffer.sampling import closed_lines
 from buffer.store import Store
@@ -56,14 +57,14 @@ def run_checks(settings: Settings, folder: RunFolder, url: str | None) -> list[C
 
     return [
         *checks,
-        Check(REDIS, "clock", lambda: check_machine_clock(place), REACHED),
+        Check(REDIS, "clock", lambda: check_machine_clock(url_of_node(place, name)), REACHED),
         asking("store", check_store, needs=""),
         asking("code", lambda store: check_code(settings, store)),
         asking("brokers", lambda store: check_brokers(store, limit_s)),
         asking("actors", lambda store: check_actors(store, limit_s)),
         asking("refusals", lambda store: check_refusals(store, folder)),
         asking("leases", lambda store: check_leases(store, folder)),
-        asking("clocks", lambda store: check_actor_clocks(store, place)),
+        asking("clocks", lambda store: check_actor_clocks(store, url_of_node(place, name))),
     ]
 
 

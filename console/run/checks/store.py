@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from buffer.client.address import SCHEMES, without_password
+from buffer.client.cluster import url_of_node
 from buffer.client.known_holes import warning_about
 from buffer.client.server_state import LEAST_VERSION, ServerState, read_server_state
 from buffer.store import Store
@@ -41,10 +42,14 @@ def check_redis(run: RunSettings, url: str | None) -> str:
 def store_checks(run: RunSettings, buffer: BufferSettings, url: str) -> list[Check]:
     """List what a run wants of a server beyond an answer; it is used all the same."""
 
-    def check(name: str, look: str) -> Check:
-        return Check(GROUP, name, lambda: LOOKS[look](run, buffer, read_server_state(url)), REACHED)
+    def check(name: str) -> Check:
+        def look() -> str | Doubt:
+            state = read_server_state(url_of_node(url, run.name))
+            return LOOKS[name](run, buffer, state)
 
-    return [check(name, name) for name in LOOKS]
+        return Check(GROUP, name, look, REACHED)
+
+    return [check(name) for name in LOOKS]
 
 
 def check_version(_run: RunSettings, _buffer: BufferSettings, state: ServerState) -> str | Doubt:
