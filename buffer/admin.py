@@ -1,11 +1,11 @@
-"""Changes to a whole server: a run's keys (`nyala up --fresh`), maxmemory (`nyala chaos`)."""
+"""A whole server: its runs, their keys (`nyala up --fresh`), maxmemory (`nyala chaos`)."""
 
 from __future__ import annotations
 
 import redis
 
 from buffer.client.address import connect, disconnect, without_password
-from buffer.client.cluster import url_of_node
+from buffer.client.cluster import url_of_node, urls_of_primaries
 from buffer.client.errors import explain
 from buffer.operations.keys import run_prefix
 
@@ -27,6 +27,27 @@ def forget_run(url: str, run: str) -> int:
     finally:
         disconnect(client)
     return count
+
+
+def list_runs(url: str) -> list[str]:
+    """Return the names of all runs of a server, or of all nodes of a cluster.
+
+    Raises:
+        StoreError: Redis refused or cannot be reached.
+    """
+    found: set[str] = set()
+    place = without_password(url)
+    for node in urls_of_primaries(url):
+        client = connect(node)
+        try:
+            keys = client.scan_iter(match=f"{run_prefix('*')}:meta", count=KEYS_PER_CALL)
+            found.update(key.decode(errors="replace") for key in keys)
+        except redis.RedisError as error:
+            raise explain(error, "list runs", place) from error
+        finally:
+            disconnect(client)
+    before, after = f"{run_prefix('*')}:meta".split("*")
+    return sorted(key.removeprefix(before).removesuffix(after) for key in found)
 
 
 def open_port(url: str, port: int) -> None:

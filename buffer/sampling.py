@@ -24,6 +24,7 @@ def why_nobody_samples(
     folder: object,
     heartbeat_timeout_s: float,
     pause_at_memory: float,
+    max_run_bytes: int | None,
 ) -> str | None:
     """Return the cause and what helps, in one sentence; None while somebody samples.
 
@@ -35,6 +36,7 @@ def why_nobody_samples(
         folder: Of the run, for the command.
         heartbeat_timeout_s: Longer silence is absence.
         pause_at_memory: Share of Redis' memory above which no work is leased.
+        max_run_bytes: Of the run, above which none is, either; None = no limit.
     """
     if stats.state != RUNNING:
         return f"the run is {stats.state} and gives no work; its learner's log says why"
@@ -52,6 +54,12 @@ def why_nobody_samples(
             f"Redis is {memory.share:.0%} full, so no work is given out above "
             f"buffer.pause_at_memory = {pause_at_memory:g}; raise buffer.maxmemory_mb, or lower "
             "learner.checkpoint_every so that records are deleted sooner"
+        )
+    if max_run_bytes is not None and memory.run_bytes >= max_run_bytes:
+        return (
+            f"the run has {memory.run_bytes} bytes in Redis, so no work is given out above "
+            f"buffer.max_run_bytes = {max_run_bytes}; raise it, or lower learner.checkpoint_every "
+            "so that records are deleted sooner"
         )
     if closed.keys:
         whys = "; ".join(f"{tag}: {key.why}" for tag, key in sorted(closed.keys.items())[:NAMED])

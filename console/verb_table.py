@@ -29,6 +29,7 @@ VERBS = {
         "console.join_pack.command",
         "Write one file with which another machine joins a run.",
     ),
+    "runs": ("console.live.runs", "List the runs of a Redis."),
     "fleet": (
         "console.fleet.command",
         "Write recipes for Kubernetes or Slurm, and follow the number of actors.",

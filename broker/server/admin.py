@@ -115,7 +115,9 @@ class AdminService:
     async def _read_state(self) -> StatusReply:
         ask, settings = self._store.run, self._settings
         stats, seen = await ask(operations.stats()), await ask(operations.actors())
-        memory, closed = await ask(operations.memory()), await ask(operations.closed())
+        max_run_bytes = settings.buffer.max_run_bytes
+        memory = await ask(operations.memory(of_run=max_run_bytes is not None))
+        closed = await ask(operations.closed())
         idle = why_nobody_samples(
             stats,
             seen,
@@ -124,6 +126,7 @@ class AdminService:
             folder=settings.run.folder,
             heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
             pause_at_memory=settings.buffer.pause_at_memory,
+            max_run_bytes=max_run_bytes,
         )
         seen.sort(key=lambda actor: actor.silent_s)
         bulletin = await ask(operations.shown()) or b""

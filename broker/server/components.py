@@ -52,7 +52,10 @@ def assemble(settings: Settings, store: AsyncStore, *, audit_file: Path | None) 
         max_actors_per_key=settings.broker.max_actors_per_key,
         clock=reading,
     )
-    cache = StoreCache(store, pause_at_memory=settings.buffer.pause_at_memory)
+    buffer = settings.buffer
+    cache = StoreCache(
+        store, pause_at_memory=buffer.pause_at_memory, max_run_bytes=buffer.max_run_bytes
+    )
     leasing = Leasing(store, settings.broker, peers, cache)
     service = Service(
         store,

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from msgspec.structs import asdict
 
 from broker.protocol.messages import Figures, Hello, LeaseReply
-from buffer.operations.values import holder_of
+from buffer.operations.values import actor_name, holder_of
 from buffer.record.episode import PolicyVersion
 from configs.metrics.figures import SECONDS, Histogram
 
@@ -85,6 +85,8 @@ class Liveness:
         self._max_actors_per_key = max_actors_per_key
         self.clock = clock
         self._peers: dict[tuple[str, str], Peer] = {}
+        self.in_store: frozenset[str] = frozenset()
+        """Actors of the run that were heard of late, where other brokers serve some of them."""
         self.has_route: Callable[[bytes], bool] = lambda _route: True
         """Whether a connection stands; set by whoever has the socket."""
 
@@ -102,11 +104,16 @@ class Liveness:
         """List the sessions under this name, whatever their keys."""
         return [peer for peer in self if peer.hello.incarnation == incarnation]
 
-    def exceeded_limit(self, incarnation: str, key: str) -> str | None:
-        """Return the setting that keeps this key's HELLO out; None if it can be admitted."""
+    def exceeded_limit(self, incarnation: str, key: str, tag: str = "") -> str | None:
+        """Return the setting that keeps this key's HELLO out; None if it can be admitted.
+
+        One that comes from another broker is in the store already, so it is never one too many.
+        """
         if (incarnation, key) in self._peers:
             return None
-        if len(self._peers) >= self._max_actors:
+        here = {actor_name(peer.hello.incarnation, peer.tag) for peer in self._peers.values()}
+        others = self.in_store - here - {actor_name(incarnation, tag)}
+        if len(self._peers) + len(others) >= self._max_actors:
             return f"broker.max_actors = {self._max_actors}"
         if sum(peer.key == key for peer in self._peers.values()) >= self._max_actors_per_key:
             return f"broker.max_actors_per_key = {self._max_actors_per_key}"
@@ -130,7 +137,7 @@ class Liveness:
 
     def admit(self, hello: Hello, key: str, tag: str, route: bytes) -> Peer:
         """Add the sender of a HELLO; a repeated HELLO keeps the session."""
-        assert self.exceeded_limit(hello.incarnation, key) is None
+        assert self.exceeded_limit(hello.incarnation, key, tag) is None
         peer = self.get(hello.incarnation, key)
         if peer is None:
             peer = Peer(hello=hello, key=key, tag=tag, route=route, seen_at=self.clock())

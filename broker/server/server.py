@@ -25,6 +25,7 @@ from broker.transport.keys import load_pair
 from broker.transport.router import Router
 from broker.transport.sockets import bind_router, bound_endpoint
 from broker.transport.zap import ZapAuthenticator
+from buffer import operations
 from buffer.live_brokers import STOPPED
 from buffer.operations.run import broker_seen
 from buffer.store import AsyncStore
@@ -215,6 +216,15 @@ class Broker:
         figures = {"at": time.time(), "actors": len(peers), "suspect": suspect}
         refused = {f"refused_{code}": count for code, count in audit.refusals.items()}
         await self._store.run(broker_seen(self._endpoint, figures | refused))
+        peers.in_store = await self._in_store()
+
+    async def _in_store(self) -> frozenset[str]:
+        """Return which actors of the run were heard of late, where there are other brokers."""
+        if len(self.parts.cache.brokers) < 2:
+            return frozenset()
+        limit_s = self._settings.heartbeat_timeout_s
+        seen = await self._store.run(operations.actors())
+        return frozenset(actor.incarnation for actor in seen if actor.silent_s <= limit_s)
 
 
 async def _every(

@@ -178,9 +178,9 @@ class Service:
                 )
         if self._peers.is_elsewhere(hello.incarnation, key, route):
             return Refusal("busy", "this incarnation has another connection; send again later")
-        if self._peers.exceeded_limit(hello.incarnation, key) is not None:
+        if self._peers.exceeded_limit(hello.incarnation, key, tag) is not None:
             await self._replace(self._peers.gone_of(key))
-        limit = self._peers.exceeded_limit(hello.incarnation, key)
+        limit = self._peers.exceeded_limit(hello.incarnation, key, tag)
         if limit is not None:
             text = (
                 f"actors must be at most {limit}, got one more; raise it or stop some, and give "

@@ -32,13 +32,17 @@ log = structlog.get_logger()
 class StoreCache:
     """The publication and the memory pressure that were read last."""
 
-    def __init__(self, store: AsyncStore, *, pause_at_memory: float) -> None:
+    def __init__(
+        self, store: AsyncStore, *, pause_at_memory: float, max_run_bytes: int | None = None
+    ) -> None:
         self._store = store
+        self._max_run_bytes = max_run_bytes
         self._pause_at_memory = pause_at_memory
         self.publication: Publication | None = None
         self._newest: PolicyVersion | None = None
         self.is_full = False
-        """Redis is so full that no new work may begin; finishing and releasing go on."""
+        """No new work may begin, as Redis or the run's share of it is full; finishing and releasing
+        go on."""
         self.closed = Closed("", {})
         """To whom nothing is leased; the store itself keeps to a pause at once."""
         self._full_readings = 0
@@ -90,11 +94,18 @@ class StoreCache:
 
         Above the limit nothing is leased, so nobody would finish those tasks and free their chunks.
         """
-        memory = await self._store.run(operations.memory())
+        most = self._max_run_bytes
+        memory = await self._store.run(operations.memory(of_run=most is not None))
         is_full = memory.share >= self._pause_at_memory
-        if is_full != self.is_full:
-            log.warning("leasing paused" if is_full else "leasing goes on", memory=memory.share)
-        self.is_full = is_full
+        is_beyond_quota = most is not None and memory.run_bytes >= most
+        if (is_full or is_beyond_quota) != self.is_full:
+            log.warning(
+                "leasing goes on" if self.is_full else "leasing paused",
+                memory=memory.share,
+                run_bytes=memory.run_bytes,
+                max_run_bytes=most,
+            )
+        self.is_full = is_full or is_beyond_quota
         self._full_readings = self._full_readings + 1 if is_full else 0
         if self._full_readings > SHRINK_AFTER:
             least = int(SHRINK_SHARE * memory.limit_bytes)

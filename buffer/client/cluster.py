@@ -81,10 +81,38 @@ def url_of_node(url: str, run: str) -> str:
     raise explain(error, "look for the node", f"run {run!r} at {without_password(url)}") from error
 
 
+def urls_of_primaries(url: str) -> list[str]:
+    """Return a URL of each node of a cluster that has slots; any other URL stays as it is.
+
+    Raises:
+        StoreError: No node answers.
+    """
+    error = redis.RedisError(ENDLESS)
+    for seed in cluster_urls(url):
+        client = connect(seed)
+        try:
+            ranges = client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
+        except redis.RedisError as failed:
+            error = failed
+        else:
+            primaries = {(node[0].decode(), int(node[1])) for _, _, node, *_ in ranges}
+            return [_at(seed, host, port) for host, port in sorted(primaries)]
+        finally:
+            disconnect(client)
+    if not cluster_urls(url):
+        return [url]
+    raise explain(error, "look for nodes", without_password(url)) from error
+
+
 def _moved_to(url: str, moved: MovedError) -> str:
     """Return the URL of the node that another one names."""
+    return _at(url, moved.host, moved.port)
+
+
+def _at(url: str, host: str, port: int) -> str:
+    """Return a URL with another address; an empty host is that of the URL."""
     parts = split_url(url)
     user, at, here = parts.netloc.rpartition("@")
-    host = moved.host or here.rpartition(":")[0].strip("[]")  # empty: another port of this one
-    address = f"[{host}]:{moved.port}" if ":" in host else f"{host}:{moved.port}"
+    host = host or here.rpartition(":")[0].strip("[]")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return parts._replace(netloc=f"{user}{at}{address}").geturl()

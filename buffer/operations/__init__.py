@@ -4,8 +4,8 @@ Users of each (the table of keys is in `keys.py`):
 
 | role    | operations |
 | ------- | ---------- |
-| anyone  | confirm, begin_run, stats, memory, publication, lineages, actors, brokers, shown, |
-|         | closed, inspect, audit |
+| anyone  | confirm, begin_run, stats, memory, usage, publication, lineages, actors, brokers, |
+|         | shown, closed, inspect, audit |
 | broker  | lease, beat, submit, release, fail, cut, share, shrink, suspend, reap, actor_seen, |
 |         | broker_seen |
 | console | dead_letters, dead_letter, requeue_dead, purge_dead, peek, release_dead_actor, |
@@ -67,6 +67,7 @@ from .run import (
     show,
     shown,
     stats,
+    usage,
 )
 from .tasks import (
     cancel,
@@ -141,4 +142,5 @@ __all__ = [
     "submit",
     "suspend",
     "trim_replay",
+    "usage",
 ]

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 
 from configs.errors import SettingsError
 
-from .operation import Operation, Reply, nothing, single
+from .operation import Call, Operation, Reply, Steps, nothing, single
 from .replies import parse_actors, parse_publication, parse_stats, parse_texts
 from .values import ActorSeen, Closed, Memory, Publication, Stats, SuspendedKey
 
 LAYOUT = "2"
 """Of the keys: a run goes on only under scripts of the same layout."""
+
+USAGE_SAMPLE = 512
+"""Looked at in a millisecond."""
 
 BROKER_MEMORY_S = 3600
 """Figures are forgotten when no broker has served for this long."""
@@ -65,9 +68,27 @@ def stats() -> Operation[Stats]:
     return single("stats", (), parse_stats)
 
 
-def memory() -> Operation[Memory]:
-    """Read how full Redis is; cheap enough for every tick."""
-    return single("memory", (), Memory._make)
+def memory(*, of_run: bool = False) -> Operation[Memory]:
+    """Read how full Redis is; cheap enough for every tick.
+
+    Args:
+        of_run: Whether to count what the run has there, too.
+    """
+
+    def steps() -> Steps[Memory]:
+        used, limit = yield Call("memory", ())
+        run_bytes = (yield from usage().steps()) if of_run else 0
+        return Memory(used, limit, run_bytes)
+
+    return Operation("memory", steps)
+
+
+def usage() -> Operation[int]:
+    """Count the bytes of a run's records and unfinished completions.
+
+    Exact for up to `USAGE_SAMPLE` tasks of each state; the others count as their mean.
+    """
+    return single("usage", (USAGE_SAMPLE,), int)
 
 
 def closed() -> Operation[Closed]:

@@ -145,11 +145,13 @@ class EvalRound(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Redis' memory."""
+    """Redis' memory, and the run's share of it."""
 
     used_bytes: int
     limit_bytes: int
     """`maxmemory`; 0 = none."""
+    run_bytes: int = 0
+    """Of the run's records and unfinished completions, where they were asked for."""
 
     @property
     def share(self) -> float:

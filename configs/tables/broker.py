@@ -60,7 +60,7 @@ class BrokerSettings(Table):
 
     Rarely needs a change: up when many idle actors keep the broker busy."""
     max_actors: Positive = 1024
-    """Incarnations served at once.
+    """Actors of the run at once, whichever of its brokers they are at.
 
     Raise it when more actors join."""
     max_actors_per_key: Positive = 1

@@ -22,6 +22,11 @@ class BufferSettings(Table):
     """Memory limit of a server that `nyala up` starts, MiB.
 
     Raise it for long answers, large groups or more lag."""
+    max_run_bytes: Positive | None = None
+    """Records and unfinished completions that this run may have in Redis, bytes. Above it its
+    actors get no work until the learner has committed; null = as much as Redis has.
+
+    Change it when runs share a Redis."""
     pause_at_memory: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """Share of Redis' maxmemory above which no lease is granted.
 

@@ -17,7 +17,13 @@ MIB = 2**20
 
 def store_disagreements(settings: AllTables) -> list[str]:
     """List settings that exceed Redis' memory or never take effect, each with what to change."""
-    checks = (_keeps_no_group, _forgets_before_it_keeps, _ranks_groups_of_one, _is_too_small)
+    checks = (
+        _keeps_no_group,
+        _forgets_before_it_keeps,
+        _ranks_groups_of_one,
+        _is_too_small,
+        _quota_is_too_small,
+    )
     return [text for check in checks if (text := check(settings)) is not None]
 
 
@@ -32,6 +38,20 @@ def memory_shortage(run: RunSettings, buffer: BufferSettings, limit_bytes: int) 
     While a batch fills, Redis holds the episodes that admission allows and what is trained and not
     committed. If both reach `buffer.pause_at_memory` first, the batch never fills.
     """
+    under_way, text = _under_way(run, buffer)
+    uncommitted = min(buffer.max_uncommitted_bytes, COMMIT_AT_MEMORY * limit_bytes)
+    room = buffer.pause_at_memory * limit_bytes
+    if not limit_bytes or under_way + uncommitted <= room:
+        return None
+    return (
+        f"Redis' maxmemory must hold {text} + "
+        f"{uncommitted / MIB:.0f} MiB trained and not committed within buffer.pause_at_memory = "
+        f"{buffer.pause_at_memory} of it, got {limit_bytes / MIB:.0f} MiB; "
+    )
+
+
+def _under_way(run: RunSettings, buffer: BufferSettings) -> tuple[int, str]:
+    """Return the bytes of the episodes that admission allows, and their arithmetic."""
     units = max_units_in_flight(run, buffer)
     record = min(
         buffer.inline_bytes if buffer.object_store else buffer.max_episode_bytes,
@@ -39,17 +59,18 @@ def memory_shortage(run: RunSettings, buffer: BufferSettings, limit_bytes: int) 
         + BYTES_PER_PROMPT_TOKEN * run.max_prompt_tokens
         + BYTES_PER_COMPLETION_TOKEN * run.max_completion_tokens,
     )
-    under_way = units * run.group_size * record
-    uncommitted = min(buffer.max_uncommitted_bytes, COMMIT_AT_MEMORY * limit_bytes)
-    room = buffer.pause_at_memory * limit_bytes
-    if not limit_bytes or under_way + uncommitted <= room:
-        return None
-    return (
-        f"Redis' maxmemory must hold {units} groups x {run.group_size} episodes x "
-        f"{record / 1024:.0f} KiB = {under_way / MIB:.0f} MiB under way + "
-        f"{uncommitted / MIB:.0f} MiB trained and not committed within buffer.pause_at_memory = "
-        f"{buffer.pause_at_memory} of it, got {limit_bytes / MIB:.0f} MiB; "
+    total = units * run.group_size * record
+    return total, (
+        f"{units} groups x {run.group_size} episodes x {record / 1024:.0f} KiB = "
+        f"{total / MIB:.0f} MiB under way"
     )
+
+
+def max_uncommitted_bytes(buffer: BufferSettings) -> int:
+    """Return how much the learner has trained, at most, before it commits ahead of time."""
+    if buffer.max_run_bytes is None:
+        return buffer.max_uncommitted_bytes
+    return min(buffer.max_uncommitted_bytes, int(COMMIT_AT_MEMORY * buffer.max_run_bytes))
 
 
 def max_partial_bytes(run: RunSettings, buffer: BufferSettings) -> int:
@@ -69,6 +90,23 @@ def _is_too_small(settings: AllTables) -> str | None:
         return None  # the learner asks that server when it starts
     text = memory_shortage(settings.run, buffer, buffer.maxmemory_mb * MIB)
     return text and text + "raise buffer.maxmemory_mb, or lower buffer.max_uncommitted_bytes"
+
+
+def _quota_is_too_small(settings: AllTables) -> str | None:
+    buffer, quota = settings.buffer, settings.buffer.max_run_bytes
+    if quota is None:
+        return None
+    under_way, text = _under_way(settings.run, buffer)
+    uncommitted = max_uncommitted_bytes(buffer)
+    kept = settings.replay.max_bytes if settings.replay.capacity else 0
+    if under_way + uncommitted + kept <= quota:
+        return None
+    return (
+        f"buffer.max_run_bytes must hold {text} + {uncommitted / MIB:.1f} MiB trained and not "
+        f"committed + {kept / MIB:.1f} MiB kept for replay, got {quota / MIB:.1f} MiB, under which "
+        f"a batch may never fill; raise it, or lower buffer.max_uncommitted_bytes or "
+        f"replay.max_bytes"
+    )
 
 
 def _keeps_no_group(settings: AllTables) -> str | None:

@@ -166,7 +166,9 @@ class ActorWatch:
 
     def _look(self, store: Store) -> None:
         seen, stats = store.run(operations.actors()), store.run(operations.stats())
-        memory, closed = store.run(operations.memory()), store.run(operations.closed())
+        has_quota = self._settings.buffer.max_run_bytes is not None
+        memory = store.run(operations.memory(of_run=has_quota))
+        closed = store.run(operations.closed())
         self._newest = StoreLook(stats, tuple(seen), memory, closed)
         pending = self._pending.current()
         # A store that is recovering releases nothing, and after it no lease expires for a while.
@@ -198,4 +200,5 @@ def idle_reason(
         folder=settings.run.folder,
         heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
         pause_at_memory=settings.buffer.pause_at_memory,
+        max_run_bytes=settings.buffer.max_run_bytes,
     )

@@ -26,6 +26,7 @@ from learner.checkpointing.folders import complete_checkpoints
 HARMLESS_TABLES = {"actors", "broker", "console", "trackers"}
 HARMLESS_KEYS = {
     "buffer.url",
+    "buffer.max_run_bytes",
     "buffer.maxmemory_mb",
     "buffer.pause_at_memory",
     "learner.advertise",

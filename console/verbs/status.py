@@ -123,6 +123,7 @@ def print_status(path: Path, console: Console) -> None:
         shut_lines = [each for each in shut_lines if each != idle]
     line = ", ".join(f"{label} {value}" for label, value in values.items())
     lines = [line, *_wanted_lines(progress, alive), _tasks_line(counts), *shut_lines]
+    lines += [_quota_line(settings, used, alive)]
     lines += [_broker_line(endpoint, numbers) for endpoint, numbers in sorted(serving.items())]
     lines += [_actor_line(actor) for actor in seen]
     lines += [f"metrics of {name}: {url}" for name, url in folder.metrics_pages().items()]
@@ -144,13 +145,24 @@ def _ask_store(
 ) -> tuple[Stats, list[ActorSeen], dict[str, dict[str, float]], Closed, Memory]:
     with Store(url, run=run) as store:
         ask = store.run
-        return ask(stats()), ask(actors()), ask(brokers()), ask(closed()), ask(memory())
+        used = ask(memory(of_run=True))
+        return ask(stats()), ask(actors()), ask(brokers()), ask(closed()), used
 
 
 def _wanted_lines(progress: Progress, alive: int) -> list[str]:
     if progress.actors_wanted is None:
         return []
     return [f"{progress.actors_wanted_why}: {progress.actors_wanted} wanted, {alive} there"]
+
+
+def _quota_line(settings: Settings, used: Memory, alive: int) -> str:
+    """Write what the run has of what it may have."""
+    most = settings.buffer.max_run_bytes
+    limit = "" if most is None else f" of {most / 2**20:.1f}"
+    return (
+        f"quota: {used.run_bytes / 2**20:.1f}{limit} MiB in Redis, "
+        f"{alive} of {settings.broker.max_actors} actors"
+    )
 
 
 def _fed_at(folder: RunFolder) -> float:

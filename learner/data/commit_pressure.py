@@ -11,7 +11,7 @@ import structlog
 
 from buffer import operations
 from configs.settings import BufferSettings
-from configs.validation.store import COMMIT_AT_MEMORY
+from configs.validation.store import COMMIT_AT_MEMORY, max_uncommitted_bytes
 
 from .retrying_store import RetryingStore
 
@@ -25,7 +25,7 @@ class CommitPressure:
 
     def __init__(self, store: RetryingStore, buffer: BufferSettings) -> None:
         self._store = store
-        self._limit_bytes = buffer.max_uncommitted_bytes
+        self._limit_bytes = max_uncommitted_bytes(buffer)
         self._bytes: dict[int, int] = {}
         self._committed = 0
 

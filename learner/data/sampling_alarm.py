@@ -76,9 +76,10 @@ class SamplingAlarm:
         return why_nobody_samples(
             self._store.run(operations.stats()),
             self._store.run(operations.actors()),
-            self._store.run(operations.memory()),
+            self._store.run(operations.memory(of_run=settings.buffer.max_run_bytes is not None)),
             self._store.run(operations.closed()),
             folder=settings.run.folder,
             heartbeat_timeout_s=settings.broker.heartbeat_timeout_s,
             pause_at_memory=settings.buffer.pause_at_memory,
+            max_run_bytes=settings.buffer.max_run_bytes,
         )

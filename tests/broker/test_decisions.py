@@ -116,6 +116,20 @@ def test_a_full_table_takes_a_known_actor_again_and_no_new_one() -> None:
     assert peers.exceeded_limit("b", "key") is None
 
 
+def test_actors_of_other_brokers_count_and_one_that_comes_from_there_is_not_one_too_many() -> None:
+    peers = table(FakeClock(), max_actors=3)
+    peers.admit(hello("a"), "key-a", "tag-a", ROUTE)
+    peers.in_store = frozenset({"a\ntag-a", "b\ntag-b", "c\ntag-c"})
+
+    assert peers.exceeded_limit("d", "key-d", "tag-d") == "broker.max_actors = 3"
+    assert peers.exceeded_limit("b", "key-b", "tag-b") is None
+    assert peers.exceeded_limit("b", "key-d", "tag-d") == "broker.max_actors = 3"
+    peers.admit(hello("b"), "key-b", "tag-b", ROUTE)
+    peers.in_store = frozenset({"a\ntag-a", "b\ntag-b"})
+
+    assert peers.exceeded_limit("d", "key-d", "tag-d") is None
+
+
 def test_one_key_has_at_most_its_number_of_actors() -> None:
     peers = table(FakeClock(), max_actors=9, max_actors_per_key=1)
     peers.admit(hello("a"), "key", "tag", ROUTE)

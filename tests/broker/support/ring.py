@@ -35,6 +35,7 @@ FIRST = PolicyVersion(1, 0)
 def settings_with(
     pause_at_memory: float = 0.8,
     object_store: str | None = None,
+    max_run_bytes: int | None = None,
     max_completion_tokens: int = 1024,
     **broker: Any,
 ) -> Settings:
@@ -43,7 +44,7 @@ def settings_with(
         "long_poll_s": 0.3,
         "max_message_bytes": 2**20,
     }
-    return Settings(
+    settings = Settings(
         run=RunSettings(
             name=RUN,
             model="init",
@@ -61,6 +62,8 @@ def settings_with(
         broker=BrokerSettings(**{**defaults, **broker}),
         actors=ActorSettings(heartbeat_s=0.1),
     )
+    quota = settings.buffer.model_copy(update={"max_run_bytes": max_run_bytes})
+    return settings.model_copy(update={"buffer": quota})  # also one that settings may not have
 
 
 def spec_of(task_id: int) -> TaskSpec:

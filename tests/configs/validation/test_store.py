@@ -36,6 +36,13 @@ def make(**tables: dict[str, object]) -> Settings:
                 "and not committed within buffer.pause_at_memory = 0.8 of it, got 1024 MiB; raise"
             ),
         ),
+        (
+            {"run": {"groups_per_batch": 64, "group_size": 16}, "buffer": {"max_run_bytes": MIB}},
+            (
+                r"max_run_bytes must hold 192 groups x 16 episodes x .* MiB under way \+ 0.6 MiB "
+                r"trained and not committed \+ 0.0 MiB kept for replay, got 1.0 MiB, under which"
+            ),
+        ),
     ],
 )
 def test_what_redis_cannot_hold_is_refused_with_figures(
@@ -51,6 +58,7 @@ def test_what_redis_cannot_hold_is_refused_with_figures(
         {"replay": {"capacity": 8, "max_lag": 10}, "learner": {"checkpoint_every": 10}},
         {"replay": {"max_lag": 9}, "learner": {"checkpoint_every": 10}},
         {"replay": {"capacity": 8, "sampling": "newest"}, "run": {"group_size": 1}},
+        {"run": {"groups_per_batch": 64}, "buffer": {"max_run_bytes": 2**28}},
         {"run": {"groups_per_batch": 8192}, "buffer": {"url": "redis://there:6379/0"}},
     ],
 )

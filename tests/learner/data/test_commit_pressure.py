@@ -47,6 +47,14 @@ def test_batches_add_up_until_they_are_committed(run: RunInStore) -> None:
     assert not pressure.is_crowded(2)
 
 
+def test_a_run_commits_before_its_quota_stops_it(run: RunInStore) -> None:
+    quota = BufferSettings(max_run_bytes=10 * len(RECORD))
+    pressure = CommitPressure(RetryingStore(run.store), quota)
+
+    assert not pressure.is_crowded(1)
+    assert pressure.is_crowded(2)  # 8 records of at most 6
+
+
 def _used_bytes_without_buffers(run: RunInStore) -> int:
     """Memory in use once Redis has freed the buffers of the connections that made the run."""
     run.store.close()

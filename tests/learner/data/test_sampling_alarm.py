@@ -43,6 +43,7 @@ def test_each_cause_names_what_helps(store: Store) -> None:
     def why(
         *actors: ActorSeen,
         used: int = 10,
+        run_bytes: int = 0,
         paused: str = "",
         suspended: str = "",
         **changes: object,
@@ -51,17 +52,21 @@ def test_each_cause_names_what_helps(store: Store) -> None:
         return why_nobody_samples(
             replace(stats, **changes),  # type: ignore[arg-type]
             actors,
-            Memory(used, 100),
+            Memory(used, 100, run_bytes),
             Closed(paused, keys),
             folder="runs/x",
             heartbeat_timeout_s=6.0,
             pause_at_memory=0.8,
+            max_run_bytes=50,
         )
 
     assert why() == "no actor was heard at all; start one: nyala actor runs/x"
     assert why(gone, leased=4) == "no actor was heard for 75 s; start one: nyala actor runs/x"
     assert why(here, gone, leased=4, used=90) is None
     assert "Redis is 90% full" in str(why(here, used=90))
+    assert "has 50 bytes in Redis, so no work is given out above buffer.max_run_bytes = 50" in str(
+        why(here, run_bytes=50)
+    )
     assert "1 actors are present and none has work, with 12 tasks ready" in str(why(here))
     assert "paused: too many die; mend it" in str(why(here, leased=4, paused="too many die"))
     only = str(why(here, suspended="20 of its last 20 leases failed"))

@@ -134,6 +134,7 @@ def look(h: Modelled) -> None:
     if letters:
         first = letters[0].task_id
         h.same(operations.dead_letter(first), lambda: views.dead_letter(model, first))
+    h.same(operations.usage(), lambda: views.usage(model))
     h.same(operations.peek(2), lambda: views.peek(model, 2))
     h.same(operations.claim_bytes(k := a_batch(h)), lambda: views.claim_bytes(model, k))
     trained = [i for i in ids if i < EVAL_BASE]

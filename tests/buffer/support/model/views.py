@@ -112,6 +112,14 @@ def num_bytes(model: Model, units: Sequence[int]) -> int:
     return sum(len(model.tasks[i].record or b"") for i in tasks)
 
 
+def usage(model: Model) -> int:
+    """Of a run's records and unfinished completions; so few tasks are all looked at."""
+    tasks = [task for i, task in model.tasks.items() if i < EVAL_BASE]
+    records = sum(len(task.record or b"") for task in tasks if task.state == "D")
+    partials = sum(task.num_bytes or 0 for task in tasks if task.state in "RL")
+    return records + partials + sum(unit.num_bytes for unit in model.kept.values())
+
+
 def claim_bytes(model: Model, k: int) -> int:
     """Of the records of batch k."""
     return num_bytes(model, list(model.claims.get(k, Claim()).units))

@@ -1,0 +1,23 @@
+--- @include keys
+-- ARGV: at most so many tasks of a set are looked at, and the others counted as their mean
+-- -> bytes of records and of unfinished completions
+local most = tonumber(ARGV[1])
+
+local function estimate(count, ids, bytes_of)
+  local total = 0
+  for _, id in ipairs(ids) do total = total + bytes_of(id) end
+  return #ids > 0 and math.floor(total * count / #ids) or 0
+end
+
+local function record_bytes(id) return call('STRLEN', record_key(id)) end
+
+local function partial_bytes(id) return tonumber(call('HGET', task_key(id), 'bytes') or '0') end
+
+local total = tonumber(call('HGET', META, 'kept_bytes') or '0')
+for _, set in ipairs({ DONE, CLAIMED }) do
+  total = total + estimate(call('SCARD', set), call('SRANDMEMBER', set, most), record_bytes)
+end
+for _, set in ipairs({ READY, LEASES }) do
+  total = total + estimate(call('ZCARD', set), call('ZRANGE', set, 0, most - 1), partial_bytes)
+end
+return total
