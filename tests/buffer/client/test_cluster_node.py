@@ -7,17 +7,11 @@ import pytest
 import redis
 
 from buffer.operations.keys import run_prefix
+from tests.buffer.support.cluster import low_port
 from tests.buffer.support.history import History
-from tests.buffer.support.servers import free_port, server, wait_until
+from tests.buffer.support.servers import server, wait_until
 
 SETTINGS = "cluster-enabled yes\ncluster-require-full-coverage no\n"
-BUS_ABOVE = 10_000  # its nodes talk at a port so much higher
-
-
-def low_port() -> int:
-    while (port := free_port()) + BUS_ABOVE >= 2**16:
-        continue
-    return port
 
 
 @pytest.fixture(scope="module")
