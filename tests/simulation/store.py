@@ -151,14 +151,15 @@ class BrokersStore(AsyncStore):
         self._server, self._key = server, run_prefix(run)
         self._identity = ServerIdentity(self._key, server.load, admits=lambda *_: True)
 
-    async def _call(self, call: Call) -> Reply:
+    async def _ask(self, call: Call | Fetch) -> Reply:
+        assert isinstance(call, Call), "brokers fetch nothing"
         if self._identity.trusted != self._server.run_id:
             await self._identity.greet_async(WireOfBroker(self._server))
-        script, broker = self._scripts(call.script), current_process()
+        asked, script, broker = call, self._scripts(call.script), current_process()
 
         def answered() -> Reply:
-            reply = self._server.answer(script, self._key, call.arguments, call.records)
-            if call.script == "lease" and reply[0] == b"OK":
+            reply = self._server.answer(script, self._key, asked.arguments, asked.records)
+            if asked.script == "lease" and reply[0] == b"OK":
                 self._server.on_grant(broker, int(reply[1]))
             return reply
 
@@ -184,16 +185,13 @@ class LearnersStore(Store):
             raise explain(error, "INFO", self._place) from error
         return self._server.run_id
 
-    def _call(self, call: Call) -> Reply:
+    def _ask(self, call: Call | Fetch) -> Reply:
         self._greet()
-        script = self._scripts(call.script)
-        reply = self._server.answer(script, self._key, call.arguments, call.records)
-        self._server.maybe_lose_reply()
-        return reply
-
-    def _fetch(self, fetch: Fetch) -> Reply:
-        self._greet()
-        reply = self._server.fetch([self._key + key for key in fetch.keys])
+        if isinstance(call, Fetch):
+            reply = self._server.fetch([self._key + key for key in call.keys])
+        else:
+            script = self._scripts(call.script)
+            reply = self._server.answer(script, self._key, call.arguments, call.records)
         self._server.maybe_lose_reply()
         return reply
 

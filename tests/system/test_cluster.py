@@ -71,5 +71,5 @@ def recoveries(ring: RingByHand) -> int:
 
 def longest_pause_s(ring: RingByHand) -> float:
     """After the first batches, which wait for the actor to start."""
-    times = [row["time"] for row in ring.rows("first", "metrics")][2:]
+    times: list[float] = [row["time"] for row in ring.rows("first", "metrics")][2:]
     return max(after - before for before, after in pairwise(times))

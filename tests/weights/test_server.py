@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker.protocol.weight_messages import Announce, Chunk, Join, Pull
+from broker.weights.port import Route
 from buffer.record.episode import PolicyVersion
 from learner.weights.server import WeightServer
 from learner.weights.slots import Slots
@@ -18,7 +19,7 @@ from tests.weights.support.scripted_publisher import contents, manifest
 def test_another_key_cannot_take_an_actors_weights_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sent: list[tuple[bytes, object]] = []
+    sent: list[tuple[Route, object]] = []
     unused: Any = None
     join = Join(PolicyVersion(-1, -1), False, "cpu", reads_memory=False)
 
@@ -30,14 +31,14 @@ def test_another_key_cannot_take_an_actors_weights_from_it(
         slots.seal(0, manifest(1))
         server = WeightServer(unused, slots, run="toy", broadcast=None, report=lambda _sent: None)
         monkeypatch.setattr(server._port, "post", lambda route, news: sent.append((route, news)))
-        server._on_message(b"liar", "another", "actor-0", join)  # before its true holder
-        server._on_message(b"honest", "its key", "actor-0", join)
+        server._on_message(Route(b"liar"), "another", "actor-0", join)  # before its true holder
+        server._on_message(Route(b"honest"), "its key", "actor-0", join)
         server._versions.advance()
-        server._on_message(b"again", "its key", "actor-0", join)  # it has connected again
-        server._on_message(b"liar", "another", "actor-0", Pull(PolicyVersion(1, 1), 0, 4))
-        server._on_message(b"again", "its key", "actor-0", Pull(PolicyVersion(1, 1), 0, 4))
+        server._on_message(Route(b"again"), "its key", "actor-0", join)  # it has connected again
+        server._on_message(Route(b"liar"), "another", "actor-0", Pull(PolicyVersion(1, 1), 0, 4))
+        server._on_message(Route(b"again"), "its key", "actor-0", Pull(PolicyVersion(1, 1), 0, 4))
 
     asyncio.run(story())
 
-    told = [(route, type(news)) for route, news in sent]
+    told = [(route.id, type(news)) for route, news in sent]
     assert told == [(b"again", Announce), (b"liar", Chunk), (b"again", Chunk)]

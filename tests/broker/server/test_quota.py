@@ -8,6 +8,7 @@ from pathlib import Path
 from broker.protocol.messages import LeaseRequest
 from broker.server.store_cache import StoreCache
 from buffer import operations
+from buffer.record.episode import PolicyVersion
 from buffer.store import AsyncStore
 from tests.broker.support.records import record_of, submission
 from tests.broker.support.ring import FIRST, begin, ring
@@ -41,7 +42,7 @@ def test_a_run_beyond_its_quota_pauses_alone_until_it_commits(redis_url: str, ke
                     break
             assert not await closes(here.store, 600)
             for _ in range(20):  # the broker looks once a second
-                if (await actor.lease(LeaseRequest(2, (1, 1)))).leases:
+                if (await actor.lease(LeaseRequest(2, PolicyVersion(1, 1)))).leases:
                     return
             raise AssertionError("no work after the commit")
 

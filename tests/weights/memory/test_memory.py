@@ -21,6 +21,7 @@ from actors.weights.receiver import WeightReceiver
 from benchmarks.support.shared_files import shared_files
 from broker.protocol.manifest import checksum_of
 from broker.protocol.weight_messages import Announce, Chunk, Join, Moved, Pull
+from broker.weights.port import Route
 from broker.weights.seal import Seal, seal_of
 from buffer.record.episode import PolicyVersion
 from configs.errors import WeightsOverwritten
@@ -306,7 +307,7 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
     unused: Any = None
 
     def note(route, announce):
-        told.append((route, announce.memory))
+        told.append((route.id, announce.memory))
         if len(told) == 2:
             all_told.set()
 
@@ -322,7 +323,7 @@ def test_readers_are_told_before_versions_are_compared(tmp_path, monkeypatch):
         monkeypatch.setattr(server._port, "post", note)
         for actor, reads in (("near", True), ("far", False)):
             join = Join(PolicyVersion(-1, -1), False, "cpu", reads_memory=reads)
-            server._on_message(actor.encode(), f"key of {actor}", actor, join)
+            server._on_message(Route(actor.encode()), f"key of {actor}", actor, join)
         carrying = asyncio.create_task(server._deliver_all())
         await asyncio.sleep(0.1)
         assert [route for route, _ in told] == [b"near"]
