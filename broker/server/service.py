@@ -182,11 +182,9 @@ class Service:
             await self._replace(self._peers.gone_of(key))
         limit = self._peers.exceeded_limit(hello.incarnation, key, tag)
         if limit is not None:
-            text = (
-                f"actors must be at most {limit}, got one more; raise it or stop some, and give "
-                "each actor a key of its own: `nyala keys add NAME`"
-            )
-            return Refusal("full", text)
+            text = f"actors must be at most {limit}, got one more; raise it or stop some"
+            more = "give each actor a key of its own: `nyala keys add NAME`"
+            return Refusal("full", f"{text}, and {more}")
         self._limits = EpisodeLimits.of(self._episodes, vocabulary=stats.vocabulary)
         self._peers.admit(hello, key, tag, route)
         self._audit.record(
