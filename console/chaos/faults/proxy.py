@@ -77,6 +77,10 @@ class Proxy:
         """Pass nothing on, in either direction, and close nothing."""
         self._loop.call_soon_threadsafe(self._flowing.clear)
 
+    def lead_to(self, host: str, port: int) -> None:
+        """Connect later peers to this address instead."""
+        self._target = host, port
+
     def reset(self) -> None:
         """End every connection with RST."""
         self._loop.call_soon_threadsafe(self._on_links, _abort_both)

@@ -92,6 +92,22 @@ def test_a_record_that_is_gone_or_of_another_group_is_refused(bench: Bench) -> N
     assert episodes is None
 
 
+def test_a_bucket_that_lists_nothing_keeps_its_garbage_and_ends_nobody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_root: str) -> list[str]:
+        raise OSError("response body error")
+
+    bench.objects.put(3, b"what a stale submission left behind")
+    with monkeypatch.context() as broken:
+        broken.setattr(bench.records._objects._files, "find", refuse)  # type: ignore[union-attr]
+        bench.records.sweep(older_than_s=0.0)
+    assert bench.names() == ["0", "1", "2", "3", "3"]
+
+    bench.records.sweep(older_than_s=0.0)
+    assert bench.names() == ["0", "1", "2", "3"]
+
+
 def test_objects_go_once_their_batch_is_committed_and_not_before(bench: Bench) -> None:
     bench.objects.put(3, b"what a stale submission left behind")
     bench.records.sweep()

@@ -32,11 +32,13 @@ from broker.weights.object_store import (
 from buffer.record.episode import PolicyVersion
 from buffer.record.object_store import ObjectStore
 from configs.errors import CheckpointError
+from console.chaos.faults.proxy import Proxy
 from learner.checkpointing.bucket_copies import COMMITTED, BucketCopies
 from learner.checkpointing.learner_state import LearnerState
 from learner.checkpointing.manifest import KEY
 from learner.reporting.metrics import Totals
 from tests.learner.support.stored_bytes import WEIGHTS, StoredBytes
+from tests.system.support.bucket_faults import check_run
 
 PATIENCE_S = 60.0
 URL = "s3://checkpoints/folder"
@@ -152,6 +154,11 @@ def main() -> None:
         check_checkpoints(Path(place))
         check_records()
         check_weights()
+        port = int(address.rpartition(":")[2])
+        with Proxy("127.0.0.1", port) as bucket:
+            os.environ["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{bucket.port}"
+            (Path(place) / "faults").mkdir()
+            check_run(Path(place) / "faults", bucket, port)
 
 
 if __name__ == "__main__":
