@@ -30,6 +30,7 @@ OWN_SETTINGS = {
 _LOGPROBS = "log-probs would not be those of the policy that the learner trains"
 _WEIGHTS = "weights of the learner could not be loaded into it exactly"
 _VERSIONS = "the version of the weights that made each token would be lost"
+_ALL = "every token is taken as it is made"
 _ALONE = "an actor is one engine; start more actors"
 _TOKENS = "the engine is given token ids and returns token ids"
 _PREFIXES = {
@@ -57,7 +58,8 @@ _NAMES = {
         "worker_cls worker_extension_cls enable_sleep_mode enable_eplb enable_elastic_ep "
         "pt_load_map_location allow_deprecated_quantization"
     ),
-    _VERSIONS: "stream_interval scheduler_cls kv_transfer_config",
+    _VERSIONS: "scheduler_cls kv_transfer_config",
+    _ALL: "stream_interval",
     _TOKENS: "skip_tokenizer_init runner convert enable_prompt_embeds reasoning_parser",
     "each actor draws its own": "seed",
     _ALONE: "nnodes node_rank",

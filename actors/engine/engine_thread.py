@@ -195,12 +195,16 @@ class EngineThread:
 
     def _record(self, made: Iterable[Sampled]) -> None:
         ended: list[int] = []
+        has_moved = False
+        table, probes, version = self._table, self._probes, self.version
         for sampled in made:
-            self._stall.moved()
-            if sampled.key in self._probes:
-                self._probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
-            elif self._table.record(*sampled, self.version):
+            has_moved = True
+            if sampled.key in probes:
+                probes.pop(sampled.key).set_result(tuple(sampled.logprobs))
+            elif table.record(sampled, version):
                 ended.append(sampled.key)
+        if has_moved:
+            self._stall.moved()
         if ended:
             self._stepper.cancel(ended)
 

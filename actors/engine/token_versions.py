@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from buffer.record.episode import PolicyVersion, VersionSpan
 
-from .engine import Delta
+from .engine import Delta, Sampled
 from .stop_strings import TurnWatch
 
 
@@ -69,26 +69,22 @@ class RequestTable:
         pending = self._pending.pop(key)
         self._finished.append((key, Delta(pending.request_id, (), (), (), "refused", why)))
 
-    def record(
-        self,
-        key: int,
-        token_ids: list[int],
-        logprobs: list[float],
-        finish_reason: str | None,
-        version: PolicyVersion,
-    ) -> bool:
+    def record(self, sampled: Sampled, version: PolicyVersion) -> bool:
         """Add tokens sampled from `version`; unknown keys (aborted meanwhile) are ignored.
 
         Returns:
             Whether a string ended the turn while its stepper still goes on.
         """
+        key, token_ids, logprobs, finish_reason = sampled
         pending = self._pending.get(key)
         if pending is None:
             return False
-        end = pending.watch.end(token_ids) if pending.watch is not None and token_ids else None
-        goes_on = end is not None and finish_reason is None
-        if end is not None:
-            token_ids, logprobs, finish_reason = token_ids[:end], logprobs[:end], "stop"
+        goes_on = False
+        if pending.watch is not None and token_ids:
+            end = pending.watch.end(token_ids)
+            if end is not None:
+                goes_on = finish_reason is None
+                token_ids, logprobs, finish_reason = token_ids[:end], logprobs[:end], "stop"
         versions = pending.versions
         if token_ids and (not versions or versions[-1].version != version):
             versions.append(VersionSpan(version, len(pending.token_ids)))

@@ -1,10 +1,10 @@
-"""vLLM engine: `LLMEngine` stepped by a thread, its core in this process or its own.
+"""vLLM engine: its core stepped by a thread, in this process or in one of its own.
 
 On a CPU the core lives in the actor's process: it starts in a third of the time, and there is no
 device whose idling a second process would hide. On a GPU it runs in a process of its own and
-`step` only collects what it made. Either way one thread sees tokens and weight swaps in one order,
-so the version of every token is exact; AsyncLLM gives each request a queue of its own, and reports
-versions at its end only.
+`step` only collects what it made (`vllm_core.py`). Either way one thread sees tokens and weight
+swaps in one order, so the version of every token is exact; AsyncLLM gives each request a queue of
+its own, and reports versions at its end only.
 
 KV and versions: running requests keep their KV cache over a swap, unless it is recomputed
 (`VllmOptions.recompute_kv`); tokens and log-probs that they have already stay. Prefixes cached
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from buffer.record.episode import PolicyVersion
@@ -25,14 +26,14 @@ from configs.errors import EngineError
 from .device import engine_device
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
+from .vllm_core import CoreRequests
 from .vllm_options import VllmOptions, engine_arguments, prepare_environment, refused_arguments
-from .vllm_private import core_client, has_outputs, shut_down, take_unsent
+from .vllm_private import core_client, has_outputs, shut_down
 from .waits.core_end import CoreWatch
 from .wire_tensors import named_tensors
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
-    from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from .shadow.model import ShadowModel
@@ -53,9 +54,8 @@ class VllmStepper:
     def __init__(self, options: VllmOptions) -> None:
         self._options = options
         self._num_swaps = 0
-        self._waiting: dict[int, tuple[Request, int]] = {}
-        """Requests without a first token, which a swap begins again."""
         self._engine: LLMEngine
+        self._requests: CoreRequests
         self._shadow: ShadowModel | None = None
         self._watch: CoreWatch | None = None
         """Of a core in another process."""
@@ -83,8 +83,10 @@ class VllmStepper:
             if not self._options.engine_args:
                 raise
             raise EngineError(refused_arguments(self._options.engine_args, error)) from error
+        core = core_client(self._engine)
+        self._requests = CoreRequests(core)
         if not self._options.in_process:
-            self._watch = CoreWatch(core_client(self._engine))
+            self._watch = CoreWatch(core)
         self._rpc("init_weight_transfer_engine", init_info={"line": self._options.line})
         if self._options.in_process and engine_device() == "cpu":
             from .shadow.model import shadow_of  # noqa: PLC0415 - vLLM
@@ -92,7 +94,8 @@ class VllmStepper:
             (self._shadow,) = self._engine.collective_rpc(shadow_of)
         self.begin_probe(0, (0, 0))  # kernels compile with the first request
         while self.has_work:
-            self._engine.step()
+            for _ in self.step():
+                pass
 
     @property
     def vocabulary(self) -> int:
@@ -102,46 +105,24 @@ class VllmStepper:
     @property
     def has_work(self) -> bool:
         """Whether requests are unfinished."""
-        return bool(self._engine.has_unfinished_requests())
+        return bool(self._requests)
 
     def admit(self, key: int, request: Request, max_tokens: int) -> None:
         """Add a request under the salt of the current weights."""
-        from vllm.exceptions import VLLMClientError  # noqa: PLC0415 - vLLM
-
-        self._waiting[key] = request, max_tokens
-        try:
-            self._add(key, request.token_ids, _sampling(request, max_tokens))
-        except VLLMClientError as error:
-            raise ValueError(f"vLLM refuses the request: {error}") from error
+        sampling = _sampling(request.temperature, max_tokens, request.stop_token_ids)
+        self._requests.add(key, request.token_ids, sampling, salt=self._salt)
 
     def cancel(self, keys: list[int]) -> None:
         """Drop requests."""
-        for key in keys:
-            self._waiting.pop(key, None)
-        self._engine.abort_request([str(key) for key in keys])
+        self._requests.drop(keys)
 
     def begin_probe(self, key: int, token_ids: tuple[int, ...]) -> None:
         """Ask for the log-probs of a prompt: vLLM then computes all of it, cached prefix or not."""
-        from vllm import SamplingParams  # noqa: PLC0415 - vLLM
-
-        self._add(
-            key,
-            token_ids,
-            SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True),
-        )
+        self._requests.add(key, token_ids, _probing(), salt=self._salt)
 
     def step(self) -> Iterable[Sampled]:
         """Run one step of vLLM's scheduler, or collect what the other process made."""
-        waiting = self._waiting
-        for output in self._engine.step():
-            key = int(output.request_id)
-            if key in waiting:
-                del waiting[key]
-            if output.prompt_logprobs:
-                yield Sampled(key, [], _prompt_logprobs(output), "stop")
-            else:
-                made = output.outputs[0]
-                yield Sampled(key, made.token_ids, made.logprobs.logprobs, made.finish_reason)
+        return self._requests.step()
 
     def pause(self) -> Iterable[Sampled]:
         """Stop the scheduler with its requests and KV kept; collect what is on its way."""
@@ -150,7 +131,6 @@ class VllmStepper:
             # The answer to the call above came behind all outputs, and through the same socket.
             while has_outputs(self._engine):
                 yield from self.step()
-        yield from self._unsent()
 
     def prepare(self, staged: StagedWeights) -> None:
         """Fill the shadow copy; where there is none, refuse a bad file while all is whole."""
@@ -171,7 +151,7 @@ class VllmStepper:
         if self._options.recompute_kv:
             # Puts running requests back into the queue, with all their tokens as their prompt.
             self._engine.reset_prefix_cache(reset_running_requests=True)
-        self._begin_waiting_again()
+        self._requests.begin_again(salt=self._salt)
 
     def read_back(self, staged: StagedWeights) -> list[str] | None:
         """Compare the model with the file: that of this process, or every worker's own part."""
@@ -198,14 +178,12 @@ class VllmStepper:
         """Return what the core had handed over before it died, to the last token."""
         from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415 - vLLM
 
-        if not hasattr(self, "_engine"):
+        if self._watch is None:
             return
-        if self._watch is not None:
-            self._watch.settle()
+        self._watch.settle()
         with suppress(EngineDeadError):
-            while not self._options.in_process and has_outputs(self._engine):
+            while has_outputs(self._engine):
                 yield from self.step()
-        yield from self._unsent()
 
     def kill(self) -> None:
         """End a core in another process; one in this process cannot be ended."""
@@ -240,21 +218,9 @@ class VllmStepper:
             stale |= set(found)
         return sorted(stale)
 
-    def _unsent(self) -> Iterable[Sampled]:
-        for key, token_ids, logprobs in take_unsent(self._engine):
-            yield Sampled(key, token_ids, logprobs, None)
-
-    def _begin_waiting_again(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        self._engine.abort_request([str(key) for key in waiting])
-        for key, (request, max_tokens) in waiting.items():
-            self.admit(key, request, max_tokens)
-
-    def _add(self, key: int, token_ids: tuple[int, ...], sampling: SamplingParams) -> None:
-        from vllm.inputs import tokens_input  # noqa: PLC0415 - vLLM
-
-        prompt = tokens_input(list(token_ids), cache_salt=str(self._num_swaps))
-        self._engine.add_request(str(key), prompt, sampling)
+    @property
+    def _salt(self) -> str:
+        return str(self._num_swaps)
 
     def _rpc(self, method: str, **kwargs: Any) -> None:
         self._engine.collective_rpc(method, kwargs=kwargs)
@@ -266,25 +232,26 @@ def _refuse_bad_file(staged: StagedWeights) -> None:
         pass
 
 
-def _sampling(request: Request, max_tokens: int) -> SamplingParams:
+@lru_cache(maxsize=1024)
+def _sampling(
+    temperature: float, max_tokens: int, stop_token_ids: tuple[int, ...]
+) -> SamplingParams:
+    """Make what all requests share that are sampled alike; vLLM takes longer to make one."""
     from vllm import SamplingParams  # noqa: PLC0415 - vLLM
-    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415 - vLLM
 
     return SamplingParams(
-        temperature=request.temperature,
+        temperature=temperature,
         max_tokens=max_tokens,
-        stop_token_ids=list(request.stop_token_ids),
+        stop_token_ids=list(stop_token_ids),
         ignore_eos=True,  # only the request decides where it ends
         logprobs=0,
-        flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-        skip_clone=True,
+        watermarking=False,
     )
 
 
-def _prompt_logprobs(output: RequestOutput) -> list[float]:
-    if output.prompt_token_ids is None or output.prompt_logprobs is None:
-        raise EngineError("vLLM must answer a probe with log-probs, got none; see its version")
-    pairs = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
-    return [position[token].logprob for token, position in pairs]
+@lru_cache(maxsize=1)
+def _probing() -> SamplingParams:
+    from vllm import SamplingParams  # noqa: PLC0415 - vLLM
+
+    return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, ignore_eos=True)

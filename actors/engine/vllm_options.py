@@ -11,10 +11,6 @@ import torch
 
 from .device import engine_device
 
-STREAM_INTERVAL = 8
-"""Tokens of a request that vLLM returns together, the first and the last ones apart: to hand one
-over costs Python as much time as several of them cost a small model."""
-
 CPU_KV_CACHE_GIB = 1
 NCCL_FORMS_S = 30
 """Longest wait for a communicator to form; the publisher gives it up earlier."""
@@ -91,7 +87,6 @@ def engine_arguments(options: VllmOptions, backend: str) -> dict[str, Any]:
         "seed": options.seed,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_concurrent,
-        "stream_interval": STREAM_INTERVAL,
         "tensor_parallel_size": options.tensor_parallel_size,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # no sampling defaults out of the model's folder

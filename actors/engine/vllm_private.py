@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
     from vllm.v1.engine.core_client import SyncMPClient
     from vllm.v1.engine.llm_engine import LLMEngine
 
+Sampling: TypeAlias = "SamplingParams"
 CoreClient: TypeAlias = "SyncMPClient"
-"""vLLM's client of a core in another process."""
+"""vLLM's client of a core; one in this process has `get_output`, `add_request` and
+`abort_requests` alone."""
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 PACKED = "cpu_linear"
@@ -23,27 +26,54 @@ OUTPUTS_S = 2.0
 """Longest wait for outputs that a core sent before it died; they are read within milliseconds."""
 
 
-def take_unsent(engine: LLMEngine) -> Iterable[tuple[int, list[int], list[float]]]:
-    """Take the tokens that vLLM has made and would return with later ones.
+def new_request(
+    name: str, token_ids: list[int], sampling: SamplingParams, salt: str
+) -> EngineCoreRequest:
+    """Make a request as the core takes it; `arrival_time` orders none that have no priority."""
+    from vllm.v1.engine import EngineCoreRequest  # noqa: PLC0415 - vLLM
 
-    Yields:
-        Request id, token ids and their log-probs, for each request that has some.
-    """
-    for state in engine.output_processor.request_states.values():
-        made = state.detokenizer.output_token_ids[state.sent_tokens_offset :]
-        if made:
-            state.sent_tokens_offset += len(made)
-            logprobs = state.logprobs_processor.logprobs[-len(made) :].logprobs
-            yield int(state.external_req_id), made, logprobs
+    return EngineCoreRequest(
+        request_id=name,
+        external_req_id=name,
+        prompt_token_ids=token_ids,
+        sampling_params=sampling,
+        pooling_params=None,
+        mm_features=None,
+        lora_request=None,
+        data_parallel_rank=None,
+        arrival_time=0.0,
+        cache_salt=salt,
+    )
+
+
+def next_outputs(client: CoreClient) -> list[EngineCoreOutput]:
+    """Run one step of a core in this process, or wait for one of that in another."""
+    outputs: list[EngineCoreOutput] = client.get_output().outputs
+    return outputs
+
+
+def sampled_logprobs(output: EngineCoreOutput) -> list[float]:
+    """Return log mu of the new tokens of a request, nats; theirs is the first column."""
+    if output.new_logprobs is None:
+        return []
+    logprobs: list[float] = output.new_logprobs.logprobs[:, 0].tolist()
+    return logprobs
+
+
+def prompt_logprobs(output: EngineCoreOutput) -> list[float]:
+    """Return the log-probs of tokens 1.. of a prompt, nats."""
+    assert output.new_prompt_logprobs_tensors is not None
+    logprobs: list[float] = output.new_prompt_logprobs_tensors.logprobs[:, 0].tolist()
+    return logprobs
 
 
 def has_outputs(engine: LLMEngine) -> bool:
-    """Whether outputs of a core in another process have arrived and wait for `step`."""
+    """Whether outputs of a core in another process have arrived and wait for `next_outputs`."""
     return not engine.engine_core.outputs_queue.empty()
 
 
 def core_client(engine: LLMEngine) -> CoreClient:
-    """Return the client of a core in another process."""
+    """Return the client of an engine's core."""
     client: CoreClient = engine.engine_core
     return client
 

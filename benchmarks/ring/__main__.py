@@ -2,8 +2,9 @@
 
 Arms, each with both sides in this one run:
 
-    actor  a real actor with real broker and Redis, and a sink for a learner, over the bare engine;
-           completions of up to 128 tokens
+    actor  a real actor with real broker and Redis, and a sink for a learner, over the bare engine
+           (`LLMEngine.step()`) and over the bare core (the actor's own stepper, the most that an
+           actor can reach); completions of up to 128 tokens
     short  the same with completions of at most 32 tokens: more records for as many tokens
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward;
@@ -169,10 +170,12 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     return {
         "actor_over_bare_engine": ratio("actor", "bare_engine", "tokens_per_s"),
         "actor_over_bare_engine_per_cpu_s": ratio("actor", "bare_engine", "tokens_per_cpu_s"),
+        "actor_over_bare_core": ratio("actor", "bare_core", "tokens_per_s"),
         "actor_over_bare_engine_short": ratio("actor_short", "bare_engine_short", "tokens_per_s"),
         "actor_over_bare_engine_short_per_cpu_s": ratio(
             "actor_short", "bare_engine_short", "tokens_per_cpu_s"
         ),
+        "actor_over_bare_core_short": ratio("actor_short", "bare_core_short", "tokens_per_s"),
         # The time of the other arm on top: how many times sooner the asynchronous one is there.
         "async_over_sync_time": ratio("sync", "async", "time_s"),
         "async_over_sync_tokens_per_cpu_s": ratio("async", "sync", "tokens_per_cpu_s"),

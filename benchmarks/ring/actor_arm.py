@@ -1,7 +1,10 @@
 """A real actor against the bare engine, in turns on one and the same core.
 
     stopped <--SIGSTOP, SIGCONT--> actor    broker, Redis, sink: the other cores
-    waiting <------stdin, stdout-> bare engine
+    waiting <------stdin, stdout-> bare engine, bare core
+
+The bare engine is vLLM's `LLMEngine`; the bare core is the actor's own stepper, which is all that
+an actor could reach if leases, episodes and records took no time.
 
 The actor's tokens are those in the records that reach the sink, which rests while a window is open:
 two cores of a virtual machine are often the two threads of one, where a busy neighbour halves what
@@ -76,20 +79,20 @@ def compare(
     suffix: str = "",
     overrides: Sequence[str] = (),
 ) -> dict[str, dict[str, object]]:
-    """Measure both in turns; returns medians and every window.
+    """Measure the arms in turns; returns medians and every window.
 
     Args:
         folder: Where the run and its model are kept.
-        passes: Windows of each.
+        passes: Windows of each arm.
         window_s: How long one is.
         say: Told of progress.
-        suffix: Of the names of both arms.
+        suffix: Of the names of the arms.
         overrides: Settings over those of all throughput arms.
     """
     workload = Workload(f"sink{suffix}", "demo.yaml", folder, (*THROUGHPUT, *PATIENT, *overrides))
     say("making the model")
     workload = replace(workload, model=make_model(workload))
-    bare_windows: list[Window] = []
+    windows: dict[str, list[Window]] = {"engine": [], "core": []}
     actor_windows: list[Window] = []
     with ExitStack() as stack:
         settings = workload.settings()
@@ -100,12 +103,13 @@ def compare(
         until_episodes(sink)
         for number in range(passes):
             with _stopped(actor) as pause:
-                bare_windows.append(_measure_bare(bare, window_s))
+                for arm, made in windows.items():
+                    made.append(_measure_bare(bare, arm, window_s))
             actor_windows.append(measure_actor(actor, sink, pause, window_s))
-            rates = [round(w[-1].tokens_per_s) for w in (bare_windows, actor_windows)]
-            say(f"pass {number + 1}: bare engine {rates[0]} tokens/s, actor {rates[1]}")
+            rates = [round(w[-1].tokens_per_s) for w in (*windows.values(), actor_windows)]
+            say("pass {}: engine {}, core {}, actor {} tokens/s".format(number + 1, *rates))
     return {
-        f"bare_engine{suffix}": _summary(bare_windows),
+        **{f"bare_{arm}{suffix}": _summary(made) for arm, made in windows.items()},
         f"actor{suffix}": _summary(actor_windows),
     }
 
@@ -132,9 +136,9 @@ def tokens_within(
     return tokens
 
 
-def _measure_bare(bare: subprocess.Popen[str], window_s: float) -> Window:
+def _measure_bare(bare: subprocess.Popen[str], arm: str, window_s: float) -> Window:
     assert bare.stdin is not None and bare.stdout is not None
-    bare.stdin.write(f"{WARM_UP_S} {window_s}\n")
+    bare.stdin.write(f"{arm} {WARM_UP_S} {window_s}\n")
     bare.stdin.flush()
     return Window(**json.loads(bare.stdout.readline()), load=os.getloadavg()[0])
 

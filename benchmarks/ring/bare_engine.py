@@ -1,7 +1,8 @@
-"""vLLM alone: the actor's engine, fed with an actor's requests.
+"""vLLM alone, fed with an actor's requests: through `LLMEngine`, and as an actor steps it.
 
-A process of its own. Reads lines `WARM_UP_S WINDOW_S` on stdin, steps the engine for that long,
-answers each with a JSON line, and stands still in between. `ready` comes first.
+A process of its own. Reads lines `ARM WARM_UP_S WINDOW_S` on stdin, steps for that long, answers
+each with a JSON line, and stands still in between. `ready` comes first. Both arms keep a constant
+number of requests running, in one and the same core.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator
-from itertools import cycle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from actors.assembly import make_engine, prepare
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
-from actors.engine.vllm_engine import VllmStepper, _sampling
+from actors.engine.vllm_engine import VllmStepper
 from actors.environments.calls import drive
 from broker.protocol.messages import Lease
 from configs.loader import load
@@ -27,42 +29,100 @@ from configs.settings import Settings
 from learner.data.curriculum import training_task
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.v1.engine.llm_engine import LLMEngine
 
 NUM_REQUESTS = 2048  # then again from the first: making them is not a part of the engine
+FIRST_S = 0.1
+STREAM_INTERVAL = 8
+"""Tokens of a request that `LLMEngine` returns together: at 1 it takes Python as much again."""
 
 
 class BareEngine:
-    """`LLMEngine.step()` in a loop with a constant number of running requests."""
+    """`LLMEngine.step()` in a loop."""
 
-    def __init__(self, engine: LLMEngine, requests: list[Request], concurrency: int) -> None:
+    def __init__(self, engine: LLMEngine, requests: Iterator[Request], concurrency: int) -> None:
         self._engine = engine
-        self._requests = cycle(requests)
+        self._requests = requests
         self._concurrency = concurrency
-        self._num_begun = 0
-        self._num_running = 0
+        self._names = map("bare-{}".format, count())
+        self._running: set[str] = set()
 
     def run(self, seconds: float) -> tuple[int, float]:
         """Generate for so long; returns tokens and CPU seconds."""
         tokens, began, cpu = 0, time.monotonic(), time.process_time()
         while time.monotonic() - began < seconds:
-            while self._num_running < self._concurrency:
+            while len(self._running) < self._concurrency:
                 self._begin(next(self._requests))
             for output in self._engine.step():
                 tokens += len(output.outputs[0].token_ids)
-                self._num_running -= output.finished
+                if output.finished:
+                    self._running.discard(output.request_id)
         return tokens, time.process_time() - cpu
+
+    def stop(self) -> None:
+        """Drop what runs."""
+        self._engine.abort_request(list(self._running))
+        self._running.clear()
 
     def _begin(self, request: Request) -> None:
         from vllm.inputs import tokens_input
 
-        self._num_begun += 1
-        self._num_running += 1
-        self._engine.add_request(
-            f"bare-{self._num_begun}",
-            tokens_input(list(request.token_ids), cache_salt="0"),
-            _sampling(request, request.max_tokens),
-        )
+        name = next(self._names)
+        self._running.add(name)
+        prompt = tokens_input(list(request.token_ids), cache_salt="0")
+        self._engine.add_request(name, prompt, sampling_of(request))
+
+
+class BareCore:
+    """The stepper of an actor in a loop, which takes tokens where vLLM's core hands them over."""
+
+    def __init__(self, stepper: VllmStepper, requests: Iterator[Request], concurrency: int) -> None:
+        self._stepper = stepper
+        self._requests = requests
+        self._concurrency = concurrency
+        self._keys = count(1)
+        self._running: set[int] = set()
+
+    def run(self, seconds: float) -> tuple[int, float]:
+        """Generate for so long; returns tokens and CPU seconds."""
+        tokens, began, cpu = 0, time.monotonic(), time.process_time()
+        while time.monotonic() - began < seconds:
+            while len(self._running) < self._concurrency:
+                self._begin(next(self._requests))
+            for sampled in self._stepper.step():
+                tokens += len(sampled.token_ids)
+                if sampled.finish_reason is not None:
+                    self._running.discard(sampled.key)
+        return tokens, time.process_time() - cpu
+
+    def stop(self) -> None:
+        """Drop what runs."""
+        self._stepper.cancel(list(self._running))
+        self._running.clear()
+
+    def _begin(self, request: Request) -> None:
+        key = next(self._keys)
+        self._running.add(key)
+        self._stepper.admit(key, request, request.max_tokens)
+
+
+def sampling_of(request: Request) -> SamplingParams:
+    """Ask for the actor's tokens with the least that `LLMEngine` can make of them."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=request.temperature,
+        max_tokens=request.max_tokens,
+        stop_token_ids=list(request.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,
+    )
 
 
 def requests_of(settings: Settings) -> Iterator[Request]:
@@ -74,24 +134,46 @@ def requests_of(settings: Settings) -> Iterator[Request]:
         yield drive(maker.begin(lease, environment)).request()
 
 
+def started_stepper(settings: Settings) -> VllmStepper:
+    """Start the engine of an actor, which also streams as `LLMEngine` does at its quickest."""
+    threaded, _ = make_engine(settings)
+    options = cast(VllmStepper, cast(ThreadedEngine, threaded)._stepper)._options
+    stepper = VllmStepper(replace(options, engine_args={"stream_interval": STREAM_INTERVAL}))
+    stepper.start()
+    return stepper
+
+
 def main() -> None:
     """Serve until stdin ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     settings = load(parser.parse_args().config)
-    requests = list(requests_of(settings))
-    threaded, _ = make_engine(settings)
-    stepper = cast(VllmStepper, cast(ThreadedEngine, threaded)._stepper)
-    stepper.start()
-    bare = BareEngine(stepper._engine, requests, settings.actors.max_concurrent_episodes)
+    requests = cycle(list(requests_of(settings)))
+    stepper = started_stepper(settings)
+    concurrency = settings.actors.max_concurrent_episodes
+    arms: dict[str, BareEngine | BareCore] = {
+        "engine": BareEngine(stepper._engine, requests, concurrency),
+        "core": BareCore(stepper, requests, concurrency),
+    }
+    for arm in arms.values():  # vLLM writes what it has to say of a first request to stdout
+        arm.run(FIRST_S)
+        arm.stop()
     print("ready", flush=True)
     for line in sys.stdin:
-        warm_up_s, window_s = map(float, line.split())
-        bare.run(warm_up_s)
-        began = time.monotonic()
-        tokens, cpu_s = bare.run(window_s)
-        wall_s = time.monotonic() - began
-        print(json.dumps({"tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s}), flush=True)
+        name, warm_up_s, window_s = line.split()
+        figures = measured(arms[name].run, float(warm_up_s), float(window_s))
+        arms[name].stop()
+        print(json.dumps(figures), flush=True)
+
+
+def measured(
+    run: Callable[[float], tuple[int, float]], warm_up_s: float, window_s: float
+) -> dict[str, float]:
+    """Run for a while, and then for the window."""
+    run(warm_up_s)
+    began = time.monotonic()
+    tokens, cpu_s = run(window_s)
+    return {"tokens": tokens, "wall_s": time.monotonic() - began, "cpu_s": cpu_s}
 
 
 if __name__ == "__main__":

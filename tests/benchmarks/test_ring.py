@@ -115,8 +115,10 @@ def test_tokens_are_divided_by_the_cpu_time_of_all_roles():
 def test_ratios_are_larger_when_the_ring_is_better():
     arms = {
         "bare_engine": {"tokens_per_s": 100.0, "tokens_per_cpu_s": 100.0},
+        "bare_core": {"tokens_per_s": 125.0},
         "actor": {"tokens_per_s": 95.0, "tokens_per_cpu_s": 96.0},
         "bare_engine_short": {"tokens_per_s": 100.0, "tokens_per_cpu_s": 100.0},
+        "bare_core_short": {"tokens_per_s": 194.0},
         "actor_short": {"tokens_per_s": 97.0, "tokens_per_cpu_s": 98.0},
         "async": {"time_s": 10.0, "tokens_per_cpu_s": 50.0},
         "sync": {"time_s": 15.0, "tokens_per_cpu_s": 40.0},
@@ -134,6 +136,8 @@ def test_ratios_are_larger_when_the_ring_is_better():
     assert ratios(arms) == {
         "actor_over_bare_engine": 0.95,
         "actor_over_bare_engine_per_cpu_s": 0.96,
+        "actor_over_bare_core": 0.76,
+        "actor_over_bare_core_short": 0.5,
         "actor_over_bare_engine_short": 0.97,
         "actor_over_bare_engine_short_per_cpu_s": 0.98,
         "async_over_sync_time": 1.5,

@@ -17,7 +17,8 @@ from configs.errors import SettingsError
         ("speculative_config", "log-probs would not be"),
         ("kv_cache_dtype_skip_layers", "log-probs would not be"),
         ("quantization_config", "weights of the learner could not"),
-        ("stream_interval", "the version of the weights"),
+        ("stream_interval", "every token is taken as it is made"),
+        ("scheduler_cls", "the version of the weights"),
         ("data_parallel_size", "start more actors"),
     ],
 )

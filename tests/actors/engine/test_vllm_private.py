@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.engine.vllm_private import PACKED, RELOAD_LOGGER
+from actors.engine.vllm_private import PACKED, RELOAD_LOGGER, new_request, sampled_logprobs
 
 pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
 
@@ -24,18 +24,52 @@ def names_in(function: Callable[..., Any]) -> set[str]:
     return set(inspect.unwrap(function).__code__.co_names)
 
 
-def test_a_request_keeps_count_of_the_tokens_it_has_sent() -> None:
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+def test_both_clients_of_a_core_take_requests_and_return_what_it_made() -> None:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.engine.core_client import InprocClient, SyncMPClient
     from vllm.v1.engine.llm_engine import LLMEngine
-    from vllm.v1.engine.logprobs import LogprobsProcessor
-    from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 
-    state = {"detokenizer", "logprobs_processor", "sent_tokens_offset", "external_req_id"}
-    assert names_in(RequestState.__init__) >= state
-    assert "request_states" in names_in(OutputProcessor.__init__)
-    assert names_in(LLMEngine.__init__) >= {"output_processor", "engine_core"}
-    assert isinstance(IncrementalDetokenizer.output_token_ids, property)
-    assert "logprobs" in LogprobsProcessor.__annotations__
+    assert "engine_core" in names_in(LLMEngine.__init__)
+    for client in (InprocClient, SyncMPClient):
+        for name in ("get_output", "add_request", "abort_requests"):
+            assert name in vars(client)
+    assert "outputs" in EngineCoreOutputs.__struct_fields__
+    assert {
+        "request_id",
+        "new_token_ids",
+        "new_logprobs",
+        "new_prompt_logprobs_tensors",
+        "finish_reason",
+    } <= set(EngineCoreOutput.__struct_fields__)
+
+
+def test_a_request_for_the_core_has_what_it_was_given_and_else_defaults() -> None:
+    from vllm import SamplingParams
+    from vllm.v1.engine import EngineCoreRequest
+
+    sampling = SamplingParams(max_tokens=3)
+    request = new_request("7", [1, 2], sampling, "0")
+
+    given = {"request_id", "external_req_id", "prompt_token_ids", "sampling_params", "cache_salt"}
+    defaults = EngineCoreRequest("", None, None, None, None, 0.0, None, None, None)
+    for name in EngineCoreRequest.__struct_fields__:
+        if name not in given:
+            assert getattr(request, name) == getattr(defaults, name), name
+    assert (request.request_id, request.prompt_token_ids) == ("7", [1, 2])
+    assert request.params is sampling
+    assert request.cache_salt == "0"
+
+
+def test_log_probs_of_sampled_tokens_are_the_first_column() -> None:
+    import numpy as np
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.outputs import LogprobsLists
+
+    ids, logprobs = np.array([[5, 9], [6, 9]]), np.array([[-0.5, -0.25], [-1.5, -0.125]])
+    made = LogprobsLists(ids, logprobs, np.array([1, 2]))
+
+    assert sampled_logprobs(EngineCoreOutput("7", [5, 6], made)) == [-0.5, -1.5]
+    assert sampled_logprobs(EngineCoreOutput("7", [])) == []
 
 
 def test_outputs_of_a_core_in_another_process_wait_in_a_queue() -> None:

@@ -64,7 +64,7 @@ class CoreStepper:
             utility_results=self.calls,
         )
         self.unsent: list[Sampled] = []
-        """Made, and kept back by vLLM for later."""
+        """Made, and not returned by any step."""
         self.admitted: list[int] = []
         self.is_closed = False
         self._client = cast(CoreClient, client)
