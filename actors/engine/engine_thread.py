@@ -21,8 +21,8 @@ from configs.errors import EngineDied, EngineError, MixedWeights, WeightsError, 
 from configs.worker import Worker
 
 from .engine import Delta, Request, Sampled, StagedWeights, Stepper
-from .stop_strings import TurnWatch
 from .token_versions import RequestTable
+from .turns.stop_strings import TurnWatch
 from .waits.stall import StallWatch
 
 IDLE_LOOK_S = 1.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from buffer.record.episode import PolicyVersion, VersionSpan
 
 from .engine import Delta, Sampled
-from .stop_strings import TurnWatch
+from .turns.stop_strings import TurnWatch
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from configs.architecture import present_model
 from configs.errors import SettingsError
 from configs.settings import RunSettings
 
-from .turn_frame import TurnFrame
+from .turns.turn_frame import TurnFrame
 
 ANSWER = "AnswerOfTheAssistant"
 """Stands for a sampled turn, to see what a chat template puts around it."""

@@ -10,8 +10,8 @@ from functools import lru_cache
 import structlog
 
 from actors.chat import read_prompt
-from actors.engine.stop_strings import StopStrings
 from actors.engine.tokenizer import Tokenizer
+from actors.engine.turns.stop_strings import StopStrings
 from actors.environments.base import Environment, Score, tools_of
 from actors.environments.calls import call
 from actors.rewards.functions import RewardSample

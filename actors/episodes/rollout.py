@@ -24,8 +24,8 @@ import numpy as np
 
 from actors.chat import Message, as_messages, read_prompt
 from actors.engine.engine import Delta, Request
-from actors.engine.stop_strings import StopStrings
 from actors.engine.tokenizer import Tokenizer
+from actors.engine.turns.stop_strings import StopStrings
 from actors.environments.base import Conversation, Score
 from actors.environments.calls import call
 from broker.protocol.messages import Lease

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from actors.engine.stop_strings import StopStrings, TurnWatch
 from actors.engine.tokenizer import ModelTokenizer
+from actors.engine.turns.stop_strings import StopStrings, TurnWatch
 from actors.environments.calls import drive
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.rollout import Rollout, State
