@@ -14,9 +14,12 @@ Arms, each with both sides in this one run:
     learning  the demo from one model, with policy lag 2 and 0, and by TRL with the same loss:
            seconds to 95 % of the held-out questions, from the first batch and from the process's
            start, and accuracy after as many batches; with the small engine
+    lag_sweep  the same by max_policy_lag 0, 1, 2, 4 and 8, without TRL
     heavy_tail  trained tokens/s with policy lag 2 over 0, where the number of turns of an episode
            is a log-normal draw (sigma 1)
     slow_tool  the same where a tool takes one second between the two turns of every episode
+    models  models of 8 M and 30 M parameters (with --full of 100 M too), completions of up to 128
+           tokens, vLLM: policy lag 2 and 0 beside TRL with transformers' generation and with vLLM
     watching  CPU per trained token of the demo with pages of metrics that are read and sampled
            texts, over neither
     tracing  the same with traces of a tenth and of all episodes, over none; and what a span costs
@@ -33,12 +36,15 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, Say, race, ring_of_trl_size, trl
+from benchmarks.ring.lag_sweep import lag_sweep
 from benchmarks.ring.learning import learning
+from benchmarks.ring.models import ENGINES, MODELS, models
 from benchmarks.ring.slow_episodes import ENVIRONMENTS, slow_episodes
 from benchmarks.ring.start import start
 from benchmarks.ring.tracing import tracing
@@ -47,7 +53,19 @@ from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
 from benchmarks.support.workload import LONGER
 
-ARMS = ("actor", "short", "async", "trl", "start", "learning", *ENVIRONMENTS, "watching", "tracing")
+ARMS = (
+    "actor",
+    "short",
+    "async",
+    "trl",
+    "start",
+    "learning",
+    "lag_sweep",
+    *ENVIRONMENTS,
+    "models",
+    "watching",
+    "tracing",
+)
 DEFAULT = ("actor",)
 RINGS = {"ring": "vllm", "ring_torch": "torch"}
 """Arm beside TRL -> engine of its actor."""
@@ -67,6 +85,7 @@ class Size:
     seeds: int
     """Of runs that are compared by what they learn."""
     slow_rounds: int
+    models: tuple[str, ...]
     watched: tuple[int, int]
     """Rounds, and batches of a run."""
 
@@ -81,6 +100,7 @@ SHORT = Size(
     starts=1,
     seeds=1,
     slow_rounds=1,
+    models=("8m", "30m"),
     watched=(3, 60),
 )
 FULL = Size(
@@ -93,6 +113,7 @@ FULL = Size(
     starts=5,
     seeds=5,
     slow_rounds=3,
+    models=("8m", "30m", "100m"),
     watched=(8, 120),
 )
 
@@ -118,7 +139,7 @@ def main() -> None:
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
 
 
-def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dict[str, Any]:
+def measure(folder: Path, size: Size, names: Sequence[str]) -> dict[str, Any]:
     """Run arms one after the other."""
     say = say_since(time.monotonic())
     arms: dict[str, Any] = {}
@@ -142,15 +163,24 @@ def measure(folder: Path, size: Size, names: list[str] | tuple[str, ...]) -> dic
         arms["trl"] = trl(folder, steps=size.trl_steps, threads=size.trl_threads, say=say)
     if "start" in names:
         arms |= start(folder, passes=size.starts, say=say)
+    return arms | _measure_training(folder, size, names, say)
+
+
+def _measure_training(folder: Path, size: Size, names: Sequence[str], say: Say) -> dict[str, Any]:
+    arms: dict[str, Any] = {}
     if "learning" in names:
         arms |= learning(folder, seeds=size.seeds, say=say)
+    if "lag_sweep" in names:
+        arms |= lag_sweep(folder, seeds=size.seeds, say=say)
     if slow := [name for name in ENVIRONMENTS if name in names]:
         arms |= slow_episodes(folder, slow, rounds=size.slow_rounds, batches=size.batches, say=say)
+    if "models" in names:
+        arms |= models(folder, size.models, rounds=size.slow_rounds, threads=(1, 2), say=say)
     return arms | _costs(folder, size.watched, names, say)
 
 
 def _costs(
-    folder: Path, watched: tuple[int, int], names: list[str] | tuple[str, ...], say: Say
+    folder: Path, watched: tuple[int, int], names: Sequence[str], say: Say
 ) -> dict[str, Any]:
     """Run the arms that compare a run with the same one unseen."""
     (rounds, batches), arms = watched, dict[str, Any]()
@@ -166,6 +196,11 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     def ratio(top: str, bottom: str, figure: str) -> float | None:
         above, below = (arms.get(name, {}).get(figure) for name in (top, bottom))
         return round(above / below, 3) if above and below else None
+
+    def limit(top: str, bottom: str) -> float | None:
+        """Return what the ratio would be if in the asynchronous arm nobody ever waited."""
+        least, took = arms.get(top, {}).get("least_batch_s"), arms.get(bottom, {}).get("batch_s")
+        return round(took / least, 3) if least and took else None
 
     return {
         "actor_over_bare_engine": ratio("actor", "bare_engine", "tokens_per_s"),
@@ -184,6 +219,22 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         **{
             f"async_over_sync_{name}": ratio(f"{name}_async", f"{name}_sync", "tokens_per_s")
             for name in ENVIRONMENTS
+        },
+        **{
+            f"limit_of_async_over_sync_{name}": limit(f"{name}_async", f"{name}_sync")
+            for name in ENVIRONMENTS
+        },
+        **{
+            f"over_{peer}_tokens_per_{unit}_{name}": ratio(
+                f"lag_2_{name}", f"{peer}_{name}", f"tokens_per_{unit}"
+            )
+            for name in MODELS
+            for peer in ENGINES
+            for unit in ("s", "cpu_s")
+        },
+        **{
+            f"async_over_sync_{name}": ratio(f"lag_2_{name}", f"lag_0_{name}", "tokens_per_s")
+            for name in MODELS
         },
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_cpu_s_torch": ratio("ring_torch", "trl", "tokens_per_cpu_s"),

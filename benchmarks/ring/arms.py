@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.ring.trl_process import run_trl, trl_is_missing
+from benchmarks.ring.trl.process import run_trl, trl_is_missing
 from benchmarks.ring.watched_run import Trace, time_to_accuracy, watch
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
 

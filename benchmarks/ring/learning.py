@@ -11,14 +11,17 @@ import math
 import statistics
 import time
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ring.arms import Say
-from benchmarks.ring.trl_process import run_trl, trl_is_missing
+from benchmarks.ring.trl.process import run_trl, trl_is_missing
 from benchmarks.ring.watched_run import Trace, watch
 from benchmarks.support.workload import Workload, make_model, write_held_out, write_prompts
+
+Figures = tuple[float, float | None]
+"""Mean and standard deviation; None of one seed alone."""
 
 LAGS = {"lag_2": 2, "lag_0": 0}
 TARGET = 0.95
@@ -38,17 +41,22 @@ def learning(folder: Path, *, seeds: int, say: Say) -> dict[str, Any]:
         for name, lag in LAGS.items():
             overrides = (*base.overrides, f"run.max_policy_lag={lag}", f"run.seed={seed}")
             workload = replace(base, name=f"{name}-{seed}", overrides=overrides)
-            runs[name].append(_ring(workload))
+            runs[name].append(train_ring(workload))
             say(f"{name}, seed {seed}: {runs[name][-1]}")
         if not missing:
             runs["trl_dapo"].append(_trl(base, seed))
             say(f"trl_dapo, seed {seed}: {runs['trl_dapo'][-1]}")
-    return {
-        name: _together(found) if found else {"skipped": missing} for name, found in runs.items()
+    arms = {
+        name: together(found) if found else {"skipped": missing} for name, found in runs.items()
+    }
+    return arms | {
+        f"{first}_minus_{second}": {"accuracy_mean_sd": difference(runs[first], runs[second])}
+        for first, second in combinations(runs, 2)
+        if runs[first] and runs[second]
     }
 
 
-def _ring(workload: Workload) -> dict[str, Any]:
+def train_ring(workload: Workload) -> dict[str, Any]:
     began = time.time()
     batches = workload.settings().run.steps
     trace = watch(
@@ -120,17 +128,40 @@ def reached(curve: dict[int, tuple[float, float]], target: float) -> float | Non
     return None
 
 
-def _together(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return medians of the times, mean and standard deviation of the accuracies, and all runs."""
-    times = {}
+def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return medians of the times with their intervals, mean and spread of accuracies, all runs.
+
+    An interval is from the least to the largest: it holds the median of many seeds in 94 % of
+    cases with five seeds, in 75 % with three. None in it is a run that did not get there.
+    """
+    times: dict[str, Any] = {}
     for name in ("from_first_batch_s", "from_start_s", "all_batches_s"):
-        values = [math.inf if run[name] is None else run[name] for run in runs]
-        middle = statistics.median(values)
-        times[name] = None if math.isinf(middle) else round(middle, 2)
-    accuracy = {}
+        values = sorted(math.inf if run[name] is None else run[name] for run in runs)
+        figures = statistics.median(values), values[0], values[-1]
+        times[name], *times[f"{name}_interval"] = (
+            None if math.isinf(value) else round(value, 2) for value in figures
+        )
+    found = {step: [run["accuracy"].get(step) for run in runs] for step in LOOKED_AT}
+    return times | {"accuracy_mean_sd": _mean_sd(found), "runs": runs}
+
+
+def difference(runs: list[dict[str, Any]], others: list[dict[str, Any]]) -> dict[int, Figures]:
+    """Return mean and standard deviation of the first's accuracies minus the others', by seed."""
+    pairs = list(zip(runs, others, strict=True))
+    found: dict[int, list[float | None]] = {}
     for step in LOOKED_AT:
-        values = [run["accuracy"][step] for run in runs if step in run["accuracy"]]
-        if values:
-            spread = statistics.stdev(values) if len(values) > 1 else 0.0
-            accuracy[step] = [round(statistics.mean(values), 3), round(spread, 3)]
-    return times | {"accuracy_mean_sd": accuracy, "runs": runs}
+        both = [(run["accuracy"].get(step), other["accuracy"].get(step)) for run, other in pairs]
+        found[step] = [None if a is None or b is None else a - b for a, b in both]
+    return _mean_sd(found)
+
+
+def _mean_sd(found: dict[int, list[float | None]]) -> dict[int, Figures]:
+    known = {step: [v for v in values if v is not None] for step, values in found.items()}
+    return {
+        step: (
+            round(statistics.mean(values), 3),
+            round(statistics.stdev(values), 3) if len(values) > 1 else None,
+        )
+        for step, values in known.items()
+        if values
+    }

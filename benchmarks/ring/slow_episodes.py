@@ -2,6 +2,10 @@
 
 Both runs train the same batches from the same model; with `max_policy_lag: 0` the learner waits for
 the last episode of each batch before the next one begins.
+
+`least_batch_s` is the least time for a batch that the parts allow which were measured: nobody waits
+for anybody, so the busiest of them decides. The learner and the actor are one thread each, and no
+more than `max_policy_lag + 1` batches are open at a time, each for as long as the tool takes.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ ENVIRONMENTS = {
     "heavy_tail": ("HeavyTail", "{median: 4, sigma: 1.0, most: 48}"),
     "slow_tool": ("SlowTool", "{tool_s: 1.0}"),
 }
+TOOL_S = {"slow_tool": 1.0}
 LAGS = {"async": 2, "sync": 0}
 FILE = REPOSITORY / "benchmarks" / "ring" / "slow_environments.py"
 
@@ -40,7 +45,13 @@ def slow_episodes(
                 seen.setdefault(label, []).append(trace)
                 rate = trace.tokens_per_s(WARM_UP_BATCHES, last)
                 say(f"{workload.name}: {rate:.0f} trained tokens/s")
-    return {label: _together(traces, last) for label, traces in seen.items()}
+    return {
+        f"{name}_{arm}": _together(
+            seen[f"{name}_{arm}"], last, open_s=TOOL_S.get(name, 0.0) / (lag + 1)
+        )
+        for name in names
+        for arm, lag in LAGS.items()
+    }
 
 
 def _settings(name: str) -> tuple[str, ...]:
@@ -54,11 +65,29 @@ def _settings(name: str) -> tuple[str, ...]:
     )
 
 
-def _together(traces: list[Trace], last: int) -> dict[str, Any]:
-    rates = [round(trace.tokens_per_s(WARM_UP_BATCHES, last), 1) for trace in traces]
-    idle = [trace.idle_fraction(WARM_UP_BATCHES, last) for trace in traces]
+def _together(traces: list[Trace], last: int, *, open_s: float) -> dict[str, Any]:
+    """Return medians over runs of one arm.
+
+    Args:
+        traces: Of the runs.
+        last: Batch up to which they are looked at.
+        open_s: Least time for a batch because of those that may be open.
+    """
+    runs = [_figures(trace, last) for trace in traces]
+    found: dict[str, Any] = {
+        name: round(statistics.median(run[name] for run in runs), 3) for name in runs[0]
+    }
+    found["least_batch_s"] = max(found["learner_s"], found["actor_cpu_s"], round(open_s, 3))
+    return found | {"all_tokens_per_s": [round(run["tokens_per_s"], 1) for run in runs]}
+
+
+def _figures(trace: Trace, last: int) -> dict[str, float]:
+    batch_s = (trace.seconds(last) - trace.seconds(WARM_UP_BATCHES)) / (last - WARM_UP_BATCHES)
+    idle = trace.idle_fraction(WARM_UP_BATCHES, last)
     return {
-        "tokens_per_s": statistics.median(rates),
-        "learner_idle_fraction": round(statistics.median(idle), 3),
-        "all_tokens_per_s": rates,
+        "tokens_per_s": trace.tokens_per_s(WARM_UP_BATCHES, last),
+        "learner_idle_fraction": idle,
+        "batch_s": batch_s,
+        "learner_s": (1 - idle) * batch_s,
+        "actor_cpu_s": trace.cpu_ms_per_batch(WARM_UP_BATCHES, last)["actors"] / 1e3,
     }

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.ring.__main__ import ratios
 from benchmarks.ring.actor_arm import tokens_within
-from benchmarks.ring.learning import reached
+from benchmarks.ring.learning import difference, reached, together
 from benchmarks.ring.slow_environments import HeavyTail
 from benchmarks.ring.start import median_run, stages_of
 from benchmarks.ring.watched_run import Trace, time_to_accuracy
@@ -103,6 +103,33 @@ def test_a_target_is_reached_on_the_line_between_two_evaluations_and_after_a_dip
     assert reached(curve, 0.9) is None
 
 
+def learnt(all_s, accuracy):
+    return {
+        "from_first_batch_s": all_s and all_s - 1.0,
+        "from_start_s": all_s,
+        "all_batches_s": 50.0,
+        "accuracy": accuracy,
+    }
+
+
+def test_times_have_their_median_and_the_least_and_largest_of_all_seeds():
+    runs = [learnt(12.0, {30: 0.5}), learnt(None, {30: 0.7}), learnt(10.0, {30: 0.6})]
+
+    found = together(runs)
+
+    assert found["from_start_s"] == 12.0
+    assert found["from_start_s_interval"] == [10.0, None]  # one did not get there
+    assert found["accuracy_mean_sd"] == {30: (0.6, 0.1)}
+
+
+def test_the_price_of_lag_is_the_mean_of_the_differences_seed_by_seed():
+    # One seed is far better than the other for both: that is no difference between them.
+    lagged = [learnt(9.0, {30: 0.50, 60: 0.8}), learnt(9.0, {30: 0.90})]
+    in_step = [learnt(9.0, {30: 0.54, 60: 0.9}), learnt(9.0, {30: 0.92, 60: 0.9})]
+
+    assert difference(lagged, in_step) == {30: (-0.03, 0.014), 60: (-0.1, None)}
+
+
 def test_tokens_are_divided_by_the_cpu_time_of_all_roles():
     seen = trace({})
 
@@ -124,16 +151,27 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "sync": {"time_s": 15.0, "tokens_per_cpu_s": 40.0},
         "heavy_tail_async": {"tokens_per_s": 20.0},
         "heavy_tail_sync": {"tokens_per_s": 10.0},
-        "slow_tool_async": {"tokens_per_s": 30.0},
-        "slow_tool_sync": {"tokens_per_s": 10.0},
+        "slow_tool_async": {"tokens_per_s": 30.0, "least_batch_s": 0.4, "batch_s": 0.5},
+        "slow_tool_sync": {"tokens_per_s": 10.0, "least_batch_s": 1.0, "batch_s": 1.4},
         "lag_2": {"from_first_batch_s": 20.0, "from_start_s": 30.0},
         "trl_dapo": {"from_first_batch_s": 30.0, "from_start_s": 33.0},
         "ring": {"tokens_per_cpu_s": 30.0, "tokens_per_s": 40.0},
         "ring_torch": {"tokens_per_cpu_s": 60.0, "tokens_per_s": 70.0},
         "trl": {"tokens_per_cpu_s": 20.0, "tokens_per_s": 20.0},
+        "lag_2_30m": {"tokens_per_cpu_s": 12.0, "tokens_per_s": 20.0},
+        "lag_0_30m": {"tokens_per_s": 16.0},
+        "trl_30m": {"tokens_per_cpu_s": 6.0, "tokens_per_s": 8.0},
+        "trl_vllm_30m": {"tokens_per_cpu_s": 4.0, "tokens_per_s": 5.0},
     }
 
-    assert ratios(arms) == {
+    found = {name: value for name, value in ratios(arms).items() if value is not None}
+
+    assert found == {
+        "async_over_sync_30m": 1.25,
+        "over_trl_tokens_per_s_30m": 2.5,
+        "over_trl_tokens_per_cpu_s_30m": 2.0,
+        "over_trl_vllm_tokens_per_s_30m": 4.0,
+        "over_trl_vllm_tokens_per_cpu_s_30m": 3.0,
         "actor_over_bare_engine": 0.95,
         "actor_over_bare_engine_per_cpu_s": 0.96,
         "actor_over_bare_core": 0.76,
@@ -144,6 +182,7 @@ def test_ratios_are_larger_when_the_ring_is_better():
         "async_over_sync_tokens_per_cpu_s": 1.25,
         "async_over_sync_heavy_tail": 2.0,
         "async_over_sync_slow_tool": 3.0,
+        "limit_of_async_over_sync_slow_tool": 3.5,
         "time_to_accuracy_over_trl": 1.5,
         "time_to_accuracy_over_trl_from_start": 1.1,
         "over_trl_tokens_per_cpu_s": 1.5,

@@ -21,12 +21,12 @@ def trl_is_missing() -> str | None:
 
 
 def run_trl(log: Path, **flags: object) -> dict[str, Any]:
-    """Train with `trl_arm.py`, whose flags these are, and return what it found.
+    """Train with `trainer.py`, whose flags these are, and return what it found.
 
     Raises:
         RuntimeError: It failed; names the log.
     """
-    command = [sys.executable, str(REPOSITORY / "benchmarks" / "ring" / "trl_arm.py")]
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "ring" / "trl" / "trainer.py")]
     for name, value in flags.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     with log.open("a") as errors:

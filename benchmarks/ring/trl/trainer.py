@@ -1,7 +1,8 @@
 """The TRL arm: its synchronous GRPO trainer on the same model, prompts and reward.
 
 Runs in a process of its own and prints one JSON object last. Needs `trl`, which Nyala itself does
-not. With transformers' generation and float32: TRL's quickest form on a CPU. Loss, clip bounds,
+not. Float32, with transformers' generation, TRL's quickest form on a CPU, or with vLLM in its
+process (`colocated.py`). Loss, clip bounds,
 optimizer and learning rates are those of Nyala's defaults, which TRL calls `dapo`.
 """
 
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--held-out", type=Path, help="as --prompts, to evaluate")
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--eval-every", type=int, default=10, help="steps")
     args = parser.parse_args()
     print(json.dumps(train(args)))
@@ -50,7 +52,12 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found]
 
+    from benchmarks.ring.trl import colocated
+
     torch.set_num_threads(args.threads)
+    uses_vllm = args.engine == "vllm"
+    if uses_vllm:
+        colocated.prepare()
     rows = read_rows(Path(args.prompts))
     held_out = read_rows(args.held_out) if args.held_out else []
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
@@ -117,6 +124,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         disable_tqdm=True,
         logging_steps=1000,
         gradient_checkpointing=False,
+        **(colocated.SETTINGS if uses_vllm else {}),
     )
     trainer = GRPOTrainer(
         model=args.model,
@@ -126,6 +134,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         processing_class=tokenizer,
         callbacks=[Marks()],
     )
+    if uses_vllm:
+        colocated.reload_by_layers(trainer)
     trainer.train()
     (t0, cpu0, n0), (t1, cpu1, n1) = marks[WARM_UP_STEPS - 1], marks[-1]
     return {
