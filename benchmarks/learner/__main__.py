@@ -11,6 +11,8 @@ run, in turns, one thread, CPU seconds, and a process of its own for each measur
     activations   bytes that one more layer keeps per token, by `learner.activation_checkpointing`,
                   and the time of a step
     lockstep      time that ranks need for a batch as it is dealt, beside the least; computed
+    small         the demo's step, 256 short episodes of a tiny model: plain, with torch's own
+                  products, under FSDP2, compiled, and by TRL's trainer where `trl` is installed
     save          a background save beside a synchronous one, and the training meanwhile
 
 Progress goes to stderr; one JSON object comes last. Its `ratios` are all better when larger.
@@ -26,6 +28,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.learner.arm import output_layer, step
 from benchmarks.learner.save import save
+from benchmarks.learner.small import small_arms
 from benchmarks.learner.trl_loop import HAS_TRL
 from benchmarks.learner.turns import Arm, take_turns
 from benchmarks.support.lockstep import least_lockstep, made_sizes, time_of
@@ -34,7 +37,7 @@ from console.run.model_shape import ModelShape
 from learner.data.dealing import deal_episodes
 from learner.model.sequence_cost import SequenceCost
 
-FIGURES = ("step", "output_layer", "activations", "lockstep", "save")
+FIGURES = ("step", "output_layer", "activations", "lockstep", "small", "save")
 DEFAULT_BUDGET, BEST_BUDGET = 16384, 2048
 LOCKSTEP = {8: (8, 512), 64: (64, 1024)}
 SHAPES = {"32k": (2048, 256, 32_000), "152k": (512, 512, 151_936)}
@@ -55,10 +58,11 @@ class Size(NamedTuple):
 
     rounds: int
     groups: int
+    small_steps: int
 
 
-SHORT = Size(rounds=1, groups=1)
-FULL = Size(rounds=5, groups=4)
+SHORT = Size(rounds=1, groups=1, small_steps=20)
+FULL = Size(rounds=5, groups=4, small_steps=60)
 PROMPTS = ((64, 192), (400, 600))
 
 
@@ -82,6 +86,8 @@ def main() -> None:
         arms |= take_turns(activation_arms(size), size.rounds)
     if "lockstep" in figures:
         arms |= {f"lockstep_{ranks}": waiting(*shape) for ranks, shape in LOCKSTEP.items()}
+    if "small" in figures:
+        arms |= take_turns(small_arms(size.small_steps), size.rounds)
     if "save" in figures:
         arms |= take_turns([Arm("save", save)], size.rounds)
     print(json.dumps({"arms": arms, "ratios": ratios(arms), "machine": machine}))
@@ -164,6 +170,8 @@ def ratios(arms: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         kept = arms["activations"]
         found["activation_memory_fewer"] = round(kept["none"] / kept["full"], 3)
     compare("activation_time", "kept", "checkpointed", "cpu_s")
+    for kind in ("mkl", "sharded", "compiled", "trl"):
+        compare(f"small_over_{kind}", f"small_{kind}", "small_plain", "cpu_s")
     for name in (f"lockstep_{ranks}" for ranks in LOCKSTEP):
         if name in arms:
             found[name] = round(arms[name]["least"] / arms[name]["took"], 3)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from benchmarks.learner.padded_loop import PaddedLoop, score, score_in_chunks
 from benchmarks.learner.trl_loop import TrlLoop
@@ -40,16 +41,24 @@ MIB = 2**20
 class OurLoop:
     """This project's step, as the learner takes it."""
 
-    def __init__(self, budget: int, *, layers: int = 6, activations: Kept = "none") -> None:
+    def __init__(
+        self,
+        budget: int,
+        causal_lm: PreTrainedModel,
+        *,
+        activations: Kept = "none",
+        compiled: bool = False,
+    ) -> None:
         torch.set_num_threads(1)
         self.ranks = join("cpu", threads=1)
         self._budget = budget
         self._settings = AlgorithmSettings()
         self.policy = shard(
-            Policy(make_causal_lm(layers=layers), temperature=1.0),
+            Policy(causal_lm, temperature=1.0),
             self.ranks.mesh,
             dtype=torch.float32,
             activations=activations,
+            compiled=compiled,
         )
         constant = Schedule(peak=1e-6, warmup_steps=0, decay="constant", min_ratio=1.0, steps=1)
         self.optimizer = ScheduledOptimizer(self.policy, constant, LearnerSettings())
@@ -80,7 +89,8 @@ def step(kind: str, groups: int, budget: int, shortest: int, longest: int) -> di
     if kind in {"plain", "before", "trl"}:
         train = _beside(kind, budget)
     else:
-        train = OurLoop(budget, activations="full" if kind == "checkpointed" else "none").step
+        kept: Kept = "full" if kind == "checkpointed" else "none"
+        train = OurLoop(budget, make_causal_lm(), activations=kept).step
     train(make_episodes(1)[:2])
     episodes = make_episodes(groups, prompts=(shortest, longest))
     figures = measure(lambda: train(episodes))

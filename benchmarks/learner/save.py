@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.learner.arm import OurLoop, trained_tokens
-from benchmarks.learner.workload import make_episodes
+from benchmarks.learner.workload import make_causal_lm, make_episodes
 from learner.checkpointing.checkpoint import Checkpoints
 from learner.checkpointing.learner_state import LearnerState
 from learner.reporting.metrics import Totals
@@ -21,7 +21,7 @@ BUDGET = 16384
 
 def save() -> dict[str, float]:
     """Save in both ways, then train while a save is under way, and as many steps without one."""
-    loop = OurLoop(BUDGET, layers=LAYERS)
+    loop = OurLoop(BUDGET, make_causal_lm(layers=LAYERS))
     episodes = make_episodes(1)[:1]  # a short step: as little as possible runs beyond the save
     loop.step(episodes)
     with TemporaryDirectory() as folder:

@@ -2,8 +2,8 @@
 
 Needs `trl`, which Nyala itself does not: `pip install --target DIR --no-deps -r
 requirements/peers.lock`, then PYTHONPATH=DIR. Nothing is generated: the trainer's own
-`training_step` gets what its generation would have handed to it, eight rows at a time, padded to
-the longest of the eight (TRL itself pads to the longest of the whole batch).
+`training_step` gets what its generation would have handed to it, some rows at a time, padded to
+the longest of these (TRL itself pads to the longest of the whole batch).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LR = 1e-6
 class TrlLoop:
     """AdamW by TRL's trainer, as it comes: fused output layer, DAPO's loss."""
 
-    def __init__(self, causal_lm: PreTrainedModel) -> None:
+    def __init__(self, causal_lm: PreTrainedModel, *, rows: int = ROWS) -> None:
         # Imported here because it is no dependency.
         import pyarrow as pa  # type: ignore[import-not-found]
         from datasets import Dataset  # type: ignore[import-not-found]
@@ -46,7 +46,7 @@ class TrlLoop:
             output_dir=tempfile.mkdtemp(prefix="nyala-trl-"),
             use_cpu=True,
             bf16=False,
-            per_device_train_batch_size=ROWS,
+            per_device_train_batch_size=rows,
             learning_rate=LR,
             gradient_checkpointing=False,
             report_to="none",
@@ -57,20 +57,21 @@ class TrlLoop:
             reward_funcs=nothing,
             args=config,
             train_dataset=Dataset(
-                pa.Table.from_pylist([{"prompt": "1"}] * ROWS), fingerprint="nyala"
+                pa.Table.from_pylist([{"prompt": "1"}] * rows), fingerprint="nyala"
             ),
             processing_class=make_tokenizer([]),
         )
         self._trainer.create_optimizer()
+        self._rows = rows
 
     def step(self, episodes: Sequence[Episode], advantages: Sequence[float]) -> None:
         """Train one batch."""
-        trainer, optimizer = self._trainer, self._trainer.optimizer
-        cuts = [range(n, min(n + ROWS, len(episodes))) for n in range(0, len(episodes), ROWS)]
+        trainer, optimizer, rows = self._trainer, self._trainer.optimizer, self._rows
+        cuts = [range(n, min(n + rows, len(episodes))) for n in range(0, len(episodes), rows)]
         trainer.current_gradient_accumulation_steps = len(cuts)
         trained = torch.tensor(sum(len(e.completion.token_ids) for e in episodes))
-        for rows in cuts:
-            inputs = _padded([episodes[row] for row in rows], [advantages[row] for row in rows])
+        for cut in cuts:
+            inputs = _padded([episodes[row] for row in cut], [advantages[row] for row in cut])
             inputs["num_items_in_batch"] = trained
             trainer.training_step(trainer.model, inputs, trained)
         torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)

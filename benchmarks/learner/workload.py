@@ -23,27 +23,30 @@ def make_episodes(num_groups: int, *, prompts: tuple[int, int] = (64, 192)) -> l
         for member in range(GROUP_SIZE):
             drawn = random.lognormal(np.log(MEAN_TOKENS) - SIGMA**2 / 2, SIGMA)
             length = int(np.clip(drawn, 1, MOST_TOKENS))
-            episodes.append(_episode(group_id, member, prompt_ids, length, random))
+            token_ids = random.integers(3, VOCABULARY, size=length, dtype=np.int32)
+            task_id = group_id * GROUP_SIZE + member
+            episodes.append(make_episode(task_id, group_id, prompt_ids, token_ids, VOCABULARY))
     return episodes
 
 
-def _episode(
-    group_id: int, member: int, prompt_ids: np.ndarray, length: int, random: np.random.Generator
+def make_episode(
+    task_id: int, group_id: int, prompt_ids: np.ndarray, token_ids: np.ndarray, vocabulary: int
 ) -> Episode:
-    task_id = group_id * GROUP_SIZE + member
+    """Make an episode of a policy that finds all tokens equally likely."""
+    length = len(token_ids)
     return Episode(
         task_id=task_id,
         group_id=group_id,
         purpose="train",
         prompt_ids=prompt_ids,
         completion=Completion(
-            token_ids=random.integers(3, VOCABULARY, size=length, dtype=np.int32),
-            behaviour_logprobs=np.full(length, -np.log(VOCABULARY), dtype=np.float32),
+            token_ids=token_ids,
+            behaviour_logprobs=np.full(length, -np.log(vocabulary), dtype=np.float32),
             loss_mask=np.ones(length, dtype=np.uint8),
             versions=(VersionSpan(PolicyVersion(1, 0), 0),),
             fences=(FenceRun(1, "actor", 0),),
         ),
-        reward=float(member % 2),
+        reward=float(task_id % 2),
         reward_parts={},
         finish_reason="stop",
         environment_metrics={},

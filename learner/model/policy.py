@@ -32,6 +32,7 @@ from learner.algorithm.sequences import Sequences
 from .activation_checkpointing import Kept, checkpoint_layers
 from .attention import pack_attention, run_trunk, take
 from .compilation import compile_layers
+from .cpu.products import choose_products
 from .logits.vocabulary import ALL_OF_IT
 from .lora.adapters import Adapter
 from .output_layer import draw_tokens, output_layer, score_tokens, softmax_of
@@ -175,6 +176,8 @@ def shard(
     layers = layers_of(policy.causal_lm.base_model)
     if compiled:
         compile_layers(layers, mesh.device_type)
+    else:  # the compiler chooses by itself
+        choose_products(policy.causal_lm.base_model.modules(), mesh.device_type)
     divide_tensors(policy, tensor)
     policy.vocabulary_part = tensor.vocabulary_part(policy.vocabulary)
     checkpoint_layers(layers, activations, offload="activations" in offload)

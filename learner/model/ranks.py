@@ -25,6 +25,7 @@ from configs.machine.gpus import gpu_left_out
 from configs.settings import ParallelSettings
 from configs.validation.parallel import Layout, layout_of
 
+from .cpu.memory import keep_freed_memory
 from .parallel.tensor_group import UNDIVIDED, TensorGroup
 from .rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_FILE, RENDEZVOUS_SOCKET
 from .sequence_parallel import ALONE, SequenceGroup
@@ -151,6 +152,7 @@ def join(
         torch.cuda.set_device(local_rank)
     else:
         torch.set_num_threads(threads)
+        keep_freed_memory()
 
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     layout = layout_of(parallel or ParallelSettings(), size)

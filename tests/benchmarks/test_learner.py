@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from multiprocessing import get_context
+
 import pytest
 import torch
 
@@ -15,16 +17,17 @@ from benchmarks.learner.__main__ import (
     waiting,
 )
 from benchmarks.learner.padded_loop import arrival_order, score, score_in_chunks, similar_lengths
+from benchmarks.learner.small import small_arms, small_batch, small_loop
 from benchmarks.learner.workload import GROUP_SIZE, MOST_TOKENS, make_episodes
 
 pytestmark = pytest.mark.slow
 
 
 def test_every_ratio_is_larger_where_ours_is_better() -> None:
-    named = [*step_arms(SHORT), *output_layer_arms(), *activation_arms(SHORT)]
+    named = [*step_arms(SHORT), *output_layer_arms(), *activation_arms(SHORT), *small_arms(1)]
     arms = {arm.name: {"cpu_s": 2.0, "peak_mib": 4.0} for arm in named}
     for name in arms:
-        if name.startswith(("ours", "in_forward", "checkpointed")):
+        if name.startswith(("ours", "in_forward", "checkpointed", "small_plain")):
             arms[name] = {"cpu_s": 1.0, "peak_mib": 2.0}
     arms["lockstep_8"] = {"took": 1.0, "least": 2.0}
     arms["save"] = {
@@ -37,6 +40,7 @@ def test_every_ratio_is_larger_where_ours_is_better() -> None:
     found = ratios(arms | {"activations": kept_bytes()})
 
     assert {"over_plain_loop", "over_before", "output_layer_memory_fewer_32k"} <= set(found)
+    assert {"small_over_mkl", "small_over_sharded", "small_over_compiled"} <= set(found)
     assert {"over_before_best_long_prompts", "activation_time", "save_blocks_less"} <= set(found)
     assert found.pop("activation_memory_fewer") > 20
     assert set(found.values()) == {2.0}
@@ -68,3 +72,18 @@ def test_both_cuts_take_every_row_once() -> None:
         assert sorted(row for rows in cut(lengths, 2048) for row in rows) == [*range(len(lengths))]
     assert len(episodes) == 3 * GROUP_SIZE
     assert max(len(e.completion.token_ids) for e in episodes) <= MOST_TOKENS
+
+
+def test_all_forms_of_a_small_step_train_alike() -> None:
+    losses = {}
+    for kind in ("plain", "mkl", "sharded"):
+        with get_context("fork").Pool(1) as pool:  # a process joins one group of ranks
+            losses[kind] = pool.apply(_loss_of, (kind,))
+
+    assert losses["sharded"] == losses["plain"] != 0.0
+    assert losses["mkl"] == pytest.approx(losses["plain"], abs=1e-6)
+
+
+def _loss_of(kind: str) -> float:
+    loss: float = small_loop(kind)(small_batch(0)).loss
+    return loss

@@ -1,0 +1,1 @@
+"""Products and memory of a CPU, where torch or the C library leaves them slow."""
