@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
-    help="Write recipes for Kubernetes or Slurm, and follow the number of actors.\n\n"
+    help="Write recipes for Kubernetes, Slurm or SkyPilot, and follow the number of actors.\n\n"
     "Example: `nyala fleet render mine.yaml k8s --to kubernetes`",
 )
 

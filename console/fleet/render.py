@@ -10,11 +10,14 @@ from typing import Literal
 
 from broker.transport.keys import make_keys
 from configs.errors import SettingsError
+from configs.fleet.wanted import first_wanted
 from configs.loader import save
 from configs.settings import Settings
+from learner.checkpointing.manifest import run_key
 
-Target = Literal["kubernetes", "slurm"]
+Target = Literal["kubernetes", "slurm", "skypilot"]
 AFTER_DRAIN_S = 35  # to take leave, and to end engine and rewards
+CHECKOUT = Path(__file__).parents[2]
 IN_POD = Path("/srv/nyala/runs")
 PLAIN = re.compile(r"[\w@%+=:,./-]+")
 """A path that a shell reads as it is."""
@@ -36,12 +39,7 @@ def render(settings: Settings, target: Target, out: Path) -> list[Path]:
     out = out.absolute()
     if not PLAIN.fullmatch(str(out)):
         raise SettingsError(f"OUT must be a path without spaces and quotes, got {out}")
-    if target == "kubernetes" and settings.run.model == "init":
-        raise SettingsError(
-            "run.model must be a name on the hub, or a folder of the image, on Kubernetes, got "
-            "init; actors in other pods have no way to the hub's files: copy the model into an "
-            "image of yours, and name its folder"
-        )
+    _refuse_what_it_cannot_run(settings, target)
     settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"directory": _directory(settings, target)})}
     )
@@ -49,13 +47,53 @@ def render(settings: Settings, target: Target, out: Path) -> list[Path]:
     out.mkdir(parents=True, exist_ok=True)
     make_keys(out / "keys")
     save(settings, out / "config.yaml")
+    if target == "skypilot":
+        run_key(out / "keys")
     written = []
-    for template in sorted((Path(__file__).parent / target).iterdir()):
-        path = out / template.name
-        path.write_text(_Recipe(template.read_text(encoding="utf-8")).substitute(values))
+    for name, text in _recipes(target, values).items():
+        path = out / name
+        path.write_text(text, encoding="utf-8")
         path.chmod(0o755 if path.suffix == ".sh" else 0o644)
         written.append(path)
     return sorted(written, key=lambda path: path.stem not in {"kustomization", "hub"})
+
+
+def _refuse_what_it_cannot_run(settings: Settings, target: Target) -> None:
+    if target == "kubernetes" and settings.run.model == "init":
+        raise SettingsError(
+            "run.model must be a name on the hub, or a folder of the image, on Kubernetes, got "
+            "init; actors in other pods have no way to the hub's files: copy the model into an "
+            "image of yours, and name its folder"
+        )
+    if target != "skypilot":
+        return
+    if settings.run.model == "init":
+        raise SettingsError(
+            "run.model must be a name on the hub, or a folder, on SkyPilot, got init; actors on "
+            "other machines have no way to the hub's files: make it with `nyala init-model`, name "
+            "its folder, and bring it to all machines with file_mounts"
+        )
+    if not (CHECKOUT / "run").exists():
+        raise SettingsError(
+            f"SkyPilot must be given a checkout of Nyala, got an installed package in {CHECKOUT}; "
+            f"render with ./run fleet render"
+        )
+
+
+def _recipes(target: Target, values: dict[str, str | int]) -> dict[str, str]:
+    """Fill the templates in; those of SkyPilot become one file, with as many actors as it has."""
+    folder = Path(__file__).parent / target
+    templates = {
+        path.name: _Recipe(path.read_text(encoding="utf-8")) for path in sorted(folder.iterdir())
+    }
+    if target != "skypilot":
+        return {name: template.substitute(values) for name, template in templates.items()}
+    jobs = [templates["hub.yaml"].substitute(values)]
+    jobs += [
+        templates["actor.yaml"].substitute(values, actor=number)
+        for number in range(int(values["actors"]))
+    ]
+    return {"group.yaml": "".join(jobs)}
 
 
 def _directory(settings: Settings, target: Target) -> Path:
@@ -66,8 +104,11 @@ def _values(settings: Settings, out: Path) -> dict[str, str | int]:
     fleet = settings.fleet
     return {
         "run": settings.run.name,
+        "group": settings.run.name.replace(".", "-"),  # SkyPilot takes no dot
         "folder": str(settings.run.folder),
         "out": str(out),
+        "checkout": str(CHECKOUT),
+        "actors": first_wanted(settings).actors,
         "min_actors": fleet.min_actors,
         "max_actors": fleet.max_actors or settings.broker.max_actors,
         "last_actor": fleet.min_actors - 1,
