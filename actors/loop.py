@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from actors.capacity.room import Room
 from actors.engine.engine import Engine
 from actors.environments.calls import EnvironmentSource
 from actors.episodes.environment_workers import EnvironmentWorkers
@@ -124,12 +125,10 @@ class ActorLoop:
         """
         self.phase = Phase.JOIN
         self._hello = hello
-        self._group_size = run.group_size
+        self._room = Room(hello.capacity, group_size=run.group_size)
         self._drain_s = actors.drain_s
         self._give_up_s = give_up_s
-        self._broker = broker
-        self._engine = engine
-        self._weights = weights
+        self._broker, self._engine, self._weights = broker, engine, weights
         self._prepare = prepare
         self._stop = asyncio.Event()
         self._publication: Publication | None = None
@@ -143,7 +142,9 @@ class ActorLoop:
         )
         self._environment = calls = EnvironmentWorkers(actors)
         self._scoring = Scoring(calls, leases=leases, outbox=self._outbox)
-        self.sampling = Sampling(engine, calls, self._scoring, leases=leases, outbox=self._outbox)
+        self.sampling = Sampling(
+            engine, calls, self._scoring, leases=leases, outbox=self._outbox, room=self._room
+        )
         self.heartbeat = Heartbeat(
             broker,
             engine,
@@ -234,16 +235,14 @@ class ActorLoop:
 
     async def _lease(self, maker: EpisodeMaker) -> None:
         """Keep the engine full until the run has ended."""
-        # Whole groups come together where they fit, and share their prompt in the prefix cache.
-        capacity, leases = self._hello.capacity, self._leases
-        enough = max(1, min(self._group_size, capacity // 4))
+        room, leases = self._room, self._leases
         while True:
-            await leases.until_active_below(capacity - enough + 1)
-            await self._outbox.until_below(UNACKED_PER_SLOT * capacity)
+            await leases.until_active_below(room.full_from)
+            await self._outbox.until_below(UNACKED_PER_SLOT * room.most)
             if self._weights.is_dirty:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
-            request = LeaseRequest(capacity - leases.num_active, self._engine.version)
+            request = LeaseRequest(room.most - leases.num_active, self._engine.version)
             # The broker decides by the version of the request: newer weights may be let in at once.
             reply = await unless(self._ask(request), self._weights.newer_than(request.version))
             if reply is None:

@@ -17,6 +17,8 @@ from functools import partial
 import structlog
 from msgspec import structs
 
+from actors.capacity.room import Room
+from actors.capacity.work import Work
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
 from configs.metrics.figures import BusyTime
@@ -47,20 +49,21 @@ class Sampling:
         *,
         leases: HeldLeases,
         outbox: Outbox,
+        room: Room,
     ) -> None:
         self._engine = engine
         self._environment = environment
         self._scoring = scoring
         self._leases = leases
         self._outbox = outbox
+        self._room = room
         self._in_engine: dict[str, HeldLease] = {}
         """By request id."""
         self._is_stopped = False
         self._num_lost = 0
         self._reported_at = time.monotonic()
         self._reported_tokens = 0
-        self._busy_s = 0.0
-        """Sum of the pauses between reports at whose end there were episodes."""
+        self._work, self._work_s = Work(), 0.0
         self.num_tokens = 0
         """Sampled tokens."""
         self.busy = BusyTime()
@@ -149,7 +152,12 @@ class Sampling:
         num_recent = self.num_tokens - self._reported_tokens
         passed_s = max(now - self._reported_at, 1e-3)
         rate = num_recent / passed_s
-        self._busy_s += passed_s if self._leases.num_active else 0.0
+        self._work_s += self._work.add(
+            passed_s,
+            num_recent,
+            episodes=len(self._in_engine),
+            is_full=self._leases.num_active >= self._room.full_from,
+        )
         self._reported_at, self._reported_tokens = now, self.num_tokens
         return structs.replace(self.totals(), tokens_per_s=rate)
 
@@ -157,7 +165,7 @@ class Sampling:
         """Return the same figures without the rate; from any thread."""
         return Figures(
             tokens=float(self.num_tokens),
-            busy_s=self._busy_s,
+            busy_s=self._work_s,
             in_flight=float(self._leases.num_active),
             unacked=float(len(self._outbox)),
             finished=float(self._scoring.num_finished),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .wanted import Measured
 
@@ -19,8 +19,8 @@ FEWEST_BATCHES = 3
 class _Stretch:
     """One batch, and the looks since the one before; all in seconds."""
 
-    span_s: float = 0.0
-    wait_s: float = 0.0
+    span_s: float = field(init=False)
+    wait_s: float = field(init=False)
     looked_s: float = 0.0
     """Between looks."""
     actor_s: float = 0.0
@@ -39,14 +39,14 @@ class Meter:
         self._now = _Stretch()
         self._looked_at: float | None = None
         self._busy: Mapping[str, float] = {}
-        self._version_s = 0.0
+        self._version_s: float  # of the last look, without which nothing is measured
 
     def look(self, now_s: float, busy: Mapping[str, float], *, version_s: float = 0.0) -> None:
         """Take the actors of one moment.
 
         Args:
             now_s: By the caller's clock.
-            busy: Actor with weights -> seconds for which it has had episodes since its start.
+            busy: Actor with weights -> seconds of work since its start.
             version_s: Until the newest version was everywhere.
         """
         stretch = self._now

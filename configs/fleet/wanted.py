@@ -31,7 +31,7 @@ class Measured:
     actors: float
     """Mean number of those that had weights."""
     busy: float
-    """Share of their time in which their engines had episodes."""
+    """Share of their time in which they could not have done more."""
     idle: float
     """Share of the learner's time in which it waited for episodes."""
     step_s: float
@@ -76,7 +76,7 @@ def next_wanted(before: Wanted, measured: Measured, settings: AllTables, *, now_
     goal = _bounded(needed, why, settings)
     is_starved = goal.actors > before.actors and measured.idle > IDLE
     is_beyond = _bounded(before.actors, why, settings).actors != before.actors
-    is_ample = goal.actors <= FEWER * before.actors and measured.idle <= IDLE
+    is_ample = goal.actors <= FEWER * before.actors
     held_s = now_s - before.since_s
     is_more = is_starved and held_s >= MORE_AFTER_S
     is_fewer = is_ample and held_s >= FEWER_AFTER_S

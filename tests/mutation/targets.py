@@ -84,6 +84,13 @@ TARGETS = (
         ("broker/weights/sparse.py",),
         (("tests/weights/test_sparse.py", *NOT_LIVE), ("tests/weights", *FAST)),
     ),
+    Target(
+        ("configs/fleet/*.py",),
+        (
+            ("tests/configs/fleet/test_wanted.py", "tests/configs/fleet/test_meter.py"),
+            ("tests/configs/fleet", *FAST),
+        ),
+    ),
 )
 
 

@@ -41,10 +41,17 @@ KEY = KeyPair(b"p" * 40, b"s" * 40)
 class TableEngine:
     """Looks every token up; the request's name says whose task it is."""
 
-    def __init__(self, rng: random.Random, step_s: float, broken_off: float) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        step_s: float,
+        broken_off: float,
+        *,
+        speeds: tuple[float, float],
+    ) -> None:
         self._rng = rng
         self._step_s, self._broken_off = step_s, broken_off
-        self._speed = rng.uniform(0.5, 1.5) * TOKENS_A_STEP
+        self._speed = rng.uniform(*speeds) * TOKENS_A_STEP
         self._running: dict[str, Request] = {}
         self._work = asyncio.Event()
         self.version = PolicyVersion(0, 0)
@@ -217,6 +224,7 @@ class Actor:
         *,
         step_s: float,
         broken_off: float,
+        speeds: tuple[float, float],
         is_killed: Callable[[], bool],
         on_ack: Callable[[int, int], None],
         on_lease: Callable[[int, int], None],
@@ -231,7 +239,7 @@ class Actor:
             other_endpoints=endpoints[1:],
         )
         self.client.on_ack, self.client.on_lease = on_ack, on_lease
-        engine = TableEngine(rng, step_s, broken_off)
+        engine = TableEngine(rng, step_s, broken_off, speeds=speeds)
         gate = SwapGate(hold_s=settings.actors.eval_hold_s)
         self.loop = KilledLoop(
             Hello(

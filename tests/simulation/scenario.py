@@ -34,6 +34,8 @@ class Scenario:
     """Room for all actors: those that wait ask ten times a second, which costs most here."""
     step_s: float = 0.5
     """Between two times that an actor's engine hands over tokens."""
+    speeds: tuple[float, float] = (0.5, 1.5)
+    """Least and most of what an actor's engine makes, over the usual."""
     broken_off: float = 0.0005
     """Share of an engine's hand-overs of a request in which it gives the request up."""
     train_s: float = 1.0

@@ -57,3 +57,36 @@ def test_what_was_two_minutes_ago_is_forgotten_but_for_three_batches():
         measured = meter.batch(wait_s=wait_s, span_s=200.0)
     assert measured is not None
     assert measured.idle == 0.5
+
+
+def averaged(*batches: tuple[float, float]) -> float:
+    """The idle share after batches of such waits and spans, with one actor."""
+    meter, now_s = Meter(), 0.0
+    meter.look(now_s, {"a": 0.0})
+    for wait_s, span_s in batches:
+        now_s += span_s
+        meter.look(now_s, {"a": now_s})
+        measured = meter.batch(wait_s=wait_s, span_s=span_s)
+    assert measured is not None
+    assert measured.version_s == 0.0
+    return measured.idle
+
+
+def test_batches_are_kept_as_long_as_those_after_them_do_not_fill_two_minutes():
+    waiting, thirty = (30.0, 30.0), (0.0, 30.0)
+
+    assert averaged(waiting, *[thirty] * 4) == 0.2
+    assert averaged(waiting, *[thirty] * 5) == 0.0
+    assert averaged((60.0, 60.0), (0.0, 10.0), (0.0, 50.0), (0.0, 50.0)) == pytest.approx(6 / 17)
+
+
+def test_actors_of_which_none_was_there_twice_measure_nothing_and_neither_does_no_time():
+    meter = Meter()
+    meter.look(0.0, {"a": 0.0})
+    meter.look(10.0, {"b": 0.0})
+
+    assert meter.batch(wait_s=0.0, span_s=10.0) is None
+    timeless = Meter()
+    timeless.look(0.0, {"a": 0.0})
+    timeless.look(10.0, {"a": 10.0})
+    assert timeless.batch(wait_s=0.0, span_s=0.0) is None

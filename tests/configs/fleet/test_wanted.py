@@ -4,9 +4,16 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.fleet.cost import cost, overspent
-from configs.fleet.wanted import Measured, Wanted, actors_to_feed, first_wanted, next_wanted
+from configs.fleet.wanted import (
+    Measured,
+    Wanted,
+    actors_to_feed,
+    affordable_actors,
+    first_wanted,
+    next_wanted,
+)
 from configs.loader import load
-from configs.settings import Settings
+from configs.settings import FleetSettings, Settings
 
 LATER = 10_000.0
 
@@ -138,3 +145,67 @@ def test_bounds_that_contradict_each_other_are_refused(tmp_path, fleet, text):
 
     with pytest.raises(SettingsError, match=text):
         load(file)
+
+
+def test_a_number_that_is_right_is_not_decided_anew():
+    kept = after(4, measured(busy=0.5, idle=0.5), settings())
+
+    assert (kept.actors, kept.since_s) == (4, 0.0)
+
+
+def test_the_bearable_idleness_wants_nobody_and_a_little_more_does():
+    assert after(10, measured(actors=10, idle=0.03), settings()).actors == 10
+    assert after(10, measured(actors=10, idle=0.031), settings()).actors == 11
+
+
+def test_too_many_actors_are_wanted_less_though_the_learner_waits_for_something_else():
+    figures = measured(actors=24, busy=0.3, idle=0.1)
+
+    assert after(24, figures, settings()).actors == 9
+
+
+def test_the_fewest_that_are_worth_a_change_are_those_of_the_constant():
+    assert after(20, measured(actors=20, busy=0.77), settings()).actors == 17  # 0.85 x 20
+    assert after(20, measured(actors=20, busy=0.80), settings()).actors == 20
+
+
+def test_a_learner_that_only_waits_and_a_clock_that_stood_still_want_sixteen_times_as_many():
+    assert after(4, measured(idle=1.0), settings()).actors == 70
+    assert actors_to_feed(4, span_s=1.0, least_s=0.0) == 70
+
+
+def test_the_time_of_weights_counts_only_where_there_is_one():
+    assert "a version" not in after(4, measured(step_s=0.01), settings()).reason
+
+
+def test_a_bound_is_named_where_it_is_met_and_only_there():
+    def reason(before: int, fleet: dict[str, object], **figures: float) -> str:
+        return after(before, measured(**figures), settings(fleet=fleet)).reason
+
+    plain = "learner idle 31%, actors busy 100%"
+    assert reason(4, {"max_actors": 6}, idle=0.31) == plain
+    assert reason(4, {"max_actors": 5}, idle=0.31) == f"{plain}; 6 but for fleet.max_actors 5"
+    assert reason(5, {"max_actors": 5}, idle=0.31) == f"{plain}; 6 but for fleet.max_actors 5"
+    bound = "learner idle 0%, actors busy 100%; 6 but for fleet.max_actors 5"
+    assert reason(5, {"max_actors": 5}, actors=5) == bound
+    rest = "learner idle 0%, actors busy 10%"
+    assert reason(9, {"min_actors": 3}, busy=0.1) == f"{rest}; 1 but for fleet.min_actors"
+    assert reason(9, {"min_actors": 1}, busy=0.1) == rest
+    assert after(9, measured(busy=0.1), settings(fleet={"min_actors": 3})).actors == 3
+    soon = next_wanted(
+        Wanted(8, "", 0.0), measured(busy=0.1), settings(fleet={"min_actors": 3}), now_s=1.0
+    )
+    assert (soon.actors, soon.reason) == (8, rest)
+
+
+def test_what_an_hour_pays_for_is_counted_without_losing_one_to_rounding():
+    fleet = settings(fleet={"price_per_actor_hour": 0.1, "max_per_hour": 0.3}).fleet
+
+    assert affordable_actors(fleet) == 3
+    assert affordable_actors(FleetSettings(max_per_hour=1)) is None
+    assert affordable_actors(FleetSettings(price_per_actor_hour=1)) is None
+
+
+def test_nothing_is_overspent_without_a_price_or_without_a_budget():
+    assert overspent(FleetSettings(max_total=1), 1e9) is None
+    assert overspent(FleetSettings(price_per_actor_hour=1), 1e9) is None

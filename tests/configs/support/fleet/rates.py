@@ -20,7 +20,7 @@ from configs.settings import Settings
 
 HOUR_S = 3600.0
 TICK_S = 2.0
-LOOK_TICKS = 15  # half a minute: KEDA's usual pause between two looks
+LOOK_S = 30.0  # KEDA's usual pause between two looks
 MOST = 256
 
 
@@ -47,6 +47,8 @@ class Market:
     """Time, s -> share of `MOST` that may run; those beyond it are taken away at once."""
     taken_per_hour: Callable[[float], float]
     """Time, s -> share of the actors that is taken away in an hour."""
+    taken_at_s: tuple[float, ...] = ()
+    """When a third of the actors is taken away at once."""
 
 
 @dataclass
@@ -82,6 +84,9 @@ class Fleet:
         taken = self.market.taken_per_hour(now_s) * TICK_S / HOUR_S * len(self.serving)
         if self.serving and self.chance.random() < taken:
             del self.serving[self.chance.choice(list(self.serving))]
+        if any(now_s - TICK_S < at_s <= now_s for at_s in self.market.taken_at_s):
+            for name in self.chance.sample(list(self.serving), math.ceil(len(self.serving) / 3)):
+                del self.serving[name]
         while self.size > self.room(now_s):
             self.serving.popitem() if self.serving else self.starting.pop()
 
@@ -167,17 +172,25 @@ class Hour:
         return len(self.wanted) - 1
 
 
-def play(load: Load, market: Market, settings: Settings, *, seed: int, knows: bool) -> Hour:
+def play(
+    load: Load,
+    market: Market,
+    settings: Settings,
+    *,
+    seed: int,
+    knows: bool,
+    lasts_s: float = HOUR_S,
+) -> Hour:
     """Play an hour; with `knows` the policy sees need and trace instead of measuring."""
     chance = random.Random(seed)
     fleet, ring = Fleet(load, market, chance, goal=load.first), Ring(load, chance)
     fleet.serve(load.first)
     meter, wanted = Meter(), first_wanted(settings)
     hour = Hour([wanted.actors])
-    for tick in range(int(HOUR_S / TICK_S)):
+    for tick in range(int(lasts_s / TICK_S)):
         now_s = tick * TICK_S
         fleet.tick(now_s)
-        if tick % LOOK_TICKS == 0:
+        if tick % int(LOOK_S / TICK_S) == 0:
             if knows:
                 needs = [load.need(now_s + after_s) for after_s in (0.0, sum(load.start_s) / 2)]
                 fleet.goal = min(MOST, math.ceil(max(needs)))
