@@ -99,6 +99,8 @@ def _act(broker: Store) -> None:
     broker.run(operations.closed())
     for look in (operations.stats(), operations.memory(), operations.publication()):
         broker.run(look)
+    assert broker.run(brokers()) is not None and broker.run(operations.actors()) is not None
+    assert broker.run(operations.usage())
     assert broker.run(operations.shown()) is None
 
 
@@ -120,6 +122,7 @@ def _learn(learner: Store) -> None:
     learner.run(operations.show(1, b"{}"))
     assert learner.run(operations.shown()) == b"{}"
     assert learner.run(operations.claim_bytes(1))
+    assert learner.run(operations.usage()) and learner.run(brokers()) is not None
     learner.run(operations.commit(1, 1))
     learner.run(operations.recovered(1, "f" * 40))
     for look in (operations.known_tasks(), operations.committed_tasks(), operations.lineages()):
@@ -132,8 +135,9 @@ def _learn(learner: Store) -> None:
 def test_every_role_can_do_its_work_under_the_shipped_rules(stores: dict[str, Store]) -> None:
     _begin(stores["learner"])
     _act(stores["broker"])
-    _learn(stores["learner"])
     console = stores["console"]
+    assert console.run(operations.usage())
+    _learn(stores["learner"])
     console.ping()
     letters = console.run(operations.dead_letters())
     assert len(letters) > 4
