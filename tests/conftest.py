@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import time
@@ -43,6 +44,11 @@ structlog.configure(
 # A card is no matter to tests of a torch for CPUs; learners would refuse to leave it out.
 if version("torch").endswith("+cpu"):
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+
+# A shell starts what runs in the background with SIGINT ignored, and children would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class FailuresAtOnce:

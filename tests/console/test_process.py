@@ -82,10 +82,10 @@ def test_a_log_is_two_files_at_most_however_much_is_written(start, tmp_path, mon
     monkeypatch.setattr(process_log, "MAX_LOG_BYTES", 2**16)
     followed = JsonLines(tmp_path / "logs" / "x.log")
     process = start(
-        "import sys, time\n"
+        "import os, sys, time\n"
         "for number in range(20000):\n"
         "    print('{\"number\": %d}' % number, file=sys.stderr, flush=True)\n"
-        "    if number % 1000 == 0: time.sleep(0.05)\n"
+        "    while os.fstat(2).st_size > 2**17: time.sleep(0.01)\n"  # however late we look
     )
     seen: list[int] = []
 

@@ -56,14 +56,15 @@ def test_a_killed_learner_trains_the_same_groups_again(
 def test_what_is_kept_is_gone_when_the_run_has_ended(
     redis_url: str, tmp_path: Path, ranks: Ranks
 ) -> None:
-    settings = tiny_settings(tmp_path, run={"steps": 4}, replay={"capacity": 64, "max_reuse": 9})
+    # The checkpoint of step 4 waits for that of 2, which keeps groups that 5 and 6 train again.
+    settings = tiny_settings(tmp_path, run={"steps": 6}, replay={"capacity": 64, "max_reuse": 9})
 
     assert RingInProcess(settings, redis_url, ranks).live()
 
     with Store(redis_url, "tiny") as store, redis.Redis.from_url(redis_url) as client:
         stats = store.run(operations.stats())
         assert (stats.kept_units, stats.reused_units, stats.kept_bytes) == (0, 0, 0)
-        assert stats.committed == 4 * 2 * 4
+        assert stats.committed == 6 * 2 * 4
         assert stats.accounted == stats.created
         assert not client.keys(f"{run_prefix('tiny')}:e:*")
     summary = json.loads((settings.run.folder / "summary.json").read_text())
