@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from console.report.charts.actor_chart import actor_chart
 from console.report.charts.curve_charts import accuracy_chart, curve_charts
 from console.report.charts.drawing import Chart
-from console.report.charts.run_charts import lag_chart, phase_chart, ratio_chart
+from console.report.charts.run_charts import lag_chart, phase_chart, ratio_chart, ratio_histogram
 from console.report.charts.thinning import buckets, mean
 from console.report.record.figures import LEARNING, OFF_POLICY, SPEED, Figure
 from console.report.record.runs import Run
@@ -47,7 +47,7 @@ def sections_of(runs: Sequence[Run]) -> list[Section]:
     known = [chart for chart in accuracies if chart is not None]
     sections = [
         _section("Learning", runs, LEARNING, before=known),
-        _section("Off-policy", runs, OFF_POLICY, after=(ratio_chart, lag_chart)),
+        _section("Off-policy", runs, OFF_POLICY, after=(ratio_chart, ratio_histogram, lag_chart)),
         _section("Speed and actors", runs, SPEED, after=(phase_chart, actor_chart)),
     ]
     return [section for section in sections if section.charts]

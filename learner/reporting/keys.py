@@ -67,7 +67,8 @@ PHASE_MEANINGS = {
     "other": "All else between two batches.",
 }
 UNITS = (
-    (r"_histogram$", "tokens by lag"),
+    (r"^policy_lag_histogram$", "tokens by lag"),
+    (r"^log_ratio_histogram$", "tokens by nats"),
     (r"^episodes_by_", "episodes by name"),
     (r"percentiles$", "1, by percent"),
     (r"^reward_parts$", "reward by part"),

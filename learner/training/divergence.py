@@ -31,6 +31,9 @@ class Divergence:
     """Largest rho."""
     ratio_percentiles: dict[str, float]
     """Percent -> rho, within 5 % of its log."""
+    log_ratio_histogram: dict[str, int]
+    """Bin of log(rho), nats -> trained tokens. A bin is named by its edge nearer to 0: `0.03` holds
+    0.03 to 0.1, `-0.03` holds -0.1 to -0.03, `3` all above, `0` what is within 0.001 of 0."""
     lag0_tokens: int
     """Tokens at lag 0 before the batch's first optimizer step, where pi = mu: a difference there is
     numerical alone."""
@@ -181,6 +184,7 @@ def sum_up(
         ratio_std=_std(mean.ratio, mean.ratio_squared),
         ratio_max=extremes.ratio,
         ratio_percentiles=_ratio_percentiles(counts_K),
+        log_ratio_histogram=histogram.in_few_bins(counts_K),
         lag0_tokens=int(lag0),
         lag0_ratio_mean=_mean(sums.lag0_ratio, lag0, of_none=1.0),
         lag0_ratio_max=extremes.lag0_ratio if lag0 else 1.0,

@@ -20,6 +20,7 @@ Point = tuple[float, float]
 SIGNS = {
     "band": "M1 1H21V9H1Z",
     "area": "M1 1H21V9H1Z",
+    "bar": "M1 1H21V9H1Z",
     "cross": "M8 2l6 6m0 -6l-6 6",
     "end": "M11 1v8",
     "mark": "M11 0v10",

@@ -1,4 +1,4 @@
-"""Charts of one run each: how its ratios and lags are spread, and where the learner's time goes."""
+"""Charts of one run each: the spread of its ratios and lags, and where the learner's time goes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from collections.abc import Sequence
 
 from console.report.record.figures import PERCENTILES, PHASES
 from console.report.record.runs import Run
+from learner.training import ratio_bins
 
 from .drawing import Chart, Frame, Key, Shape, Spot, Tick, frame_of, short
 from .thinning import buckets, mean, thinned
 
 MAX_BARS = 24
+QUARTER = 4  # early and late batches of a run are its first and its last quarter
+BAR = 0.42  # of the width of a bin, which has an early one and a late one
+LABELLED = ("-1", "-0.1", "-0.01", "0", "0.01", "0.1", "1")  # edges of bins, and the middle
+ZERO = ratio_bins.NAMES.index("0")
+FAR = 0.1  # nats: half of a usual clip bound
 STRETCHES = 40  # of the learner's time: shares of single batches jump too much to be read
 
 
@@ -50,6 +56,73 @@ def ratio_chart(run: Run) -> Chart | None:
         left, width = _stretch(frame, steps[bucket.start], steps[bucket.stop - 1])
         chart.spots.append(Spot(left, width, f"batch {steps[bucket.start]}\n{values}"))
     return chart
+
+
+def ratio_histogram(run: Run) -> Chart | None:
+    """Draw how the log-ratios of the first and of the last batches are spread."""
+    steps = run.curves.steps
+    each = max(1, len(steps) // QUARTER)
+    early, late = range(each), range(len(steps) - each, len(steps))
+    shares = [_shares_of_bins(run, part) for part in (early, late)]
+    if early == late or not all(map(any, shares)):
+        return None
+    frame = Frame(-0.5, len(ratio_bins.NAMES) - 0.5, 0.0, max(map(max, shares)) * 1.04)
+    chart = Chart(
+        "Importance ratios, early and late",
+        "Share of tokens by the log of the ratio, nats: 0.1 is a ratio of 1.11, and 1 of 2.72.",
+        x_ticks=[
+            Tick(frame.x(_nearer_to_zero(i)), name)
+            for i, name in enumerate(ratio_bins.NAMES)
+            if name in LABELLED
+        ],
+        y_ticks=frame.y_ticks(),
+        x_label="log ratio",
+    )
+    names = [f"batches {steps[part.start]:,} to {steps[part.stop - 1]:,}" for part in (early, late)]
+    for colour, (name, heights) in enumerate(zip(names, shares, strict=True)):
+        chart.legend.append(Key(f"bar c{colour}", name))
+        for i, height in enumerate(heights):
+            left = i + BAR * (colour - 1)
+            chart.shapes.append(Shape(f"bar c{colour}", frame.bar(left, left + BAR, height)))
+    for i, of_bin in enumerate(zip(*shares, strict=True)):
+        texts = [f"{name}: {share:.1%}" for name, share in zip(names, of_bin, strict=True)]
+        left, width = _stretch(frame, i, i)
+        chart.spots.append(Spot(left, width, "\n".join([_bin_in_words(i), *texts])))
+    chart.summary = "; ".join(
+        f"{name}: {heights[ZERO]:.1%} within {ratio_bins.EDGES[ZERO]:g} of 0, "
+        f"{_beyond(FAR, heights):.1%} beyond {FAR:g}"
+        for name, heights in zip(names, shares, strict=True)
+    )
+    return chart
+
+
+def _nearer_to_zero(i: int) -> float:
+    """Place the edge that names a bin; the middle of the bin around 0."""
+    return i + 0.5 * ((i < ZERO) - (i > ZERO))
+
+
+def _shares_of_bins(run: Run, part: range) -> list[float]:
+    """Shares of the tokens of these batches, by bin; zeros where none was counted."""
+    counts = [run.curves.values[f"log_ratio_histogram.{name}"] for name in ratio_bins.NAMES]
+    sums = [_total(counted[part.start : part.stop]) for counted in counts]
+    return [each / (sum(sums) or 1.0) for each in sums]
+
+
+def _beyond(size: float, shares: Sequence[float]) -> float:
+    return math.fsum(
+        share
+        for name, share in zip(ratio_bins.NAMES, shares, strict=True)
+        if abs(float(name)) >= size
+    )
+
+
+def _bin_in_words(i: int) -> str:
+    edges = [f"{edge:g}" for edge in ratio_bins.EDGES]
+    if i == 0:
+        return f"log ratio below {edges[0]}"
+    if i == len(edges):
+        return f"log ratio above {edges[-1]}"
+    return f"log ratio {edges[i - 1]} to {edges[i]}"
 
 
 def lag_chart(run: Run) -> Chart | None:

@@ -1,7 +1,7 @@
 """Figures of a run by batch, read from `metrics.jsonl` line by line.
 
 Of each line only the figures that a report draws are held, as machine numbers: a run of a hundred
-thousand batches takes some 20 MB. A batch that is there twice counts as its later line, and what
+thousand batches takes some 45 MB. A batch that is there twice counts as its later line, and what
 was trained after it in an abandoned branch is gone, as the learner's own rewind does it.
 """
 

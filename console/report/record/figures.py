@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from learner.training import ratio_bins
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -147,6 +149,7 @@ KEYS = tuple(
                 if line.key not in DERIVED
             ),
             *(f"ratio_percentiles.{percent}" for percent in PERCENTILES),
+            *(f"log_ratio_histogram.{name}" for name in ratio_bins.NAMES),
             *(key for _, keys in PHASES for key in keys),
             "completion_tokens",
             "reused_tokens",

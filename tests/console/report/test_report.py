@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from configs.errors import SettingsError
 from console.main import app
 from console.report.charts.curve_charts import curve_chart
+from console.report.charts.run_charts import ZERO, ratio_histogram
 from console.report.charts.thinning import MOST
 from console.report.record.figures import OFF_POLICY
 from console.report.record.runs import read_run
@@ -174,6 +176,37 @@ def test_a_run_whose_ratios_are_all_1_is_drawn(tmp_path):
     ones = {"ratio_percentiles": dict.fromkeys(("1", "5", "25", "50", "75", "95", "99"), 1.0)}
 
     assert "Importance ratios" in page_of(made_run(tmp_path / "r", metrics=lambda _: ones)).text
+
+
+def test_ratios_of_the_first_and_the_last_quarter_stand_side_by_side(tmp_path):
+    folder = made_run(tmp_path / "r", steps=8)
+
+    chart = ratio_histogram(read_run(folder))
+
+    # Of 200 tokens each of batches 1 to 2 and 7 to 8, as `metrics_row` counts them.
+    assert chart is not None
+    assert [key.label for key in chart.legend] == ["batches 1 to 2", "batches 7 to 8"]
+    assert chart.summary == (
+        "batches 1 to 2: 80.0% within 0.001 of 0, 15.0% beyond 0.1; "
+        "batches 7 to 8: 20.0% within 0.001 of 0, 15.0% beyond 0.1"
+    )
+    texts = {spot.text.partition("\n")[0]: spot.text for spot in chart.spots}
+    assert texts["log ratio 0.03 to 0.1"].endswith("1 to 2: 5.0%\nbatches 7 to 8: 65.0%")
+    assert texts["log ratio -0.3 to -0.1"].endswith("1 to 2: 15.0%\nbatches 7 to 8: 15.0%")
+    assert texts.keys() > {"log ratio below -3", "log ratio above 3"}
+    tallest = [float(re.findall(r"V([\d.]+)H", shape.path)[0]) for shape in chart.shapes]
+    assert tallest.index(min(tallest)) == ZERO, "that of 80 % early"
+    assert "Importance ratios, early and late" in page_of(folder).text
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_run_without_a_histogram_of_ratios_has_no_chart_of_it(tmp_path, steps):
+    older = {"log_ratio_histogram": {} if steps > 1 else {"0": 5}}
+
+    page = page_of(made_run(tmp_path / "r", steps=steps, metrics=lambda _: older))
+
+    assert "Importance ratios, early and late" not in page.text
+    assert "Importance ratios" in page.text
 
 
 def test_answers_to_the_same_question_stand_side_by_side(tmp_path):

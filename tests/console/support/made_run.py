@@ -43,6 +43,7 @@ def metrics_row(step, **figures):
         "policy_lag_max": 2,
         "policy_lag_histogram": {"0": 50, "2": 150},
         "ratio_percentiles": {str(p): 1 + (p - 50) / 1000 for p in (1, 5, 25, 50, 75, 95, 99)},
+        "log_ratio_histogram": {"-0.1": 30, "0": 190 - 20 * step, "0.03": 20 * step - 20},
         "response_length_mean": 6.5,
         "response_length_max": 9,
         "response_truncated_fraction": 0.0,

@@ -70,6 +70,8 @@ def test_two_ranks_train_as_one_does(found: Path, ranks: Ranks) -> None:
         # A ratio that rounds differently may fall into the next bin.
         percentiles = (b["divergence"].pop("ratio_percentiles") for b in (ours, theirs))
         assert next(percentiles) == pytest.approx(next(percentiles), rel=0.1)
+        histograms = [b["divergence"].pop("log_ratio_histogram") for b in (ours, theirs)]
+        assert len({sum(counted.values()) for counted in histograms}) == 1
         assert theirs["divergence"] == pytest.approx(ours["divergence"], abs=1e-4)
     gathered = torch.load(found / "parameters.pt")
     for ours_, theirs_ in zip(whole_parameters(policy), gathered, strict=True):
@@ -135,7 +137,8 @@ def test_two_ranks_that_share_microbatches_train_as_one_does(
     for ours, theirs in zip(batches, _of_two(found)["sharing"], strict=True):
         assert theirs["loss"] == pytest.approx(ours["loss"], abs=1e-5)
         assert theirs["outcome"] == pytest.approx(ours["outcome"], abs=1e-5)
-        del ours["divergence"]["ratio_percentiles"], theirs["divergence"]["ratio_percentiles"]
+        for key in ("ratio_percentiles", "log_ratio_histogram"):
+            del ours["divergence"][key], theirs["divergence"][key]
         assert theirs["divergence"] == pytest.approx(ours["divergence"], abs=1e-4)
     for ours, theirs in zip(figures, _of_two(found)["sharing_values"], strict=True):
         assert theirs == pytest.approx(ours, rel=1e-3, abs=1e-5)

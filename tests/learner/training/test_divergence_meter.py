@@ -20,7 +20,7 @@ from learner.reporting.metrics import (
     batch_figures,
     environment_figures,
 )
-from learner.training import histogram
+from learner.training import histogram, ratio_bins
 from learner.training.critic import CriticFigures
 from learner.training.divergence import Divergence
 from learner.training.divergence_meter import DivergenceMeter
@@ -173,12 +173,35 @@ def test_percentiles_are_those_of_the_ratios(ranks: Ranks) -> None:
         )
 
 
+def test_log_ratios_are_counted_in_bins_that_their_edges_name(ranks: Ranks) -> None:
+    counted = _measure(ranks, slice(None)).log_ratio_histogram
+
+    edges = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
+    assert [float(name) for name in counted] == [-edge for edge in reversed(edges)] + [0.0, *edges]
+    assert {name: counted[name] for name in ("0", "-0.3", "-1")} == {"0": 1, "-0.3": 1, "-1": 1}
+    assert sum(counted.values()) == N
+
+
+@pytest.mark.parametrize("name", ratio_bins.NAMES)
+def test_a_bin_holds_what_lies_between_its_edges(name: str) -> None:
+    i = ratio_bins.NAMES.index(name)
+    low, high = (-math.inf, *ratio_bins.EDGES, math.inf)[i : i + 2]
+    within = (0.0, 1e-9, low + 0.05 * abs(low), high - 0.05 * abs(high), 200.0, -200.0)
+
+    counts = histogram.count(torch.tensor([x for x in within if low < x < high]))
+
+    found = histogram.in_few_bins(counts)
+    assert found.pop(name) == int(counts.sum()) > 0
+    assert not any(found.values())
+
+
 def test_figures_do_not_depend_on_how_the_batch_is_cut(ranks: Ranks) -> None:
     whole = asdict(_measure(ranks, slice(None)))
 
     cut = asdict(_measure(ranks, slice(3, 6), slice(0, 0), slice(2, 3), slice(0, 2)))
 
-    assert cut.pop("ratio_percentiles") == whole.pop("ratio_percentiles")
+    for key in ("ratio_percentiles", "log_ratio_histogram"):
+        assert cut.pop(key) == whole.pop(key)
     assert cut == pytest.approx(whole, rel=1e-12)
 
 
