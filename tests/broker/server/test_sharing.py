@@ -92,7 +92,9 @@ def _of_empty() -> tuple[Leasing, Empty, Peer]:
 def test_who_waits_for_work_is_answered_when_the_broker_closes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("broker.server.leasing.time", SimpleNamespace(monotonic=lambda: 1000.0))
+    monkeypatch.setattr(
+        "broker.server.leasing.time", SimpleNamespace(monotonic=lambda: 1000.0, time_ns=lambda: 0)
+    )
 
     async def story() -> None:
         leasing, store, peer = _of_empty()
