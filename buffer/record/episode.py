@@ -63,6 +63,11 @@ class Completion:
     fences: tuple[FenceRun, ...]
     """Starts ascend from 0 and fences never decrease; empty iff T = 0."""
 
+    @property
+    def num_trained(self) -> int:
+        """Count the tokens with loss mask 1."""
+        return int(np.count_nonzero(self.loss_mask))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:

@@ -134,7 +134,7 @@ def plan_batch(
 
 
 def _count(episodes: Sequence[Episode], max_completion_tokens: int) -> Counts:
-    trained = [int(episode.completion.loss_mask.sum()) for episode in episodes]
+    trained = [episode.completion.num_trained for episode in episodes]
     return Counts(
         tokens=sum(trained),
         episodes=sum(1 for tokens in trained if tokens),
@@ -146,7 +146,7 @@ def _outcomes(episodes: Sequence[Episode]) -> Outcomes:
     group_ids = [episode.group_id for episode in episodes]
     return Outcomes(
         rewards_E=np.array([episode.reward for episode in episodes], dtype=np.float64),
-        lengths_E=np.array([e.completion.loss_mask.sum() for e in episodes], dtype=np.float64),
+        lengths_E=np.array([e.completion.num_trained for e in episodes], dtype=np.float64),
         groups_E=np.unique(group_ids, return_inverse=True)[1],
     )
 
@@ -156,7 +156,7 @@ def _size(episode: Episode) -> Size:
         prompt=_prompt(episode),
         prompt_tokens=len(episode.prompt_ids),
         tokens=len(episode.completion.token_ids),
-        scored=int(episode.completion.loss_mask.sum()),
+        scored=episode.completion.num_trained,
     )
 
 
@@ -195,7 +195,7 @@ def pack(
     for minibatch, counts in enumerate(plan.counts):
         own = [e for e in episodes if planned[e.task_id].minibatch == minibatch]
         own.sort(key=lambda episode: episode.task_id)
-        lengths_E = np.array([int(e.completion.loss_mask.sum()) for e in own], dtype=np.int64)
+        lengths_E = np.array([e.completion.num_trained for e in own], dtype=np.int64)
         weights_E = AGGREGATIONS[settings.aggregation](lengths_E, counts)
         rows = [
             _Row(e, planned[e.task_id], float(weight), token_lags(e, plan.step, lineage, lineages))
@@ -260,7 +260,7 @@ def _concatenate(rows: Sequence[_Row]) -> Microbatch:
         trained.append(is_trained)
     rows = [rows[number] for _, number, _ in pieces if number is not None]
     masks = [row.episode.completion.loss_mask.astype(bool) for row in rows]
-    repeats = [int(mask.sum()) for mask in masks]
+    repeats = [row.episode.completion.num_trained for row in rows]
     behaviour_logprobs_N = np.concatenate(
         [
             row.episode.completion.behaviour_logprobs[mask]

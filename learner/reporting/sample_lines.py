@@ -115,7 +115,7 @@ def sample_line(
             (span.version.lineage, span.version.step, span.start) for span in completion.versions
         ],
         logprobs=_packed(completion),
-        trained_tokens=int(np.count_nonzero(completion.loss_mask)),
+        trained_tokens=completion.num_trained,
         started=episode.started_at,
         finished=episode.finished_at,
         notes=episode.metadata,
