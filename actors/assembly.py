@@ -11,12 +11,15 @@ import os
 import random
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import structlog
 
+from actors.capacity.cache_meter import CacheMeter
+from actors.capacity.room import leases_for
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
@@ -28,15 +31,16 @@ from actors.membership.worker_line import WorkerLine
 from actors.rewards.pool import RewardPool
 from actors.weights.links import Caller
 from broker.client.client import BrokerClient
-from broker.protocol.messages import MAX_LINES, Enrol, Hello, Receipt
+from broker.protocol.messages import Enrol, Hello, Receipt
 from broker.transport.key_rotation import broker_public_keys
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
 from configs.errors import RefusedError, SettingsError
 from configs.hashes import run_hashes
 from configs.settings import BrokerSettings, Settings
 
-from .loop import GIVE_UP_S, ActorLoop, EpisodeTools, unless
+from .loop import GIVE_UP_S, ActorLoop, EpisodeTools
 from .metrics_page import ActorPage
+from .unless import unless
 
 FULL_S = 120.0  # twice as long as a key is silent before another may take its place
 FULL_PAUSE_S = 10.0
@@ -70,13 +74,10 @@ async def run_actor(
     if keys is None:
         return
     client = _client(settings, keys, incarnation)
-    gc.disable()  # what importing makes stays: looking for garbage in it takes a fifth of the time
-    try:
-        engine, device = make_engine(settings, line := line_to_worker(settings))
+    meter = CacheMeter() if settings.actors.max_concurrent_episodes == "auto" else None
+    with _imports_uncollected():
+        engine, device = make_engine(settings, line := line_to_worker(settings), meter)
         from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
-    finally:
-        gc.freeze()
-        gc.enable()
     gate = SwapGate(hold_s=settings.actors.eval_hold_s)
     receiver = WeightReceiver(
         engine,
@@ -99,6 +100,7 @@ async def run_actor(
         weights=receiver,
         gate=gate,
         prepare=lambda: prepare(settings, incarnation),
+        meter=meter,
     )
     page = ActorPage(loop, engine, receiver, settings)
     beside = [asyncio.create_task(work) for work in (_stop_with(stop, loop), page.pulse.keep())]
@@ -112,6 +114,17 @@ async def run_actor(
         await client.close()
 
 
+@contextmanager
+def _imports_uncollected() -> Iterator[None]:
+    """Leave what importing makes alone: looking for garbage in it takes a fifth of the time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def greeting(settings: Settings, incarnation: str) -> Hello:
     """Make the first message to the broker: identity, and hashes of the run's settings."""
     return Hello(
@@ -119,9 +132,7 @@ def greeting(settings: Settings, incarnation: str) -> Hello:
         host=socket.gethostname(),
         pid=os.getpid(),
         hashes=run_hashes(settings.run),
-        capacity=_leases_at_once(
-            settings.actors.max_concurrent_episodes, settings.actors.max_episodes_in_flight
-        ),
+        capacity=leases_for(settings.actors.slots, settings.actors.max_episodes_in_flight),
     )
 
 
@@ -188,17 +199,21 @@ def runs_in_process(settings: Settings) -> bool:
     return engine_device() == "cpu" and actors.tensor_parallel_size == 1
 
 
-def make_engine(settings: Settings, line: WorkerLine | None = None) -> tuple[Engine, str]:
+def make_engine(
+    settings: Settings, line: WorkerLine | None = None, meter: CacheMeter | None = None
+) -> tuple[Engine, str]:
     """Return the engine of an actor, not started, and the device it runs on.
 
     Args:
         settings: Of the run.
         line: To the first worker of an engine in processes of its own.
+        meter: Of its KV cache; None = nobody looks at it.
     """
     from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
     run, actors = settings.run, settings.actors
     device = engine_device()
+    seed = secrets.randbits(31)  # with one seed two actors would sample the same of one prompt
     max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     if actors.engine == "torch":
         from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
@@ -208,10 +223,10 @@ def make_engine(settings: Settings, line: WorkerLine | None = None) -> tuple[Eng
             max_model_len=max_model_len,
             dtype=run.dtype,
             head_dtype=run.head_dtype,
-            max_concurrent=actors.max_concurrent_episodes,
+            max_concurrent=actors.slots,
             threads=actors.threads,
             device=device,
-            seed=_engine_seed(),
+            seed=seed,
             recompute_kv=actors.kv_on_swap == "recompute",
         )
         return torch_engine(options), device
@@ -225,7 +240,7 @@ def make_engine(settings: Settings, line: WorkerLine | None = None) -> tuple[Eng
             max_model_len=max_model_len,
             dtype=run.dtype,
             head_dtype=run.head_dtype,
-            max_concurrent=actors.max_concurrent_episodes,
+            max_concurrent=actors.slots,
             in_process=runs_in_process(settings),
             line=line.path if line is not None else "",
             threads=actors.threads,
@@ -233,9 +248,10 @@ def make_engine(settings: Settings, line: WorkerLine | None = None) -> tuple[Eng
             recompute_kv=actors.kv_on_swap == "recompute",
             gpu_memory_utilization=actors.gpu_memory_utilization,
             tensor_parallel_size=actors.tensor_parallel_size,
-            seed=_engine_seed(),
+            seed=seed,
             engine_args=actors.engine_args,
-        )
+        ),
+        meter=meter,
     ), device
 
 
@@ -295,16 +311,6 @@ def _check_endpoints(broker: BrokerSettings) -> None:
 
 def _keys_folder(settings: Settings) -> Path:
     return settings.broker.keys or settings.run.folder / "keys"
-
-
-def _leases_at_once(slots: int, in_flight: int | None) -> int:
-    # A few wait for a place in the engine: one that becomes free is taken in the very next step.
-    return min(MAX_LINES, in_flight or slots + slots // 16)
-
-
-def _engine_seed() -> int:
-    # Two actors with one seed would sample the same continuations of one prompt.
-    return secrets.randbits(31)
 
 
 async def _stop_with(stop: asyncio.Event, loop: ActorLoop) -> None:

@@ -14,6 +14,7 @@ Consumes leases and the engine's tokens; produces records. Its tasks, each with 
 | deliver | the outbox | finished episodes, then the broker |
 | beat | the clock, then the broker | never waits for the engine |
 | weights | the publisher | `WeightReceiver` |
+| tuner | the clock | where the number of episodes is found (`actors/capacity`) |
 
 A broker that is gone stops nothing at once: active episodes go on, calls are repeated for
 `GIVE_UP_S`, and then the actor ends with an error.
@@ -23,15 +24,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
 
 import structlog
 
+from actors.capacity.cache_meter import CacheMeter
 from actors.capacity.room import Room
+from actors.capacity.tuning import Tuner
 from actors.engine.engine import Engine
 from actors.environments.calls import EnvironmentSource
 from actors.episodes.environment_workers import EnvironmentWorkers
@@ -51,8 +53,11 @@ from broker.protocol.messages import (
     Publication,
     ReleaseRequest,
 )
+from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError, NyalaError, first_error
 from configs.settings import ActorSettings, RunSettings
+
+from .unless import unless
 
 GIVE_UP_S = 600.0  # a broker is restarted in seconds, its machine in minutes
 UNACKED_PER_SLOT = 2  # finished episodes for each place in the engine before leasing stops
@@ -61,7 +66,6 @@ MAX_RELEASES = 1024  # leases of one message: a quarter of what the broker takes
 DIRTY_PAUSE_S = 0.02  # a swap and its probe take tens of milliseconds
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
 
 class Phase(StrEnum):
@@ -107,6 +111,7 @@ class ActorLoop:
         weights: Weights,
         gate: SwapGate,
         prepare: Callable[[], Awaitable[EpisodeTools]],
+        meter: CacheMeter | None = None,
         give_up_s: float = GIVE_UP_S,
     ) -> None:
         """Connect the parts; nothing runs yet.
@@ -121,16 +126,15 @@ class ActorLoop:
             weights: Keeps the engine current.
             gate: Holds swaps back; the receiver has it too.
             prepare: Makes environment, tokenizer and reward, while the engine starts.
+            meter: Of the engine's cache, where the number of episodes is to be found.
             give_up_s: Longest silence of the broker.
         """
-        self.phase = Phase.JOIN
-        self._hello = hello
-        self._room = Room(hello.capacity, group_size=run.group_size)
-        self._drain_s = actors.drain_s
-        self._give_up_s = give_up_s
+        self.phase, self._hello = Phase.JOIN, hello
+        self.room = Room(hello.capacity, group_size=run.group_size)
+        self._tuner = None if meter is None else Tuner(self.room, actors, meter)
+        self._drain_s, self._give_up_s = actors.drain_s, give_up_s
         self._broker, self._engine, self._weights = broker, engine, weights
-        self._prepare = prepare
-        self._stop = asyncio.Event()
+        self._prepare, self._stop = prepare, asyncio.Event()
         self._publication: Publication | None = None
         self._published = asyncio.Event()
         self._outbox = Outbox(broker, deadline_s=give_up_s, max_message_bytes=max_message_bytes)
@@ -143,7 +147,7 @@ class ActorLoop:
         self._environment = calls = EnvironmentWorkers(actors)
         self._scoring = Scoring(calls, leases=leases, outbox=self._outbox)
         self.sampling = Sampling(
-            engine, calls, self._scoring, leases=leases, outbox=self._outbox, room=self._room
+            engine, calls, self._scoring, leases=leases, outbox=self._outbox, room=self.room
         )
         self.heartbeat = Heartbeat(
             broker,
@@ -231,20 +235,25 @@ class ActorLoop:
             self._environment.serve(),
             *scorers,
         ]
+        if self._tuner is not None:
+            work.append(self._tuner.run(self.sampling.seen))
         return [tasks.create_task(each) for each in work]
 
     async def _lease(self, maker: EpisodeMaker) -> None:
         """Keep the engine full until the run has ended."""
-        room, leases = self._room, self._leases
+        room, leases = self.room, self._leases
         while True:
-            await leases.until_active_below(room.full_from)
             await self._outbox.until_below(UNACKED_PER_SLOT * room.most)
+            most, full_from = room.most, room.full_from
+            if leases.num_active >= full_from:
+                await unless(leases.until_active_below(full_from), room.other_than(most))
+                continue
             if self._weights.is_dirty:
                 await asyncio.sleep(DIRTY_PAUSE_S)
                 continue
-            request = LeaseRequest(room.most - leases.num_active, self._engine.version)
+            request = LeaseRequest(most - leases.num_active, self._engine.version)
             # The broker decides by the version of the request: newer weights may be let in at once.
-            reply = await unless(self._ask(request), self._weights.newer_than(request.version))
+            reply = await unless(self._ask(request), self._outdated(request.version, most))
             if reply is None:
                 continue
             self._see(reply.publication)
@@ -255,6 +264,9 @@ class ActorLoop:
                 self.sampling.begin(maker)
             else:
                 await asyncio.sleep(reply.retry_after_s)
+
+    async def _outdated(self, version: PolicyVersion, most: int) -> None:
+        await unless(self._weights.newer_than(version), self.room.other_than(most))
 
     async def _ask(self, request: LeaseRequest) -> LeaseReply:
         """Request leases and hold them at once: a drain that comes now releases them."""
@@ -304,15 +316,3 @@ class ActorLoop:
             self._publication = publication
             self._published.set()
             self._weights.offer(publication)
-
-
-async def unless(work: Coroutine[Any, Any, T], event: Coroutine[Any, Any, object]) -> T | None:
-    """Do something unless an event comes first, then cancel it and return None."""
-    task, other = asyncio.create_task(work), asyncio.create_task(event)
-    try:
-        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        for each in (task, other):
-            each.cancel()
-        await asyncio.gather(task, other, return_exceptions=True)

@@ -31,6 +31,12 @@ BUSY = Metric(
 ACTIVE = Metric(
     "nyala_actor_active_episodes", "gauge", "episodes", "Episodes begun and not yet finished."
 )
+ROOM = Metric(
+    "nyala_actor_most_episodes",
+    "gauge",
+    "episodes",
+    "Episodes that it may have at a time; it changes with `actors.max_concurrent_episodes: auto`.",
+)
 UNACKNOWLEDGED = Metric(
     "nyala_actor_unacknowledged_episodes",
     "gauge",
@@ -79,7 +85,7 @@ OF_WEIGHTS = {
 """Metrics that are a counter of the weight receiver, by its name there."""
 
 METRICS = (
-    *(TOKENS, FINISHED, LOST, BUSY, ACTIVE, UNACKNOWLEDGED, LINEAGE, STEP, PROBE),
+    *(TOKENS, FINISHED, LOST, BUSY, ACTIVE, ROOM, UNACKNOWLEDGED, LINEAGE, STEP, PROBE),
     *OF_WEIGHTS.values(),
     *cards.METRICS,
 )
@@ -129,6 +135,7 @@ class ActorPage:
             LOST.name: totals.lost,
             BUSY.name: self._loop.sampling.busy.seconds,
             ACTIVE.name: totals.in_flight,
+            ROOM.name: self._loop.room.most,
             UNACKNOWLEDGED.name: totals.unacked,
             LINEAGE.name: version.lineage,
             STEP.name: version.step,

@@ -20,6 +20,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from actors.capacity.cache_meter import CacheMeter
 from buffer.record.episode import PolicyVersion
 from configs.errors import EngineError
 
@@ -28,7 +29,7 @@ from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
 from .threaded import ThreadedEngine
 from .vllm_core import CoreRequests
 from .vllm_options import VllmOptions, engine_arguments, prepare_environment, refused_arguments
-from .vllm_private import core_client, has_outputs, shut_down
+from .vllm_private import core_client, has_outputs, shut_down, watch_cache
 from .waits.core_end import CoreWatch
 from .wire_tensors import named_tensors
 
@@ -40,19 +41,22 @@ if TYPE_CHECKING:
 
 
 def vllm_engine(
-    options: VllmOptions, *, version: PolicyVersion = INITIAL_VERSION
+    options: VllmOptions,
+    *,
+    version: PolicyVersion = INITIAL_VERSION,
+    meter: CacheMeter | None = None,
 ) -> ThreadedEngine:
     """Make a vLLM engine whose first weights are `version`; `start` loads it."""
     return ThreadedEngine(
-        VllmStepper(options), max_model_len=options.max_model_len, version=version
+        VllmStepper(options, meter), max_model_len=options.max_model_len, version=version
     )
 
 
 class VllmStepper:
     """vLLM's `LLMEngine` as a `Stepper`."""
 
-    def __init__(self, options: VllmOptions) -> None:
-        self._options = options
+    def __init__(self, options: VllmOptions, meter: CacheMeter | None = None) -> None:
+        self._options, self._meter = options, meter
         self._num_swaps = 0
         self._engine: LLMEngine
         self._requests: CoreRequests
@@ -71,6 +75,8 @@ class VllmStepper:
 
         vllm_weights.register()
         arguments = engine_arguments(self._options, vllm_weights.BACKEND)
+        if self._meter is not None:
+            arguments["disable_log_stats"] = False
         try:
             self._engine = LLMEngine.from_engine_args(
                 EngineArgs(**arguments),
@@ -85,6 +91,8 @@ class VllmStepper:
             raise EngineError(refused_arguments(self._options.engine_args, error)) from error
         core = core_client(self._engine)
         self._requests = CoreRequests(core)
+        if self._meter is not None:
+            watch_cache(core, self._meter.record)
         if not self._options.in_process:
             self._watch = CoreWatch(core)
         self._rpc("init_weight_transfer_engine", init_info={"line": self._options.line})

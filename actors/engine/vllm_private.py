@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -70,6 +71,26 @@ def prompt_logprobs(output: EngineCoreOutput) -> list[float]:
 def has_outputs(engine: LLMEngine) -> bool:
     """Whether outputs of a core in another process have arrived and wait for `next_outputs`."""
     return not engine.engine_core.outputs_queue.empty()
+
+
+def watch_cache(core: CoreClient, record: Callable[[float, int], None]) -> None:
+    """Report the used share of the KV cache, and evicted requests, with the outputs of each step.
+
+    The core must have been made with statistics.
+    """
+    from vllm.v1.engine import EngineCoreEventType, EngineCoreOutputs  # noqa: PLC0415 - vLLM
+
+    take = core.get_output
+
+    def watched() -> EngineCoreOutputs:
+        outputs = take()
+        events = [event.type for output in outputs.outputs for event in output.events or ()]
+        if outputs.scheduler_stats is not None:
+            evicted = events.count(EngineCoreEventType.PREEMPTED)
+            record(outputs.scheduler_stats.kv_cache_usage, evicted)
+        return outputs
+
+    core.get_output = watched
 
 
 def core_client(engine: LLMEngine) -> CoreClient:

@@ -18,6 +18,7 @@ import structlog
 from msgspec import structs
 
 from actors.capacity.room import Room
+from actors.capacity.tuning import Seen
 from actors.capacity.work import Work
 from actors.engine.engine import Delta, Engine
 from broker.protocol.messages import Beat, Figures, Lease, Verdict
@@ -145,6 +146,10 @@ class Sampling:
             if held.stage is Stage.ACTIVE and (held.request_id or held.rollout is None):
                 self._leave_engine(held)
                 self._leases.close(held)
+
+    def seen(self) -> Seen:
+        """Return what the number of episodes is found by."""
+        return Seen(self.num_tokens, self._leases.num_active, self._scoring.num_finished)
 
     def report(self) -> Figures:
         """Return figures for `nyala status`; the rate is that since the last report."""

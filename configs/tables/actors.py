@@ -30,11 +30,20 @@ class ActorSettings(Table):
 
     Set it to false on a CPU if a crash of the engine should leave its actor alive, to true on a
     GPU to debug the engine."""
-    max_concurrent_episodes: Positive = 256
-    """Episodes one actor generates at a time.
+    max_concurrent_episodes: Positive | Literal["auto"] = 256
+    """Episodes one actor generates at a time; `auto` = as many as its KV cache holds and as make
+    more tokens, found while it works (vLLM).
 
-    Lower it when the engine preempts requests for want of KV cache, up when its cards are not
-    busy."""
+    Set it to `auto` where machines or answers differ, lower it when the engine preempts requests
+    for want of KV cache, up when its cards are not busy."""
+    least_concurrent_episodes: Positive = 8
+    """Where `max_concurrent_episodes` is `auto`: the number to begin with, and the fewest.
+
+    Raise it when the first minutes of an actor count."""
+    most_concurrent_episodes: Positive = 1024
+    """Where `max_concurrent_episodes` is `auto`: the most.
+
+    Lower it when so many episodes make policy lag too large."""
     max_episodes_in_flight: Positive | None = None
     """Episodes one actor works on at a time, those that wait for their environment included; null =
     hardly more than it generates. Raise it where steps of the environment take long.
@@ -157,6 +166,12 @@ class ActorSettings(Table):
 
     Change it when an engine with kernels or a precision of its own is refused, and you accept its
     difference."""
+
+    @property
+    def slots(self) -> int:
+        """Most episodes that one actor ever generates at a time."""
+        number = self.max_concurrent_episodes
+        return self.most_concurrent_episodes if number == "auto" else number
 
 
 class FleetSettings(Table):

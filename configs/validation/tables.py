@@ -35,6 +35,7 @@ def disagreements(settings: AllTables) -> list[str]:
         _broadcasts_to_anybody,
         _keeps_no_best,
         _ends_like_an_error,
+        _finds_no_number,
         _has_workers_in_one_process,
     )
     own = [text for check in checks if (text := check(settings)) is not None]
@@ -92,6 +93,29 @@ def _ends_like_an_error(settings: AllTables) -> str | None:
         f"actors.exit_when_told must be 0 or >= {FIRST_FREE_CODE}, got {code}; "
         f"codes between them are those of errors (docs/fleet.md)"
     )
+
+
+def _finds_no_number(settings: AllTables) -> str | None:
+    actors = settings.actors
+    if actors.least_concurrent_episodes > actors.most_concurrent_episodes:
+        return (
+            f"actors.least_concurrent_episodes must be <= actors.most_concurrent_episodes = "
+            f"{actors.most_concurrent_episodes}, got {actors.least_concurrent_episodes}"
+        )
+    if actors.max_concurrent_episodes != "auto":
+        return None
+    if actors.engine == "torch":
+        return (
+            "actors.max_concurrent_episodes must be a number with actors.engine torch, which has "
+            "no KV cache of a fixed size, got auto"
+        )
+    if actors.max_episodes_in_flight is not None:
+        return (
+            f"actors.max_episodes_in_flight must be null where actors.max_concurrent_episodes is "
+            f"auto, got {actors.max_episodes_in_flight}; the number that is found counts episodes "
+            f"that wait for their environment too"
+        )
+    return None
 
 
 def _has_workers_in_one_process(settings: AllTables) -> str | None:

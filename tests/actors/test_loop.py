@@ -194,6 +194,41 @@ def test_a_lease_that_went_to_another_actor_is_aborted_at_once(redis_url, keys):
     in_ring(redis_url, keys, story, groups=1)
 
 
+def test_no_lease_beyond_a_bound_that_changes_is_taken(redis_url, keys):
+    async def story(ring):
+        engine = FakeEngine(solve)
+        engine.flowing.clear()
+        beyond: list[int] = []
+
+        def watched(client):
+            lease = client.lease
+
+            async def ask(request, **options):
+                reply = await lease(request, **options)
+                held = actor.loop._leases.num_active + len(reply.leases)
+                beyond.append(held - actor.loop.room.most)
+                return reply
+
+            client.lease = ask
+            return client
+
+        actor = Actor(ring, "a", engine=engine, wrap=watched, max_concurrent_episodes=8 * GROUP)
+        actor.loop.room.resize(GROUP)
+        await until(ring, lambda stats: stats.leased == GROUP)
+        actor.loop.room.resize(3 * GROUP)  # none has ended, and it asks at once
+        await until(ring, lambda stats: stats.leased == 3 * GROUP)
+        actor.loop.room.resize(2)
+        engine.flowing.set()
+        await until(ring, lambda stats: stats.buffered == 6 * GROUP)
+        actor.loop.stop()
+        await actor.end()
+
+        assert max(beyond) == 0
+        assert len(beyond) > 3
+
+    in_ring(redis_url, keys, story, groups=6)
+
+
 @pytest.mark.parametrize("reason", ["abort", "error", "repetition"])
 def test_a_turn_that_the_engine_broke_off_is_not_trained_on(redis_url, keys, reason):
     async def story(ring):

@@ -25,7 +25,10 @@ class Actor:
         sampling = SimpleNamespace(totals=lambda: self.figures, busy=BusyTime())
         self.heartbeat = SimpleNamespace(silent_s=0.0)
         self.loop = SimpleNamespace(
-            phase=Phase.SERVING, sampling=sampling, heartbeat=self.heartbeat
+            phase=Phase.SERVING,
+            sampling=sampling,
+            heartbeat=self.heartbeat,
+            room=SimpleNamespace(most=17),
         )
         self.receiver = SimpleNamespace(is_dirty=False, counters=WeightCounters(updates=3))
         engine: Any = SimpleNamespace(version=PolicyVersion(2, 7))

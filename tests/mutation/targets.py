@@ -85,6 +85,10 @@ TARGETS = (
         (("tests/weights/test_sparse.py", *NOT_LIVE), ("tests/weights", *FAST)),
     ),
     Target(
+        ("actors/capacity/batch_size.py", "actors/capacity/work.py", "actors/capacity/room.py"),
+        (("tests/actors/capacity",), ("tests/actors/test_loop.py", *FAST)),
+    ),
+    Target(
         ("configs/fleet/*.py",),
         (
             ("tests/configs/fleet/test_wanted.py", "tests/configs/fleet/test_meter.py"),

@@ -109,3 +109,15 @@ def test_a_layer_on_a_cpu_has_its_packed_weight_in_its_multiplication() -> None:
 
 def test_the_logger_that_is_silenced_is_that_of_the_reload() -> None:
     assert importlib.util.find_spec(RELOAD_LOGGER) is not None
+
+
+def test_outputs_of_a_step_say_how_full_the_cache_is_and_what_has_lost_its_own() -> None:
+    from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.engine.core_client import EngineCoreClient
+    from vllm.v1.metrics.stats import SchedulerStats
+
+    assert "PREEMPTED" in EngineCoreEventType.__members__
+    assert "events" in EngineCoreOutput.__annotations__
+    assert "scheduler_stats" in EngineCoreOutputs.__annotations__
+    assert "kv_cache_usage" in SchedulerStats.__annotations__
+    assert callable(EngineCoreClient.get_output)

@@ -1,0 +1,158 @@
+"""The number of episodes that an actor finds, beside a sweep; prints JSON.
+
+    python -m benchmarks.batch_size [--blocks 64] [--full]
+
+A real vLLM whose KV cache holds `--blocks` blocks. Requests of uneven length keep as many of its
+places busy as there is room for: fixed numbers in turns, twice, then what `Tuner` finds. The ratio
+is tokens per second at the found number over those of the sweep's best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from actors.capacity.cache_meter import CacheMeter
+from actors.capacity.room import Room, leases_for
+from actors.capacity.tuning import LOOK_S, Seen, Tuner
+from actors.engine.engine import Request
+from actors.engine.threaded import ThreadedEngine
+from actors.engine.vllm_engine import vllm_engine
+from actors.engine.vllm_options import VllmOptions
+from benchmarks.support.machine import describe_machine
+from benchmarks.support.progress import say_since
+from benchmarks.support.workload import THROUGHPUT, Workload, make_model
+from configs.settings import ActorSettings
+
+NUMBERS = (8, 16, 32, 48, 64, 96, 128)
+PROMPT_TOKENS = 16
+LENGTHS = (32, 320)
+"""Least and most tokens of a completion; as many of each."""
+SETTLE_S = 4.0
+
+
+class Generator:
+    """Keeps an engine's places busy, as an actor does."""
+
+    def __init__(self, engine: ThreadedEngine, room: Room) -> None:
+        self._engine, self.room = engine, room
+        self._chance = random.Random(0)
+        self._running: set[str] = set()
+        self._begun = 0
+        self.tokens = 0
+
+    def seen(self) -> Seen:
+        return Seen(self.tokens, len(self._running), self._begun - len(self._running))
+
+    async def run(self) -> None:
+        """Generate until cancelled."""
+        while True:
+            self._fill()
+            for delta in await self._engine.deltas():
+                self.tokens += len(delta.token_ids)
+                if delta.finish_reason is not None:
+                    self._running.discard(delta.request_id)
+
+    def _fill(self) -> None:
+        missing = self.room.most - len(self._running)
+        self._engine.submit([self._request() for _ in range(missing)])
+
+    def _request(self) -> Request:
+        self._begun += 1
+        self._running.add(str(self._begun))
+        prompt = tuple(self._chance.randrange(3, 20) for _ in range(PROMPT_TOKENS))
+        return Request(str(self._begun), prompt, self._chance.randint(*LENGTHS), 1.0, ())
+
+
+async def measure(
+    model: Path, blocks: int, window_s: float, tune_s: float, say: Callable[[str], None]
+) -> dict[str, object]:
+    """Sweep, then let the number be found."""
+    meter = CacheMeter()
+    options = VllmOptions(
+        str(model),
+        max_model_len=PROMPT_TOKENS + LENGTHS[1] + 1,
+        max_concurrent=max(NUMBERS),
+        engine_args={"num_gpu_blocks_override": blocks},
+    )
+    engine = vllm_engine(options, meter=meter)
+    await engine.start()
+    generator = Generator(engine, Room(NUMBERS[0], group_size=1))
+    work = asyncio.create_task(generator.run())
+    sweep: dict[int, list[float]] = {number: [] for number in NUMBERS}
+    evicted = dict.fromkeys(NUMBERS, 0)
+    for number in NUMBERS + NUMBERS[::-1]:
+        generator.room.resize(leases_for(number))
+        await asyncio.sleep(SETTLE_S)
+        before = meter.memory.evicted if meter.memory else 0
+        sweep[number].append(await _speed(generator, window_s))
+        evicted[number] += (meter.memory.evicted if meter.memory else 0) - before
+        say(f"{number}: {sweep[number][-1]:.0f} tokens/s, {evicted[number]} evicted")
+    bounds = ActorSettings(
+        max_concurrent_episodes="auto",
+        least_concurrent_episodes=NUMBERS[0],
+        most_concurrent_episodes=NUMBERS[-1],
+    )
+    tuner = Tuner(generator.room, bounds, meter)
+    path = [generator.room.most]
+    began = time.monotonic()
+    while time.monotonic() < began + tune_s:
+        await asyncio.sleep(LOOK_S)
+        tuner.look(time.monotonic(), generator.seen())
+        if generator.room.most != path[-1]:
+            path.append(generator.room.most)
+            say(f"{path[-1]}: {tuner.reason}")
+    best = max(sweep, key=lambda number: statistics.mean(sweep[number]))
+    pairs = []
+    for _ in range(5):
+        generator.room.resize(leases_for(best))
+        await asyncio.sleep(SETTLE_S)
+        speed = await _speed(generator, window_s)
+        generator.room.resize(path[-1])
+        await asyncio.sleep(SETTLE_S)
+        pairs.append((await _speed(generator, window_s), speed))
+    work.cancel()
+    await engine.close()
+    return {
+        "sweep": {number: statistics.mean(speeds) for number, speeds in sweep.items()},
+        "evicted": evicted,
+        "best": best,
+        "found": path,
+        "speeds": [{"found": found, "best": best} for found, best in pairs],
+        "ratio": sum(found for found, _ in pairs) / sum(best for _, best in pairs),
+    }
+
+
+async def _speed(generator: Generator, window_s: float) -> float:
+    began, tokens = time.monotonic(), generator.tokens
+    await asyncio.sleep(window_s)
+    return (generator.tokens - tokens) / (time.monotonic() - began)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--blocks", type=int, default=96, help="of the KV cache")
+    parser.add_argument("--full", action="store_true", help="numbers to quote; six minutes")
+    chosen = parser.parse_args()
+    window_s, tune_s = (8.0, 110.0) if chosen.full else (4.0, 90.0)
+    machine = describe_machine()
+    say = say_since(time.monotonic())
+    with TemporaryDirectory(prefix="nyala-batch-size-") as scratch:
+        model = make_model(Workload("batch-size", "demo.yaml", Path(scratch), THROUGHPUT))
+        found = asyncio.run(measure(model, chosen.blocks, window_s, tune_s, say))
+    ratio = found.pop("ratio")
+    print(json.dumps({"arms": found, "ratios": {"found / best": ratio}, "machine": machine}))
+
+
+if __name__ == "__main__":
+    main()
