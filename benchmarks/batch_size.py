@@ -35,7 +35,7 @@ NUMBERS = (8, 16, 32, 48, 64, 96, 128)
 PROMPT_TOKENS = 16
 LENGTHS = (32, 320)
 """Least and most tokens of a completion; as many of each."""
-SETTLE_S = 4.0
+SETTLE_S = 3.0
 
 
 class Generator:
@@ -111,7 +111,7 @@ async def measure(
             say(f"{path[-1]}: {tuner.reason}")
     best = max(sweep, key=lambda number: statistics.mean(sweep[number]))
     pairs = []
-    for _ in range(5):
+    for _ in range(4):
         generator.room.resize(leases_for(best))
         await asyncio.sleep(SETTLE_S)
         speed = await _speed(generator, window_s)
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=96, help="of the KV cache")
     parser.add_argument("--full", action="store_true", help="numbers to quote; six minutes")
     chosen = parser.parse_args()
-    window_s, tune_s = (8.0, 110.0) if chosen.full else (4.0, 90.0)
+    window_s, tune_s = (8.0, 110.0) if chosen.full else (4.0, 75.0)
     machine = describe_machine()
     say = say_since(time.monotonic())
     with TemporaryDirectory(prefix="nyala-batch-size-") as scratch:

@@ -150,7 +150,7 @@ def main() -> None:
     settings = load(parser.parse_args().config)
     requests = cycle(list(requests_of(settings)))
     stepper = started_stepper(settings)
-    concurrency = settings.actors.max_concurrent_episodes
+    concurrency = settings.actors.slots
     arms: dict[str, BareEngine | BareCore] = {
         "engine": BareEngine(stepper._engine, requests, concurrency),
         "core": BareCore(stepper, requests, concurrency),

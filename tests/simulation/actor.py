@@ -247,7 +247,7 @@ class Actor:
                 host="simulated",
                 pid=1,
                 hashes=run_hashes(settings.run),
-                capacity=settings.actors.max_concurrent_episodes,
+                capacity=settings.actors.slots,
             ),
             run=settings.run,
             actors=settings.actors,

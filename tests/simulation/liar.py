@@ -39,7 +39,7 @@ class Liar:
             rng,
             name,
             group_size=settings.run.group_size,
-            at_most=settings.actors.max_concurrent_episodes,
+            at_most=settings.actors.slots,
             prompt_of=_prompt_of,
         )
         self._client = BrokerClient(
@@ -58,7 +58,7 @@ class Liar:
             host="simulated",
             pid=1,
             hashes=run_hashes(self._settings.run),
-            capacity=self._settings.actors.max_concurrent_episodes,
+            capacity=self._settings.actors.slots,
         )
         try:
             await self._client.hello(hello, deadline_s=PATIENCE_S * 10)

@@ -92,7 +92,7 @@ class Actor:
         self.gate = SwapGate(hold_s=0.2)
         self.client = wrap(ring.client(name))
         self.loop = kind(
-            hello(name, capacity=self.settings.actors.max_concurrent_episodes),
+            hello(name, capacity=self.settings.actors.slots),
             run=self.settings.run,
             actors=self.settings.actors,
             max_message_bytes=self.settings.broker.max_message_bytes,

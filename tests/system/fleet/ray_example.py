@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0
 RAY = "ray==2.60.*"
 TWO_CARDS = ("--head", "--num-gpus=2", "--num-cpus=2", "--node-ip-address=127.0.0.1")
-RUN = ["fleet.min_actors=2", "fleet.max_actors=2", "actors.count=0", "run.steps=150"]
+RUN = ["fleet.min_actors=2", "fleet.max_actors=2", "actors.count=0", "run.steps=600"]
 PORTS = ["broker.endpoint=tcp://127.0.0.1:5757", "learner.publisher_endpoint=tcp://127.0.0.1:5758"]
 
 
@@ -111,5 +111,5 @@ def test_as_many_actors_run_on_ray_as_are_wanted(network: OwnNetwork, tmp_path: 
         assert hub.poll() == 0, log.read_text()[-5000:]
         assert driver.wait(120) == 0, log.read_text()[-5000:]
     rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["step"] == 150
+    assert rows[-1]["step"] == 600
     assert rows[-1]["actors"] == rows[-1]["actors_wanted"] == 2, rows[-1]
