@@ -46,7 +46,7 @@ def slow_episodes(
                 rate = trace.tokens_per_s(WARM_UP_BATCHES, last)
                 say(f"{workload.name}: {rate:.0f} trained tokens/s")
     return {
-        f"{name}_{arm}": _together(
+        f"{name}_{arm}": summarise(
             seen[f"{name}_{arm}"], last, open_s=TOOL_S.get(name, 0.0) / (lag + 1)
         )
         for name in names
@@ -65,7 +65,7 @@ def _settings(name: str) -> tuple[str, ...]:
     )
 
 
-def _together(traces: list[Trace], last: int, *, open_s: float) -> dict[str, Any]:
+def summarise(traces: list[Trace], last: int, *, open_s: float) -> dict[str, Any]:
     """Return medians over runs of one arm.
 
     Args:

@@ -17,6 +17,7 @@ from benchmarks.ring.__main__ import ratios
 from benchmarks.ring.actor_arm import tokens_within
 from benchmarks.ring.learning import difference, reached, together
 from benchmarks.ring.slow_environments import HeavyTail
+from benchmarks.ring.slow_episodes import summarise
 from benchmarks.ring.start import median_run, stages_of
 from benchmarks.ring.watched_run import Trace, time_to_accuracy
 from benchmarks.ring.watching import own_percent
@@ -137,6 +138,16 @@ def test_tokens_are_divided_by_the_cpu_time_of_all_roles():
     assert seen.tokens_per_cpu_s(7, 15) == pytest.approx(100 / 4)  # batch 7 was not seen in time
     assert seen.cpu_ms_per_batch(5, 15) == {"actors": 3000.0, "learner": 1000.0}
     assert seen.idle_fraction(5, 15) == pytest.approx(0.5 / 2)
+
+
+def test_the_least_time_for_a_batch_is_that_of_the_busiest_part():
+    # Two seconds a batch, of which the learner waits for half a second; three CPU seconds of actor.
+    by_actor = summarise([trace({})], 15, open_s=0.0)
+    by_tool = summarise([trace({})], 15, open_s=3.5)
+
+    assert (by_actor["batch_s"], by_actor["learner_s"]) == (2.0, 1.5)
+    assert by_actor["least_batch_s"] == by_actor["actor_cpu_s"] == 3.0
+    assert by_tool["least_batch_s"] == 3.5
 
 
 def test_ratios_are_larger_when_the_ring_is_better():
