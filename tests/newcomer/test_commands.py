@@ -16,7 +16,17 @@ from tests.newcomer.pages import PAGES, ROOT
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:\S*/)?(?:nyala|run) (?=[a-z])")
-OWN = {"demo", "setup", "check", "test", "test-gpu", "test-long", "watch", "VERB"}
+OWN = {
+    "demo",
+    "setup",
+    "check",
+    "test",
+    "test-containers",
+    "test-gpu",
+    "test-long",
+    "watch",
+    "VERB",
+}
 """Verbs of `./run` itself."""
 END = re.compile(r" (?:\||>|2>|&&|&|<) ?")
 """Whatever follows a command of ours on its line."""
