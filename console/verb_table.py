@@ -32,7 +32,7 @@ VERBS = {
     "runs": ("console.live.runs", "List the runs of a Redis."),
     "fleet": (
         "console.fleet.command",
-        "Write recipes for Kubernetes or Slurm, and follow the number of actors.",
+        "Write recipes for Kubernetes, Slurm or SkyPilot, and follow the number of actors.",
     ),
     "learner": ("console.verbs.roles", "Run the learner of a run."),
     "broker": ("console.verbs.roles", "Run the broker of a run."),
