@@ -20,10 +20,12 @@ class ActorSettings(Table):
     """Actors that `nyala up` starts; more may join at any time.
 
     Change it when the learner waits for episodes and cores or cards are free."""
-    engine: Literal["vllm", "torch"] = "vllm"
-    """`vllm`, or `torch`: a small engine for macOS and quick tests.
+    engine: Literal["vllm", "torch", "auto"] = "vllm"
+    """`vllm`; `torch`: a small engine for macOS and quick tests; or `auto`: the quicker one for
+    this machine and model, which each actor writes to its log with the reason.
 
-    Set it to `torch` where vLLM cannot be installed, such as on macOS."""
+    Set it to `torch` where vLLM cannot be installed, such as on macOS, or to `auto` for settings
+    that are used on several kinds of machines."""
     in_process: bool | None = None
     """Run vLLM inside the actor's process; null = yes on a CPU, no (its core in processes of its
     own) on a GPU, and with several workers.

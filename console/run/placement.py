@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from actors.engine.choice import choose_engine
 from configs.own_code import ROOT
 from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
@@ -58,7 +59,8 @@ def environment_of(
 def shared_card_warning(settings: Settings, gpus: Sequence[str]) -> str | None:
     """Name the card on which an actor would measure free memory while the learner takes some."""
     actors = settings.actors
-    if actors.engine != "vllm" or actors.kv_cache_gib is not None:
+    engine = choose_engine(settings, on_gpu=bool(gpus)).engine
+    if engine != "vllm" or actors.kv_cache_gib is not None:
         return None
     taken = {gpu for number in range(actors.count) for gpu in actor_gpus(settings, gpus, number)}
     shared = taken.intersection(learner_gpus(settings, gpus))

@@ -42,7 +42,7 @@ def checks_of_start(settings: Settings, redis_url: str | None) -> list[Check]:
         Check("network", "keys", lambda: check_keys(settings.broker)),
         Check("learner", "devices", lambda: check_devices(settings.learner), limit_s=150),
         Check("learner", "ranks", lambda: check_parallel(settings)),
-        Check("model", "engine", lambda: check_engine(settings.actors)),
+        Check("model", "engine", lambda: check_engine(settings)),
         Check("model", "opens", lambda: check_model(run), limit_s=120),
         Check("network", "trackers", lambda: check_trackers(settings.trackers, run), limit_s=120),
         Check("data", "reward", lambda: check_reward(settings), limit_s=environments_s),

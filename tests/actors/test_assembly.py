@@ -23,6 +23,16 @@ def test_a_few_leases_wait_for_a_place_in_the_engine(places, capacity):
     assert greeting(settings, "a").capacity == capacity
 
 
+def test_actors_with_different_engines_may_join_one_run():
+    run = RunSettings(model="init")
+    hashes = [
+        greeting(Settings(run=run, actors=ActorSettings(engine=engine)), "a").hashes
+        for engine in ("vllm", "torch", "auto")
+    ]
+
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
 class FullBroker:
     """Has no place for another key for a while: a real one has none for a minute at least."""
 

@@ -1,5 +1,6 @@
 """Everything that is refused before anything starts: real sockets, real Redis, real files."""
 
+import importlib.util
 import socket
 from urllib.parse import urlsplit
 
@@ -32,6 +33,17 @@ def settings(table="run", **keys):
 
 def test_good_settings_pass():
     preflight.refuse_what_cannot_run(settings("actors", engine="torch"), redis_url=None)
+
+
+def test_auto_chooses_an_engine_that_is_installed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    check = model_checks.check_engine
+
+    assert check(settings("actors", engine="auto")) == "torch: vLLM is not installed"
+    assert check(settings("actors", engine="torch")) == "torch"
+    with pytest.raises(SettingsError, match=r"actors\.engine"):
+        check(settings("actors", engine="vllm"))
 
 
 def test_a_port_in_use_is_refused():

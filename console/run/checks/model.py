@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from actors.engine.choice import choose_engine
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from configs.architecture import check_architecture
 from configs.errors import SettingsError
-from configs.settings import ActorSettings, RunSettings, Settings
+from configs.machine.gpus import visible_gpus
+from configs.settings import RunSettings, Settings
 from configs.validation.parallel import check_heads, layout_of
 
 HUB_TIMEOUT_S = 10.0
@@ -33,16 +35,18 @@ def check_parallel(settings: Settings) -> str:
     return f"{settings.learner.ranks} rank(s)"
 
 
-def check_engine(actors: ActorSettings) -> str:
+def check_engine(settings: Settings) -> str:
     """The engine of the actors is installed, and may be given its further arguments.
 
     Raises:
         SettingsError: It is not.
     """
-    if actors.count and actors.engine == "vllm":
+    actors = settings.actors
+    choice = choose_engine(settings, on_gpu=bool(visible_gpus()))
+    if actors.count and choice.engine == "vllm":
         _require_package("vllm", "actors.engine", "torch")
     check_engine_args(actors.engine_args)
-    return actors.engine
+    return f"{choice.engine}: {choice.reason}" if actors.engine == "auto" else choice.engine
 
 
 def check_model(run: RunSettings) -> str:

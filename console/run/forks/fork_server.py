@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
+from actors.engine.choice import choose_engine
 from configs.machine.gpus import visible_gpus
 from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
@@ -41,7 +42,8 @@ def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
     if sys.platform != "linux" or visible_gpus():
         yield None
         return
-    server = ForkServer(settings.actors.engine, environment_of("actor", settings))
+    engine = choose_engine(settings, on_gpu=False).engine
+    server = ForkServer(engine, environment_of("actor", settings))
     try:
         yield server
     finally:
