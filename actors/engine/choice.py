@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 
-SMALL_BYTES = 3 * 10**6
-"""Weights up to which the small engine is quicker on a CPU: 0.75 million float32 parameters."""
+SMALL_BYTES = 2 * 10**6
+"""Weights up to which the small engine is quicker on a CPU: half a million float32 parameters."""
 SHORT_TOKENS = 16
 """Completions up to which it is."""
 MATRICES_OF_A_LAYER = 12

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 NUM_REQUESTS = 2048  # then again from the first: making them is not a part of the engine
 FIRST_S = 0.1
 STREAM_INTERVAL = 8
-"""Tokens of a request that `LLMEngine` returns together: at 1 it takes Python as much again."""
+"""Tokens of a request that `LLMEngine` returns together: at 1 it would make more objects."""
 
 
 class BareEngine:

@@ -36,7 +36,7 @@ def test_a_small_model_with_short_answers_is_quicker_without_vllm(tmp_path: Path
     chosen = choose_engine(settings(model_of(tmp_path, SMALL_BYTES)), on_gpu=False)
 
     assert chosen.engine == "torch"
-    assert "weights of 3.0 MB, answers of up to 12 tokens" in chosen.reason
+    assert "weights of 2.0 MB, answers of up to 12 tokens" in chosen.reason
 
 
 def test_a_larger_model_or_longer_answers_are_quicker_in_vllm(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_model_of_the_hub_is_taken_for_a_large_one() -> None:
 
 @pytest.mark.parametrize(("width", "engine"), [(128, "torch"), (256, "vllm")])
 def test_a_model_that_is_yet_to_be_made_is_estimated(width: int, engine: str) -> None:
-    learner = LearnerSettings(init_layers=3, init_width=width)
+    learner = LearnerSettings(init_layers=2, init_width=width)
     chosen = settings("init").model_copy(update={"learner": learner})
 
     assert choose_engine(chosen, on_gpu=False).engine == engine
