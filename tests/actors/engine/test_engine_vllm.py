@@ -177,32 +177,6 @@ async def finds_what_lags(bench: Bench, dtype: str) -> None:
     assert await bench.engine.read_back(staged) == []
 
 
-def test_either_engine_continues_what_the_other_began(bench, runner):
-    """As where actors with different engines share a run, and one of them dies."""
-    from actors.engine.torch_engine import TorchOptions, torch_engine
-
-    async def story() -> None:
-        options = TorchOptions(str(bench.folder / "model"), max_model_len=256, max_concurrent=4)
-        other = Bench(torch_engine(options), bench.model, bench.folder)
-        await other.engine.start()
-        staged = bench.stage_next()
-        other.models = bench.models
-        for engine in (bench.engine, other.engine):
-            await engine.apply(staged)
-        for first, second in ((bench, other), (other, bench)):
-            (partial,) = first.submit(first.request(max_tokens=20))
-            await first.finish([partial])
-            context = partial.request.token_ids + tuple(partial.token_ids)
-            (rest,) = second.submit(second.request(max_tokens=20, token_ids=context))
-            await second.finish([rest])
-
-            assert len(rest.token_ids) == 20
-            assert second.log_ratio(rest).abs().max() < TOLERANCE
-        await other.engine.close()
-
-    runner.run(story())
-
-
 def test_untied_embeddings_swap_as_exactly_and_kv_is_recomputed(runner, tmp_path, monkeypatch):
     async def story() -> None:
         bench = await open_bench(tmp_path, tied=False, recompute_kv=True)
