@@ -20,7 +20,7 @@ import structlog
 
 from actors.capacity.cache_meter import CacheMeter
 from actors.capacity.room import leases_for
-from actors.engine.choice import Choice, choose_engine
+from actors.engine.choice import engine_of_this_process
 from actors.engine.engine import Engine
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
@@ -79,8 +79,7 @@ async def run_actor(
     with _imports_uncollected():
         engine, device = make_engine(settings, line := line_to_worker(settings), meter)
         from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
-    choice = engine_choice(settings)
-    log.info("engine", engine=choice.engine, reason=choice.reason)
+    log.info("engine", **engine_of_this_process(settings)._asdict())
     gate = SwapGate(hold_s=settings.actors.eval_hold_s)
     receiver = WeightReceiver(
         engine,
@@ -185,13 +184,6 @@ async def _reward_pools(
     return found
 
 
-def engine_choice(settings: Settings) -> Choice:
-    """Choose the engine of an actor that runs here."""
-    from actors.engine.device import engine_device  # noqa: PLC0415 - torch
-
-    return choose_engine(settings, on_gpu=engine_device() == "cuda")
-
-
 def line_to_worker(settings: Settings) -> WorkerLine | None:
     """Listen for the first worker of an actor's engine; None where that is the actor's process."""
     return None if runs_in_process(settings) else WorkerLine()
@@ -202,7 +194,7 @@ def runs_in_process(settings: Settings) -> bool:
     from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
     actors = settings.actors
-    if engine_choice(settings).engine == "torch":
+    if engine_of_this_process(settings).engine == "torch":
         return True
     if actors.in_process is not None:
         return actors.in_process
@@ -225,7 +217,7 @@ def make_engine(
     device = engine_device()
     seed = secrets.randbits(31)  # with one seed two actors would sample the same of one prompt
     max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
-    if engine_choice(settings).engine == "torch":
+    if engine_of_this_process(settings).engine == "torch":
         from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
 
         options = TorchOptions(

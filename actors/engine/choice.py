@@ -40,13 +40,20 @@ def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
     actors = settings.actors
     if actors.engine != "auto":
         return Choice(actors.engine, "actors.engine is set")
+    if own := _of_vllm_alone(actors):
+        return Choice("vllm", f"actors.{own} is set")
     if importlib.util.find_spec("vllm") is None:
         return Choice("torch", "vLLM is not installed")
     if on_gpu:
         return Choice("vllm", "it has a GPU")
-    if own := _of_vllm_alone(actors):
-        return Choice("vllm", f"actors.{own} is set")
     return _quicker_on_a_cpu(settings.run, settings.learner)
+
+
+def engine_of_this_process(settings: Settings) -> Choice:
+    """Choose the engine of an actor that is this process."""
+    from .device import engine_device  # noqa: PLC0415 - torch
+
+    return choose_engine(settings, on_gpu=engine_device() == "cuda")
 
 
 def _of_vllm_alone(actors: ActorSettings) -> str | None:
@@ -55,6 +62,7 @@ def _of_vllm_alone(actors: ActorSettings) -> str | None:
         "tensor_parallel_size": actors.tensor_parallel_size > 1,
         "engine_args": bool(actors.engine_args),
         "in_process": actors.in_process is False,
+        "max_concurrent_episodes": actors.max_concurrent_episodes == "auto",
     }
     return next((name for name, is_changed in changed.items() if is_changed), None)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.engine import choice
 from actors.engine.choice import SMALL_BYTES, choose_engine
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 
@@ -15,7 +15,7 @@ from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settin
 @pytest.fixture(autouse=True)
 def vllm_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not it is."""
-    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
 
 
 def settings(model: Path | str, *, length: int = 12, **actors: Any) -> Settings:
@@ -57,7 +57,7 @@ def test_a_gpu_is_for_vllm(tmp_path: Path) -> None:
 
 
 def test_without_vllm_there_is_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     chosen = choose_engine(settings(model_of(tmp_path, 10 * SMALL_BYTES)), on_gpu=True)
 
@@ -65,9 +65,19 @@ def test_without_vllm_there_is_no_choice(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "own", [{"tensor_parallel_size": 2}, {"engine_args": {"block_size": 32}}, {"in_process": False}]
+    "own",
+    [
+        {"tensor_parallel_size": 2},
+        {"engine_args": {"block_size": 32}},
+        {"in_process": False},
+        {"max_concurrent_episodes": "auto"},
+    ],
 )
-def test_a_setting_that_vllm_alone_has_asks_for_it(tmp_path: Path, own: dict[str, Any]) -> None:
+def test_a_setting_that_vllm_alone_has_asks_for_it_installed_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
     chosen = choose_engine(settings(model_of(tmp_path, 1000), **own), on_gpu=False)
 
     assert chosen == ("vllm", f"actors.{next(iter(own))} is set")
