@@ -63,6 +63,18 @@ def test_every_alert_has_a_first_step():
     assert set(re.findall(r"^\| `(Nyala\w+)` \|", text, re.MULTILINE)) == ALERTS
 
 
+def test_every_alert_names_the_section_with_its_first_step():
+    alerts = [rule for group in RULES for rule in group["rules"] if "alert" in rule]
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", text, re.MULTILINE))
+    anchors = {title.lower().replace(" ", "-"): body for title, body in sections.items()}
+
+    for rule in alerts:
+        page, _, section = rule["annotations"]["runbook"].partition("#")
+        assert page == "docs/operations.md"
+        assert f"| `{rule['alert']}` |" in anchors[section]
+
+
 def test_every_alert_has_a_fault():
     assert set(FAULTS) == ALERTS
 
