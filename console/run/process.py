@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -100,11 +101,24 @@ class ForkedChild:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def wait(self) -> int:
-        """Wait for its end; return the exit code, or minus the signal that ended it."""
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for its end; return the exit code, or minus the signal that ended it.
+
+        Raises:
+            TimeoutError: It has not ended within `timeout_s`.
+        """
         if self.returncode is None:
+            if timeout_s is not None and not self._ends_within(timeout_s):
+                raise TimeoutError
             self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.returncode
+
+    def _ends_within(self, timeout_s: float) -> bool:
+        end = os.pidfd_open(self.pid)
+        try:
+            return bool(select.select([end], [], [], timeout_s)[0])
+        finally:
+            os.close(end)
 
 
 class Forks(Protocol):

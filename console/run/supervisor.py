@@ -111,6 +111,10 @@ class Supervisor:
         """Count the processes of a role that run now."""
         return sum(p.role == role and p.poll() is None for p in self._processes)
 
+    def waiting(self) -> list[str]:
+        """Name the processes that are to start and cannot yet."""
+        return [p.name for p in self._processes if p.name in self._due and not p.can_start]
+
     def stop(self, *, timeout_s: float) -> list[str]:
         """Stop role by role; return the names of processes that had to be killed."""
         killed: list[str] = []

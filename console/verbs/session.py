@@ -41,6 +41,8 @@ from console.run.supervisor import (
 
 FAILED = 1
 STOPPED = 130  # what shells give to Ctrl-C
+IMPORTING = "importing libraries, in one process for all"
+"""Stage of what begins as a fork, until it does."""
 
 
 class Session:
@@ -229,7 +231,7 @@ class Session:
                         display.log(line)
                 view = View(
                     now,
-                    stages.look(),
+                    {**stages.look(), **dict.fromkeys(supervisor.waiting(), IMPORTING)},
                     alive,
                     is_training,
                     alarm,

@@ -107,12 +107,14 @@ def test_all_processes_start_at_once(ring):
 def test_a_process_that_cannot_begin_at_once_holds_nothing_up():
     ring = Ring("broker", "learner", "actor-0", waiting={"learner"})
     assert ring.events == ["start broker", "start actor-0"]
+    assert ring.supervisor.waiting() == ["learner"]
     assert ring.supervisor.tick() is None
 
     ring.processes["learner"].can_start = True
 
     assert ring.supervisor.tick() is None
     assert ring.events == ["start broker", "start actor-0", "start learner"]
+    assert ring.supervisor.waiting() == []
 
 
 def test_a_process_that_runs_already_is_not_started_twice(ring):
@@ -134,6 +136,7 @@ def test_a_dead_process_starts_again_after_its_pause(ring):
 
     assert ring.supervisor.tick() is None
     assert ring.supervisor.running("actor") == 1
+    assert ring.supervisor.waiting() == []
     ring.now += 0.4
     ring.supervisor.tick()
     assert ring.supervisor.running("actor") == 1

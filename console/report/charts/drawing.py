@@ -203,15 +203,15 @@ def short(value: float) -> str:
     """Write a number for people, with about four digits.
 
     Example:
-        >>> [short(v) for v in (0.97421, 12345.6, 3e-06, 2.0, -0.5)]
-        ['0.9742', '12,346', '3e-6', '2', '-0.5']
+        >>> [short(v) for v in (0.97421, 12345.6, 0.00015, 2.0, -0.5)]
+        ['0.9742', '12,346', '1.5e-4', '2', '-0.5']
     """
     if not math.isfinite(value):
         return "-"
     size = abs(value)
-    if size >= 1e9 or 0 < size < 1e-4:
-        mantissa, _, exponent = f"{value:.3g}".partition("e")
-        return f"{mantissa}e{int(exponent)}" if exponent else mantissa
+    if size >= 1e9 or 0 < size < 1e-3:  # in the room left of a chart
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
     if size >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import BinaryIO
 
 from actors.engine.choice import choose_engine
@@ -21,12 +21,14 @@ from configs.secrets import FILE_VARIABLE, VARIABLE
 from configs.settings import Settings
 from console.run.placement import environment_of
 from console.run.process import PYTHON, Command, ForkedChild
+from console.run.process_guard import ProcessGuard
 
 from .server import MADE, NAME_ROOM, READY
 
 IMPORT_S = 300.0  # from a cold disk
 FORK_S = 30.0  # it takes milliseconds
 POLL_S = 0.02
+GRACE_S = 1.0  # a server has nothing to save
 PR_SET_CHILD_SUBREAPER = 36
 CHECKS = f"{__package__}.checks"
 SECRETS = {VARIABLE, FILE_VARIABLE}
@@ -37,17 +39,21 @@ SECRETS = {VARIABLE, FILE_VARIABLE}
 def fork_server_of(settings: Settings) -> Iterator[ForkServer | None]:
     """Start the server of a run and end it; None where every process has to be a new program.
 
-    That is beside a GPU: a fork of a process that has met CUDA could not use it.
+    That is beside a GPU: a fork of a process that has met CUDA could not use it. A server that
+    stands still, such as in an import, ends with a killed `nyala up` all the same.
     """
     if sys.platform != "linux" or visible_gpus():
         yield None
         return
     engine = choose_engine(settings, on_gpu=False).engine
-    server = ForkServer(engine, environment_of("actor", settings))
-    try:
-        yield server
-    finally:
-        server.close()
+    with closing(ProcessGuard(grace_s=GRACE_S)) as guard:
+        server = ForkServer(engine, environment_of("actor", settings))
+        guard.add(server.pid)
+        try:
+            yield server
+        finally:
+            server.close()
+            guard.remove(server.pid)
 
 
 class ForkServer:

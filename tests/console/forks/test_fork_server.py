@@ -168,6 +168,27 @@ def test_the_server_ends_when_nyala_up_has_gone(environment, tmp_path):
     wait_until(lambda: not is_alive(pid), timeout_s=IMPORT_S)
 
 
+def test_a_server_that_stands_still_ends_with_a_killed_nyala_up(config, environment, tmp_path):
+    program = (
+        "import os, signal, sys\n"
+        "from configs.loader import load\n"
+        "from console.run.forks.fork_server import fork_server_of\n"
+        "with fork_server_of(load(sys.argv[1])) as server:\n"
+        "    os.kill(server.pid, signal.SIGSTOP)\n"
+        "    print(server.pid, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = Command(
+        "up", "up", (*PYTHON[:1], "-c", program, str(config)), tmp_path / "log", environment
+    )
+    up = Process(command, Groups())
+    up.start()
+    wait_until(lambda: up.poll() == -signal.SIGKILL)
+    pid = int((tmp_path / "log").read_text())
+
+    wait_until(lambda: not is_alive(pid))
+
+
 def test_beside_a_gpu_every_process_is_a_new_program(config, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
@@ -183,14 +204,19 @@ def only_in_forks(monkeypatch):
     monkeypatch.setattr(checks, "_found", found)
 
 
-def test_a_fork_does_the_checks_of_a_start(server, config, only_in_forks, tmp_path, capfd):
+def made_model(folder):
     tokenizer = character_model.make_tokenizer(["0123456789+-*/()=?"])
     model = character_model.make_model(tokenizer, layers=1, width=64, tied=True, seed=0)
     for part in (tokenizer, model):
-        part.save_pretrained(tmp_path / "model")
+        part.save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def test_a_fork_does_the_checks_of_a_start(server, config, only_in_forks, tmp_path, capfd):
+    model = made_model(tmp_path)
     reward = tmp_path / "rewards.py"
     reward.write_text("print('it prints')\ndef f(prompts, **_): return [0.0] * len(prompts)\n")
-    flags = (f"run.model={tmp_path}/model", f"run.reward={reward}:f", "rewards.weights={g: 1}")
+    flags = (f"run.model={model}", f"run.reward={reward}:f", "rewards.weights={g: 1}")
 
     doubts = check_start(load(config, flags), redis_url=None, forks=server)
 
@@ -199,6 +225,30 @@ def test_a_fork_does_the_checks_of_a_start(server, config, only_in_forks, tmp_pa
     assert "it prints" in "".join(capfd.readouterr())
     with pytest.raises(SettingsError, match=r"run\.max_prompt_tokens must be enough"):
         check_start(load(config, (*flags, "run.max_prompt_tokens=1")), redis_url=None, forks=server)
+
+
+def test_checks_that_stand_still_end_at_their_limit(
+    server, config, only_in_forks, tmp_path, monkeypatch
+):
+    pids = tmp_path / "pids"
+    reward = tmp_path / "rewards.py"
+    reward.write_text(
+        f"import os, time\nopen('{pids}', 'a').write(f'{{os.getppid()}}\\n')\ntime.sleep(600)\n"
+    )
+    flags = (f"run.model={made_model(tmp_path)}", f"run.reward={reward}:f")
+    monkeypatch.setattr(checks, "_limit_s", lambda *_: 4.0)
+
+    with pytest.raises(SettingsError, match=r"checks of a start must end within 4 s.*nyala doctor"):
+        check_start(load(config, flags), redis_url=None, forks=server)
+
+    assert not is_alive(int(pids.read_text().split()[0]))
+
+
+def test_the_limit_of_all_checks_is_that_of_each(config):
+    alone = checks._limit_s(load(config), None)
+
+    assert alone > 300
+    assert checks._limit_s(load(config), "redis://x") > alone
 
 
 def test_checks_that_need_no_library_wait_for_none(config, environment):
