@@ -70,7 +70,7 @@ def restore_lineage(
 
 
 def claim(
-    lineage: int, k: int, units: int, *, start: bool = False, known: int = 0
+    lineage: int, k: int, units: int, *, start: bool = False, known: int = 0, in_order: bool = False
 ) -> Operation[Claim]:
     """Fill batch k up to `units` from the oldest complete units; returns what it holds.
 
@@ -85,13 +85,15 @@ def claim(
         known: How many of its units the caller has read. If they were all that it held, and it is
             not complete now, only those that came are listed. It must hold every one of them: then
             as many as are known are those that are known. A complete batch is always listed.
+        in_order: The batch has the k-th `units` by number, and no others, however long they take.
     """
 
     def steps() -> Steps[Claim]:
         reply = [b"MORE"]
         begins = int(start)
         while reply[0] == b"MORE":
-            reply = yield Call("claim", (lineage, k, units, begins, SLICE, known))
+            call = (lineage, k, units, begins, SLICE, known, int(in_order))
+            reply = yield Call("claim", call)
             begins = 0
         return parse_claim(reply, units)
 

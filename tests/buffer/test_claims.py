@@ -212,6 +212,27 @@ def test_only_units_that_the_learner_does_not_know_are_listed(run: RunInStore) -
     assert _units(run, 1, 3) == [1, 2]
 
 
+def test_a_batch_in_order_waits_for_its_own_units_and_holds_them_by_number(run: RunInStore) -> None:
+    def batch(k: int, *, known: int = 0) -> tuple[bool, list[int]]:
+        call = operations.claim(run.lineage, k, 2, known=known, in_order=True)
+        claim = run.store.run(call)
+        return claim.complete, [unit.group_id for unit in claim.units]
+
+    run.create(4)
+    by_unit = [run.lease(GROUP_SIZE) for _ in range(4)]
+    for unit in (3, 1):
+        run.submit(by_unit[unit])
+    assert batch(1) == (False, [1])  # 3 is as old, and of the batch after
+
+    run.submit(by_unit[2])
+    assert batch(1, known=1) == (False, [])
+    run.submit(by_unit[0])
+    assert batch(1, known=1) == (True, [0, 1])
+    run.store.run(operations.seal(run.lineage, 1))
+    assert batch(1) == (True, [0, 1])
+    assert batch(2) == (True, [2, 3])
+
+
 def test_a_life_that_begins_is_counted_though_nothing_came(run: RunInStore) -> None:
     _fill(run, 1)
     _units(run, 1)

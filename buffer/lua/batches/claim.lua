@@ -1,9 +1,10 @@
 --- @include keys
--- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller has read
+-- ARGV: lineage, k, units, start (0|1), most tasks to move in one call, units in it that the caller has read,
+-- in order of their ids (0|1)
 -- -> {'CLOSED'} | {'MORE'} | {'OK', sealed, starts, {group id, task id, ...}, ...}
 -- Sticky: what batch k has claimed stays in it; until it is sealed, the oldest complete units fill it up.
 -- While it is not full, and the caller knew all that it held, only what this call moved is listed: most
--- calls move nothing.
+-- calls move nothing. In order of ids the batch has the k-th units by number and no others, however they came.
 local refused = refuse_learner(ARGV[1])
 if refused then return refused end
 local meta = call('HMGET', META, 'state', 'committed')
@@ -16,12 +17,25 @@ draw_on_reserve()
 call('ZADD', CLAIMS, k, k)
 if ARGV[4] == '1' then call('HINCRBY', state, 'starts', 1) end
 
+-- Complete units for this batch, at most so many, each with its score in the claim: that of its age, or its id.
+local function complete_units(most)
+  if ARGV[7] ~= '1' then return call('ZRANGE', BUF, 0, most - 1, 'WITHSCORES') end
+  local found, units = {}, tonumber(ARGV[3])
+  for gid = (k - 1) * units, k * units - 1 do
+    if #found < 2 * most and call('ZSCORE', BUF, whole(gid)) then
+      found[#found + 1] = whole(gid)
+      found[#found + 1] = whole(gid)
+    end
+  end
+  return found
+end
+
 local answer = { 'OK', sealed, tonumber(call('HGET', state, 'starts') or '0') }
 local held = call('ZCARD', claim)
 local missing = sealed == 1 and 0 or tonumber(ARGV[3]) - held
 if missing > 0 then
   local room = math.min(missing, units_of(ARGV[5], size))
-  local oldest = call('ZRANGE', BUF, 0, room - 1, 'WITHSCORES')
+  local oldest = complete_units(room)
   local knew_all = held == tonumber(ARGV[6])
   for i = 1, #oldest, 2 do
     call('ZREM', BUF, oldest[i])

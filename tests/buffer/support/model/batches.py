@@ -47,9 +47,12 @@ def _take_over(model: Model, lineage: int, step: int, owner: str) -> None:
 
 
 def claim(
-    model: Model, lineage: int, k: int, units: int, *, start: bool, known: int
+    model: Model, lineage: int, k: int, units: int, *, start: bool, known: int, in_order: bool
 ) -> ClaimAnswer:
-    """What batch k has stays in it; until it is sealed, the oldest complete units fill it up."""
+    """What batch k has stays in it; until it is sealed, complete units fill it up.
+
+    The oldest, or in order of their ids those with the numbers of batch k.
+    """
     model.check_learner(lineage)
     if model.state != "RUNNING":
         return ClaimAnswer(sealed=False, complete=False, starts=0, units=[])
@@ -60,9 +63,12 @@ def claim(
         batch.starts = (batch.starts or 0) + 1
     held = len(batch.units)
     missing = 0 if batch.is_sealed else max(0, units - held)
-    moved = sorted(model.buffer, key=lambda unit: model.buffer[unit])[:missing]
+    by_age = sorted(model.buffer, key=lambda unit: model.buffer[unit])
+    of_batch = [unit for unit in range((k - 1) * units, k * units) if unit in model.buffer]
+    moved = (of_batch if in_order else by_age)[:missing]
     for unit in moved:
-        batch.units[unit] = model.buffer.pop(unit)
+        age = model.buffer.pop(unit)
+        batch.units[unit] = unit if in_order else age
     in_one_call = min(missing, model.limits.units_per_call) > len(moved)
     only_moved = len(moved) < missing and held == known
     listed = moved if only_moved and in_one_call else batch.in_order()

@@ -54,10 +54,12 @@ def claim(h: Modelled) -> Claim | None:
     lineage, k = a_lineage(h), a_batch(h)
     units, start = model.limits.units_per_batch, rng.random() < 0.3
     held = len(model.claims[k].units) if k in model.claims else 0
-    known = rng.choice([held, held, 0])
+    known, in_order = rng.choice([held, held, 0]), rng.random() < 0.3
     return h.same(
-        operations.claim(lineage, k, units, start=start, known=known),
-        lambda: batches.claim(model, lineage, k, units, start=start, known=known),
+        operations.claim(lineage, k, units, start=start, known=known, in_order=in_order),
+        lambda: batches.claim(
+            model, lineage, k, units, start=start, known=known, in_order=in_order
+        ),
     )
 
 
