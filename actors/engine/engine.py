@@ -40,7 +40,9 @@ class Request:
     stop_strings: StopStrings | None = None
     """So it does after the token that completes one of these."""
     turn: tuple[int, ...] = ()
-    """The last of `token_ids`: what there is of the turn, where a string may have begun."""
+    """The last of `token_ids`: what an earlier lease sampled of the turn."""
+    stream: tuple[int, int] = (0, 0)
+    """Seed and task: the random numbers of an engine that is to repeat itself depend on them."""
 
     def check(self, *, vocabulary: int, room: int) -> None:
         """Refuse what would end more than this request.

@@ -6,13 +6,16 @@ row, so nothing is padded. New weights are made ready in a second copy of the mo
 
 Sampling and log-probs come from the same float32 `log_softmax(logits / temperature)`.
 
+A deterministic engine has one row, and continues a turn token by token, as it was sampled: no bit
+depends on what else was sampled where.
+
 Shapes: R rows in use, T tokens of a prompt, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +28,10 @@ from configs.architecture import attention_of
 from configs.errors import WeightsError
 
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
+from .rows.draws import draws_of_places, own_draws
 from .rows.kv_cache import RowCache
 from .rows.mask_form import MaskForm
+from .rows.row import Row
 from .threaded import ThreadedEngine
 from .wire_tensors import named_tensors
 
@@ -47,6 +52,9 @@ class TorchOptions:
     seed: int = 0
     recompute_kv: bool = False
     """Whether running requests are prefilled anew after each swap."""
+    deterministic: bool = False
+    """Whether a request's tokens and log-probs are the same bits on every such engine. Needs
+    `max_concurrent` and `threads` of 1."""
 
 
 def torch_engine(
@@ -58,26 +66,6 @@ def torch_engine(
     )
 
 
-@dataclass(slots=True)
-class _Row:
-    key: int
-    request: Request
-    tokens_left: int
-    made: list[int] = field(default_factory=list)
-    has_ended: bool = False
-
-    def take(self, token: int, logprob: float) -> Sampled:
-        self.made.append(token)
-        self.tokens_left -= 1
-        finish_reason = None
-        if token in self.request.stop_token_ids:
-            finish_reason = "stop"
-        elif self.tokens_left <= 0:
-            finish_reason = "length"
-        self.has_ended = finish_reason is not None
-        return Sampled(self.key, [token], [logprob], finish_reason)
-
-
 class TorchStepper:
     """A transformers model as a `Stepper`."""
 
@@ -85,7 +73,7 @@ class TorchStepper:
         self._options = options
         self._waiting: dict[int, tuple[Request, int]] = {}
         self._probes: list[tuple[int, tuple[int, ...]]] = []
-        self._rows: list[_Row] = []
+        self._rows: list[Row] = []
         """The requests in the cache, in the order of its rows."""
         self._shadow: dict[str, Tensor] = {}
         """The next weights, one tensor for each parameter; a swap exchanges the two."""
@@ -107,6 +95,9 @@ class TorchStepper:
         nn.Module.to(self._model, options.device)  # its own `to` has a broken signature
         self._model.eval()
         self._parameters = dict(self._model.named_parameters())  # walking the modules takes a while
+        if options.deterministic:  # products by weights of another alignment may differ, too
+            for parameter in self._parameters.values():
+                parameter.data = parameter.data.clone()
         self._device = torch.device(options.device)
         self._generator = torch.Generator(self._device).manual_seed(options.seed)
         self._cache = RowCache(
@@ -226,12 +217,25 @@ class TorchStepper:
             for key, (request, _) in self._waiting.items()
             if len(request.token_ids) == num_tokens
         ][: self._options.max_concurrent - first]
-        held = [_Row(key, *self._waiting.pop(key)) for key in alike]
+        held = [Row(key, *self._waiting.pop(key)) for key in alike]
         self._rows += held
+        if self._options.deterministic:
+            return self._sample(held, self._replay(held[0].request))
         ids_RT = torch.tensor([row.request.token_ids for row in held], device=self._device)
         rows = slice(first, first + len(held))
         logits_RV = self._forward(ids_RT, *self._cache.begin_prefill(rows, num_tokens))
         return self._sample(held, logits_RV)
+
+    def _replay(self, request: Request) -> Tensor:
+        """Prefill the one row with what came before the turn, then decode what there is of it."""
+        ids_1T = torch.tensor([request.token_ids], device=self._device)
+        first = len(request.token_ids) - len(request.turn)
+        row = self._cache.begin_prefill(slice(0, 1), first)
+        logits_1V = self._forward(ids_1T[:, :first], *row)
+        for place in range(first, len(request.token_ids)):
+            row = self._cache.begin_decode(1)
+            logits_1V = self._forward(ids_1T[:, place : place + 1], *row)
+        return logits_1V
 
     @torch.inference_mode()
     def _recompute(self) -> None:
@@ -264,19 +268,24 @@ class TorchStepper:
                 self._rows[row] = self._rows[last]
             del self._rows[last]
 
-    def _sample(self, held: list[_Row], logits_RV: Tensor) -> list[Sampled]:
+    def _sample(self, held: list[Row], logits_RV: Tensor) -> list[Sampled]:
         """Draw a token for each row."""
         heat_R = torch.tensor([row.request.temperature for row in held], device=self._device)
         is_greedy_R = heat_R == 0
         divisor_R1 = torch.where(is_greedy_R, 1.0, heat_R)[:, None]
         logprobs_RV = (logits_RV / divisor_R1).log_softmax(-1)
         # The largest of log p - log E, E exponential, is a draw from p; without E it is the mode.
-        noise_RV = torch.empty_like(logprobs_RV).exponential_(generator=self._generator).log_()
+        noise_RV = self._draws(held, logprobs_RV)
         noise_RV[is_greedy_R] = 0.0
         token_R = (logprobs_RV - noise_RV).argmax(-1)
         logprob_R = logprobs_RV.gather(-1, token_R[:, None])[:, 0]
         drawn = zip(held, token_R.tolist(), logprob_R.tolist(), strict=True)
         return [row.take(token, logprob) for row, token, logprob in drawn]
+
+    def _draws(self, held: list[Row], like_RV: Tensor) -> Tensor:
+        if not self._options.deterministic:
+            return own_draws(like_RV, self._generator)
+        return draws_of_places([row.place for row in held], like_RV)
 
     def _score(self, key: int, token_ids: tuple[int, ...]) -> Sampled:
         ids_1T = torch.tensor([token_ids], device=self._device)

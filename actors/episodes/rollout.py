@@ -135,7 +135,8 @@ class Rollout:
             temperature=spec.temperature,
             stop_token_ids=self._maker.tokenizer.stop_token_ids,
             stop_strings=self._maker.stops,
-            turn=self._transcript.tokens(self._turn_start) if self._maker.stops else (),
+            turn=self._transcript.tokens(self._turn_start),
+            stream=(spec.seed, self.lease.task_id),
         )
 
     def take(self, delta: Delta) -> None:

@@ -37,7 +37,7 @@ def make_rollout(
     lease = Lease(
         task_id=7,
         fence=fence,
-        spec=TaskSpec(group_id=3, index=3, seed=0, purpose="train", temperature=0.7),
+        spec=TaskSpec(group_id=3, index=3, seed=5, purpose="train", temperature=0.7),
         length=0,
     )
     tokenizer = CharacterTokenizer()
@@ -123,6 +123,20 @@ def test_request_of_the_second_turn_holds_all_that_came_before():
     assert CharacterTokenizer().decode(request.token_ids) == "7+8*3=[8*3]\00024;"
     assert (request.max_tokens, request.temperature) == (20 - 9, 0.7)
     assert request.stop_token_ids == (STOP,)
+
+
+def test_a_request_names_its_random_numbers_and_what_there_is_of_its_turn():
+    begun = play(make_rollout(calculator_talk()), scripted(MULTIPLY), stop_at=11)
+    assert begun.state is State.SAMPLING
+    fresh = make_rollout(calculator_talk()).request()
+
+    resumed = make_rollout(calculator_talk(), fence=11, partial=chunked(begun.completion()))
+    request = resumed.request()
+
+    assert (fresh.turn, fresh.stream) == ((), (5, 7))
+    assert CharacterTokenizer().decode(request.turn) == "31"
+    assert request.token_ids[-2:] == request.turn
+    assert request.stream == fresh.stream
 
 
 def test_version_switches_inside_a_delta_become_spans_of_the_completion():

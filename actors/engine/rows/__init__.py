@@ -1,1 +1,1 @@
-"""Rows of the torch engine: their KV cache and the form of their mask."""
+"""Rows of the torch engine: requests, their KV cache, mask and random numbers."""
