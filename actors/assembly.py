@@ -214,7 +214,7 @@ def make_engine(
     from actors.engine.device import engine_device  # noqa: PLC0415 - torch
 
     run, actors = settings.run, settings.actors
-    device = engine_device()
+    device = "cpu" if run.deterministic else engine_device()
     seed = secrets.randbits(31)  # with one seed two actors would sample the same of one prompt
     max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
     if engine_of_this_process(settings).engine == "torch":
@@ -230,6 +230,7 @@ def make_engine(
             device=device,
             seed=seed,
             recompute_kv=actors.kv_on_swap == "recompute",
+            deterministic=run.deterministic,
         )
         return torch_engine(options), device
     from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM

@@ -6,6 +6,7 @@ ALIASES: dict[str, str] = {
     "run.name": "run_name experiment_name trial_name exp_name",
     "run.directory": "output_dir default_local_dir fileroot save_dir",
     "run.seed": "random_seed rollout_seed",
+    "run.deterministic": "full_determinism",
     "run.model": (
         "model.name model.path actor.path actor_rollout_ref.model.path "
         "trainer.policy.model.path hf_checkpoint model_name_or_path model_path pretrain"

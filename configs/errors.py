@@ -13,6 +13,7 @@ NyalaError
 ├── CheckpointError    a checkpoint is truncated, corrupt or of another run
 ├── OutOfMemory        a batch did not fit: the next start trains it in smaller pieces
 ├── BudgetSpent        the run's actors have cost as much as they may
+├── DeterminismError   a run that is to be the same each time has lost a task
 ├── DivergedError      training went wrong again after as many rollbacks as are allowed
 ├── EngineError        the engine that samples died or cannot start
 ├── EngineDied         it worked, and died or hangs: the actor has to be started again
@@ -88,6 +89,10 @@ class BudgetSpent(NyalaError):
     """The actors of a run have cost as much as they may; its newest batch is in a checkpoint."""
 
 
+class DeterminismError(NyalaError):
+    """A run that is to be the same each time cannot be, because it has lost a task."""
+
+
 class DivergedError(NyalaError):
     """Training does not recover by itself any more."""
 
@@ -127,7 +132,7 @@ def exit_code(error: NyalaError) -> int:
         return 4
     if isinstance(error, SettingsError | RefusedError | RewardError):
         return 2
-    if isinstance(error, CheckpointError | DivergedError | BudgetSpent):
+    if isinstance(error, CheckpointError | DeterminismError | DivergedError | BudgetSpent):
         return 2
     return 3 if isinstance(error, LostLineage) else 1
 

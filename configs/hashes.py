@@ -15,6 +15,7 @@ from pathlib import Path
 from configs.tables.run import RunSettings
 
 from .errors import SettingsError
+from .machine.arithmetic import arithmetic_hash
 from .own_code import source_of
 
 LOCAL_KEYS = {
@@ -37,15 +38,18 @@ HASH_CHARACTERS = 16  # for telling files apart, not for keeping forgers out
 def run_hashes(run: RunSettings) -> dict[str, str]:
     """Hash the shared settings, the environment with its file or package, and the reward's file.
 
+    Of a run that is to be the same bit for bit, the processor and the libraries that add up, too.
+
     Raises:
         SettingsError: A file or module of the environment or the reward is not there.
     """
     alone = run.by_environment.values()
-    return {
+    hashes = {
         "settings": settings_hash(run),
         "environment": _joined([_environment_hash(each) for each in alone]),
         "reward": _joined([_rewards_hash(each) for each in alone]),
     }
+    return hashes | ({"processor_and_torch": arithmetic_hash()} if run.deterministic else {})
 
 
 def settings_hash(run: RunSettings) -> str:

@@ -115,7 +115,8 @@ class Loop:
         alerts = self._watch(trained)
         times = self._times(microbatches)
         self._coordinator.advance(self._step)
-        if self._is_publish_due():
+        is_repeatable = self._run.deterministic
+        if self._is_publish_due() and not is_repeatable:
             self._publish()
         self._coordinator.record(trained, times, alerts)
         # One that is due while steps are being skipped waits for the first good batch.
@@ -123,6 +124,9 @@ class Loop:
         must = self._coordinator.must_checkpoint(self._step, is_shaken=self._guard.is_shaken)
         if must or is_due_now:
             self._checkpoint()
+        if is_repeatable:  # no version that has been sampled from is ever taken back
+            self._components.checkpoints.under_way.wait()
+            self._publish()
         self._coordinator.after_step(self._step)
         return True
 

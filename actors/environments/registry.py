@@ -188,6 +188,11 @@ def try_environment(
         _check_complete(sample, run)
         again = finish(_begin(environment, run, held_out=not run.is_trained))
         _check_repeated(sample, again, run)
+        if run.deterministic and not getattr(environment, "can_replay", True):
+            raise SettingsError(
+                f"run.environment must repeat its answers with run.deterministic, got "
+                f"{run.environment}, whose can_replay is False; leave run.deterministic out"
+            )
         if run.eval_episodes:
             finish(_begin(environment, run, held_out=True))
     except NyalaError:

@@ -62,6 +62,11 @@ class RunSettings(Table):
     """Seed of the curriculum. The task of an id is a pure function of (seed, id).
 
     Change it to repeat an experiment with other questions, or in another order."""
+    deterministic: bool = False
+    """Whether two runs of these settings are equal bit for bit, whichever actors die. Needs the
+    small engine, `max_policy_lag: 0` and more, which is named where it is missing; slow.
+
+    Set it to true to find a defect, or to show what a change of the code changes."""
     model: str
     """Hugging Face model directory or hub name. `init` alone means `<run folder>/init`, which
     `nyala init-model` makes.

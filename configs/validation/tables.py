@@ -9,6 +9,7 @@ from configs.weight_path import is_closed
 
 from .algorithm import algorithm_disagreements
 from .critic import critic_disagreements
+from .deterministic import deterministic_disagreements
 from .fleet import fleet_disagreements
 from .learner import learner_disagreements
 from .reference import reference_disagreements
@@ -43,7 +44,7 @@ def disagreements(settings: AllTables) -> list[str]:
     mathematics += reference_disagreements(settings)
     rest = learner_disagreements(settings) + fleet_disagreements(settings)
     rest += store_disagreements(settings) + server_disagreements(settings)
-    return own + mathematics + rest
+    return own + mathematics + rest + deterministic_disagreements(settings)
 
 
 def _publishes_too_rarely(settings: AllTables) -> str | None:

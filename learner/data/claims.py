@@ -30,7 +30,7 @@ from configs.settings import (
 from configs.tracing.episodes import trace_dropped
 from learner.profiling.phases import phase
 
-from .drop_counts import DropCounts
+from .drop_counts import DropCounts, refuse_losses
 from .group_filter import IMPOSSIBLE, STALE, UNREADABLE, GroupFilter
 from .ledger import Ledger
 from .records import Records, missing_parts
@@ -61,6 +61,8 @@ class ClaimedBatch:
     """Group that is trained again -> how often, this batch included."""
     missing_parts: tuple[str, ...] = ()
     """Parts of the reward that have a weight, and that no episode has."""
+    in_order: bool = False
+    """It has the groups whose numbers are those of the batch, and no others."""
 
 
 @dataclass(slots=True)
@@ -90,6 +92,7 @@ class Claims:
     ) -> None:
         self._store = store
         self._run = run
+        self._in_order = run.deterministic
         self._recreate_dropped = buffer.recreate_dropped
         self._rewards = rewards
         self._max_attempts = learner.max_claim_attempts
@@ -112,6 +115,7 @@ class Claims:
 
         Raises:
             DeadlineError: No batch came for a whole day, over however many calls.
+            DeterminismError: A batch can only differ from what it is to be each time.
         """
         if self._wait.step != step:
             now = time.monotonic()
@@ -147,6 +151,8 @@ class Claims:
                 self._store.run(operations.recreate_dropped(self._lineage, dict.fromkeys(again)))
             self._store.run(operations.drop(self._lineage, step, groups, reason))
             self._count_dropped(groups, reason)
+        if self._in_order and (bad or claim.complete):
+            refuse_losses(self._store.run(operations.stats()), self._run, step)
         if bad or not claim.complete:
             return None
         reused = self._reuse.draw(step)
@@ -175,6 +181,8 @@ class Claims:
             )
         if now - wait.reported > REPORT_EVERY_S:
             wait.reported = now
+            if self._in_order:
+                refuse_losses(self._store.run(operations.stats()), self._run, wait.step)
             waited_s = round(now - wait.began)
             log.info(
                 "waiting for episodes", step=wait.step, groups=groups, of=of, waited_s=waited_s
@@ -192,14 +200,19 @@ class Claims:
         units = self._run.groups_per_batch
         known = len(self._episodes)
         claim = self._store.run(
-            operations.claim(self._lineage, step, units, start=starts_now, known=known)
+            operations.claim(
+                self._lineage, step, units, start=starts_now, known=known, in_order=self._in_order
+            )
         )
         self._started = step
         most = self._max_attempts
         if claim.sealed and claim.starts > most:
             # Training it has ended that many lives: better lose a batch than the run.
             self._abandon(step, claim, "poison")
-            claim = self._store.run(operations.claim(self._lineage, step, units, start=True))
+            again = operations.claim(
+                self._lineage, step, units, start=True, in_order=self._in_order
+            )
+            claim = self._store.run(again)
         if self._replays and not claim.sealed:
             self._replays = False
             self._dissolve_later_claims(step)
@@ -294,5 +307,11 @@ class Claims:
         uses = {group_id: group.uses for group_id, group in reused.items()}
         missing = missing_parts(episodes, self._rewards)
         return ClaimedBatch(
-            step, tuple(episodes), is_replay, self._filter.num_filtered, uses, missing
+            step,
+            tuple(episodes),
+            is_replay,
+            self._filter.num_filtered,
+            uses,
+            missing,
+            in_order=self._in_order,
         )

@@ -10,7 +10,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from buffer.operations.values import Stats
 from buffer.record.episode import Episode
+from configs.errors import DeterminismError
+from configs.settings import RunSettings
 
 LENGTH_BOUNDS = (128, 512, 2048, 8192, 32768)
 """Completion tokens; each bucket is four times as wide as the one before."""
@@ -48,3 +51,25 @@ class DropCounts:
         episodes = list(episodes)
         self.tokens += sum(len(episode.completion.token_ids) for episode in episodes)
         self.episodes_by_length += by_length(episodes)
+
+
+def refuse_losses(stats: Stats, run: RunSettings, step: int) -> None:
+    """Refuse to go on without a task of a run that is to be the same each time.
+
+    Args:
+        stats: Counts of the store.
+        run: Settings of the run.
+        step: The batch that is being filled.
+
+    Raises:
+        DeterminismError: One has died, was dropped, or was trained before an older checkpoint.
+    """
+    before = (step - 1) * run.groups_per_batch * run.group_size
+    lost = stats.dropped | {"dead": stats.dead, "trained already": stats.committed - before}
+    counts = ", ".join(f"{number} {reason}" for reason, number in lost.items() if number > 0)
+    if counts:
+        raise DeterminismError(
+            f"every task must be in its own batch with run.deterministic, got {counts} at batch "
+            f"{step}; mend what `nyala buffer dead list {run.folder}` and the logs show, then "
+            f"begin again with --fresh"
+        )

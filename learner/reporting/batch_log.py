@@ -22,6 +22,7 @@ from learner.training.guards import Alert
 from learner.training.step import TrainedBatch
 
 from .advice.advisor_thread import AdvisorThread
+from .batch_digest import batch_digest
 from .journal import Journal
 from .metrics import BatchFigures, StepTimes, Totals, batch_figures, environment_figures
 from .trackers.tracking import Tracking
@@ -104,7 +105,8 @@ class BatchLog:
             "group_ids": sorted({e.group_id for e in batch.episodes} - batch.uses.keys()),
             "reused_group_ids": sorted(batch.uses),
         }
-        self._journal.append("batches", {**version, **groups})
+        digest = {"digest": batch_digest(batch.episodes)} if batch.in_order else {}
+        self._journal.append("batches", {**version, **groups, **digest})
         line = {
             **version,
             "time": time.time(),

@@ -248,6 +248,27 @@ def test_batches_that_crowd_redis_are_committed_before_a_checkpoint_is_due(
     # At the publication of step k the checkpoint of k - 1 may be under way; of k - 2 it is not.
     assert all(step - 2 <= found < max(step, 1) for step, found in enumerate(committed))
     assert len(committed) == 5
+    batches = _lines(settings.run.folder, "batches.jsonl")
+    assert all(
+        line.keys() == {"step", "lineage", "group_ids", "reused_group_ids"} for line in batches
+    )
+
+
+def test_a_repeatable_run_publishes_only_what_no_death_can_take_back(
+    redis_url: str, tmp_path: Path, ranks: Ranks
+) -> None:
+    settings = tiny_settings(tmp_path, run={"max_policy_lag": 0}, learner={"checkpoint_every": 1})
+    run = settings.run.model_copy(update={"deterministic": True})
+    committed: list[int] = []
+    ring = RingInProcess(settings.model_copy(update={"run": run}), redis_url, ranks)
+    ring.shelf.on_publish = lambda _: committed.append(_stats(redis_url).committed_step)
+
+    assert ring.live()
+
+    assert committed == [0, 1, 2, 3, 4]
+    batches = _lines(settings.run.folder, "batches.jsonl")
+    assert [line["group_ids"] for line in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert len({line["digest"] for line in batches}) == 4
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_trained_in_smaller_pieces_by_the_next_life(

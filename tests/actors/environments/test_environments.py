@@ -14,6 +14,7 @@ import pytest
 
 from actors.environments.arithmetic import ArithmeticSyntaxError, evaluate
 from actors.environments.base import Environment, columns_of
+from actors.environments.calculator import Calculator
 from actors.environments.compact import STYLES, compact_style
 from actors.environments.deadline import call_within
 from actors.environments.held_out import is_held_out, probe
@@ -319,6 +320,15 @@ def test_a_call_within_its_deadline_returns_or_raises():
         call_within(5.0, lambda: 1 // 0, what="a division")
     with pytest.raises(DeadlineError, match=r"a nap must end within 0\.05 s"):
         call_within(0.05, lambda: time.sleep(0.5), what="a nap")
+
+
+def test_a_run_that_repeats_itself_needs_an_environment_that_does(monkeypatch):
+    run = RunSettings(model="init", environment="calculator")
+    monkeypatch.setattr(Calculator, "can_replay", False, raising=False)
+    check_environment(run)
+
+    with pytest.raises(SettingsError, match="got calculator, whose can_replay is False"):
+        check_environment(run.model_copy(update={"deterministic": True}))
 
 
 def test_check_makes_an_item_of_both_sides():

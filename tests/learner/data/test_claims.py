@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from buffer.operations.operation import Operation
 from buffer.operations.values import Claim, NewTask, Stats
 from buffer.record.episode import Episode, PolicyVersion
 from buffer.store import Store
-from configs.errors import DeadlineError, LostLineage, RecordError, StoreError
+from configs.errors import DeadlineError, DeterminismError, LostLineage, RecordError, StoreError
 from configs.settings import Settings
 from learner.data.batch import plan_batch
 from learner.data.claims import Claims
@@ -26,7 +27,7 @@ from learner.data.ledger import Ledger
 from learner.data.retrying_store import RetryingStore
 from tests.configs.support.recording import recording
 from tests.learner.support.made_claims import make_claims
-from tests.learner.support.made_episodes import make_episode
+from tests.learner.support.made_episodes import answers_at, make_episode
 from tests.learner.support.tiny_run import answer_leases, begin_run, new_ledger, tiny_settings
 
 VOCABULARY = 32
@@ -92,6 +93,12 @@ class Bench:
 
         assert answer_leases(self.store, version, answer) == units * size
 
+    def answer(self, number: int) -> None:
+        """Let an actor with the first weights finish so many tasks that are there."""
+        at_first = (self.lineage, 0)
+        found = answer_leases(self.store, at_first, answers_at(PolicyVersion(*at_first)))
+        assert found == number
+
     def stats(self) -> Stats:
         """Count tasks by state."""
         return self.store.run(operations.stats())
@@ -124,6 +131,89 @@ def test_a_batch_is_handed_over_once_it_is_full_and_sealed(bench: Bench) -> None
     assert [episode.task_id for episode in batch.episodes] == list(range(8))
     assert not batch.is_replay
     assert bench.stats().claims[0].sealed
+
+
+def _repeatable(bench: Bench) -> None:
+    """Make it a run that is to be the same each time."""
+    run = bench.settings.run.model_copy(update={"deterministic": True})
+    bench.settings = bench.settings.model_copy(update={"run": run})
+
+
+def test_a_repeatable_batch_has_its_own_groups_whatever_came_first(bench: Bench) -> None:
+    _repeatable(bench)
+    claims = bench.claims()
+    for group in (2, 1):
+        bench.fill(1, first=group)
+    assert claims.poll(1) is None
+
+    bench.fill(1)
+    batch = claims.poll(1)
+
+    assert batch is not None
+    assert [episode.task_id for episode in batch.episodes] == list(range(8))
+
+
+def test_a_repeatable_run_ends_where_a_group_lacks_a_member(bench: Bench) -> None:
+    _repeatable(bench)
+    claims = bench.claims()
+    bench.fill(1)
+    ids = range(4, 8)
+    spec = encode_spec(TaskSpec(1, 1, 0, "train", 1.0))
+    bench.store.run(operations.create(bench.lineage, [NewTask(i, 1, spec) for i in ids]))
+    lease = operations.lease("actor", ttl_ms=60_000, n=1, version=(bench.lineage, 0))
+    (task,) = bench.store.run(lease).tasks
+    failures = [(task.task_id, task.fence, "data", "no such file")]
+    bench.store.run(operations.fail(max_attempts=1, max_data_failures=1, failures=failures))
+    bench.answer(3)
+
+    with pytest.raises(
+        DeterminismError, match=r"must be in its own batch with .*, got 1 dead at batch 1; mend"
+    ):
+        claims.poll(1)
+
+
+def test_a_repeatable_run_ends_while_it_waits_for_groups_that_are_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.data.claims.REPORT_EVERY_S", 0.0)
+    _repeatable(bench)
+    claims = bench.claims()
+    bench.fill(1)
+    assert claims.poll(1) is None
+    bench.store.run(operations.abandon(bench.lineage, 1, "forgotten"))
+    looks = count()
+
+    with pytest.raises(DeterminismError, match="got 4 forgotten at batch 1; mend"):
+        claims.wait(1, until=lambda: next(looks) > 20)
+
+
+def test_a_repeatable_run_does_not_go_on_from_before_its_last_commit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learner.data.claims.REPORT_EVERY_S", 0.0)
+    _repeatable(bench)
+    claims = bench.claims()
+    for step in (1, 2):
+        bench.fill(2, first=2 * step - 2, version=(bench.lineage, step - 1))
+        assert claims.poll(step) is not None
+        bench.store.run(operations.advance(bench.lineage, step))
+    bench.store.run(operations.commit(bench.lineage, 2))
+
+    claims = bench.restart(1)
+    looks = count()
+
+    with pytest.raises(DeterminismError, match="got 8 trained already at batch 2; mend"):
+        claims.wait(2, until=lambda: next(looks) > 20)
+
+
+def test_a_repeatable_run_ends_where_a_group_cannot_be_trained(bench: Bench) -> None:
+    _repeatable(bench)
+    claims = bench.claims()
+    bench.fill(1)
+    _break(bench, 3)
+
+    with pytest.raises(DeterminismError, match="got 4 unreadable at batch 1; mend"):
+        claims.poll(1)
 
 
 @dataclass(slots=True)

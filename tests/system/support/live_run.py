@@ -122,7 +122,7 @@ class LiveRun:
         """Names of the live actor processes and their ids."""
         found = {}
         for pid in self.pids("actors"):
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError, ValueError):  # it has just ended, or writes examples
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
                 found[words[words.index("--name") + 1]] = pid
         return found

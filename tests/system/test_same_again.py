@@ -1,0 +1,32 @@
+"""The same run again, bit for bit, though actors are killed in the middle of episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.support.repeated_run import Kills, curve, started, weights
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+
+STEPS = ("run.steps=6", "run.eval_episodes=0")
+
+
+def test_a_run_whose_actors_are_killed_ends_equal_to_the_bit(tmp_path: Path) -> None:
+    quiet = started(tmp_path, "quiet", *STEPS, "actors.count=1")
+    with quiet.up() as process:
+        quiet.finish(process)
+
+    killed = started(tmp_path, "killed", *STEPS, "actors.count=2")
+    with killed.up() as process:
+        kills = Kills(killed, process, seed=1)
+        kills.actors(3)
+        kills.until_one_is_continued()
+        killed.finish(process)
+
+    assert kills.count["actors"] >= 3
+    assert any(line["resumed_episodes"] for line in killed.lines("metrics"))
+    assert all(line["grad_norm"] > 0 for line in quiet.lines("metrics"))
+    assert curve(killed) == curve(quiet)
+    assert weights(killed) == weights(quiet)
