@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from actors.assembly import make_engine
-from configs.settings import RunSettings, Settings
+from actors.engine.threaded import ThreadedEngine
+from actors.engine.torch_engine import TorchStepper
+from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 
 SETTINGS = Settings(run=RunSettings(model="init"))
 
@@ -70,3 +72,18 @@ def test_without_a_driver_the_device_is_the_cpu(monkeypatch: pytest.MonkeyPatch)
     _, device = make_engine(SETTINGS)
 
     assert device == "cpu"
+
+
+def test_a_repeatable_run_samples_on_the_cpu_beside_a_card():
+    settings = Settings(
+        run=RunSettings(model="init", deterministic=True, max_policy_lag=0),
+        actors=ActorSettings(engine="torch", max_concurrent_episodes=1),
+        learner=LearnerSettings(device="cpu", checkpoint_every=1),
+    )
+
+    engine, device = make_engine(settings)
+
+    assert isinstance(engine, ThreadedEngine)
+    assert isinstance(engine._stepper, TorchStepper)
+    options = engine._stepper._options
+    assert (device, options.device, options.deterministic) == ("cpu", "cpu", True)
