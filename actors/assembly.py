@@ -237,25 +237,23 @@ def make_engine(
     from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
 
     check_engine_args(actors.engine_args)
-    return vllm_engine(
-        VllmOptions(
-            model=run.model_path,
-            max_model_len=max_model_len,
-            dtype=run.dtype,
-            head_dtype=run.head_dtype,
-            max_concurrent=actors.slots,
-            in_process=runs_in_process(settings),
-            line=line.path if line is not None else "",
-            threads=actors.threads,
-            kv_cache_gib=actors.kv_cache_gib,
-            recompute_kv=actors.kv_on_swap == "recompute",
-            gpu_memory_utilization=actors.gpu_memory_utilization,
-            tensor_parallel_size=actors.tensor_parallel_size,
-            seed=seed,
-            engine_args=actors.engine_args,
-        ),
-        meter=meter,
-    ), device
+    vllm_options = VllmOptions(
+        model=run.model_path,
+        max_model_len=max_model_len,
+        dtype=run.dtype,
+        head_dtype=run.head_dtype,
+        max_concurrent=actors.slots,
+        in_process=runs_in_process(settings),
+        line=line.path if line is not None else "",
+        threads=actors.threads,
+        kv_cache_gib=actors.kv_cache_gib,
+        recompute_kv=actors.kv_on_swap == "recompute",
+        gpu_memory_utilization=actors.gpu_memory_utilization,
+        tensor_parallel_size=actors.tensor_parallel_size,
+        seed=seed,
+        engine_args=actors.engine_args,
+    )
+    return vllm_engine(vllm_options, meter=meter), device
 
 
 async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> KeyPair:
