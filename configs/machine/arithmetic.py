@@ -25,7 +25,7 @@ def arithmetic_hash() -> str:
 def _processor() -> str:
     if not CPUINFO.exists():
         return f"{platform.machine()} {platform.processor()}"
-    found = {}
+    found: dict[str, str] = {}
     for line in CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
         key, _, value = line.partition(":")
         found.setdefault(key.strip(), value.strip())
