@@ -5,6 +5,8 @@ Every arm carries the same records of 16 KiB from one process to another, in bat
     raw_zeromq       PUSH to PULL: nothing is acknowledged, encrypted or stored
     redis_pipelines  RPUSH and LPOP in redis-py's pipelines
     streams_ack      XADD, XREADGROUP, XACK, XDEL: at least once, without fences
+    streams_behind_broker  the same behind CURVE and a broker that only forwards: the least that
+                     any broker costs; it leases, fences, validates and deduplicates nothing
     nyala            actor, CURVE, broker, Redis, claim: leases, fences, validation, exactly one end
     reverb           dm-reverb's trajectory writer, alone and with a sampler
 
@@ -146,12 +148,14 @@ def reverb(python: str, window_s: float) -> dict[str, Any]:
 def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
     """Divide episodes per CPU second; None where a side is missing."""
 
-    def over(other: str) -> float | None:
-        above, below = (arms.get(x, {}).get("episodes_per_cpu_s") for x in ("nyala", other))
+    def over(other: str, arm: str = "nyala") -> float | None:
+        above, below = (arms.get(x, {}).get("episodes_per_cpu_s") for x in (arm, other))
         return round(above / below, 3) if above and below else None
 
     return {
         "over_streams_ack": over("streams_ack"),
+        "bare_broker_over_streams_ack": over("streams_ack", "streams_behind_broker"),
+        "over_streams_behind_broker": over("streams_behind_broker"),
         "over_reverb_writer": over("reverb_writer"),
         "over_reverb_write_and_sample": over("reverb_write_and_sample"),
         "over_redis_pipelines": over("redis_pipelines"),

@@ -17,9 +17,10 @@ import zmq
 
 from benchmarks.delivery.records import BATCH, RECORD_BYTES, Records
 from benchmarks.delivery.ring import ring
-from benchmarks.delivery.sources import PAUSE_S, QUEUE
+from benchmarks.delivery.sources import BARE_ACTOR, BARE_ENDPOINT, PAUSE_S, QUEUE, wait_until
 from benchmarks.support.machine import ProcessTree
 from benchmarks.support.workload import environment
+from broker.transport.keys import make_client, make_keys
 from console.run.process import Command, Process
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import configure, wait_until_ready
@@ -138,6 +139,19 @@ def _read_group(client: redis.Redis) -> Batches:
 
 
 @contextmanager
+def streams_behind_broker(folder: Path) -> Iterator[Batches]:
+    """The same stream behind an encrypted broker that only forwards: what any such broker costs."""
+    keys = make_keys(folder / "keys")
+    make_client(keys, BARE_ACTOR)
+    with running_redis(folder) as (client, _):
+        client.xgroup_create(QUEUE, GROUP, id="0", mkstream=True)
+        with _child("bare_broker", str(folder)):
+            wait_until((folder / BARE_ENDPOINT).exists)
+            with _source("streams_behind_broker", str(folder)):
+                yield _read_group(client)
+
+
+@contextmanager
 def nyala(folder: Path) -> Iterator[Batches]:
     """The whole path: actor, CURVE, broker, store, claim, seal, advance, commit."""
     with ring(folder) as running, _source("nyala", str(running.config)):
@@ -162,11 +176,14 @@ def running_redis(
         yield stack.enter_context(redis.Redis.from_url(server.url)), url_file
 
 
+def _source(arm: str, place: str) -> AbstractContextManager[None]:
+    return _child("sources", arm, place)
+
+
 @contextmanager
-def _source(arm: str, place: str) -> Iterator[None]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.delivery.sources", arm, place], env=environment()
-    )
+def _child(module: str, *arguments: str) -> Iterator[None]:
+    command = [sys.executable, "-m", f"benchmarks.delivery.{module}", *arguments]
+    process = subprocess.Popen(command, env=environment())
     try:
         yield
     finally:
@@ -178,5 +195,6 @@ ARMS: dict[str, Callable[[Path], AbstractContextManager[Batches]]] = {
     "raw_zeromq": raw_zeromq,
     "redis_pipelines": redis_pipelines,
     "streams_ack": streams_ack,
+    "streams_behind_broker": streams_behind_broker,
     "nyala": nyala,
 }

@@ -3,6 +3,7 @@
     python -m benchmarks.delivery.sources raw_zeromq tcp://...
     python -m benchmarks.delivery.sources redis_pipelines redis.url
     python -m benchmarks.delivery.sources streams_ack redis.url
+    python -m benchmarks.delivery.sources streams_behind_broker FOLDER
     python -m benchmarks.delivery.sources nyala run/config.yaml
 
 Each sends in batches of `BATCH` and stops for a while when the other side is behind, so that no arm
@@ -34,6 +35,10 @@ from configs.settings import Settings
 QUEUE = "records"
 MOST_WAITING = 16 * BATCH
 PAUSE_S = 0.002
+BARE_RUN, BARE_ACTOR = "bare", "actor-0"
+BARE_ENDPOINT = "broker.endpoint"
+"""File in which the broker that only forwards names its address."""
+NO_FENCE = 1
 WORKERS = 4  # batches under way at once: a fleet keeps the broker busy, one actor would wait for it
 
 
@@ -55,7 +60,7 @@ def append(url_file: str) -> None:
             for record in batch:
                 pipe.rpush(QUEUE, record)
             if pipe.execute()[-1] > MOST_WAITING:
-                _wait_until(lambda: client.llen(QUEUE) < MOST_WAITING)
+                wait_until(lambda: client.llen(QUEUE) < MOST_WAITING)
 
 
 def add(url_file: str) -> None:
@@ -67,7 +72,33 @@ def add(url_file: str) -> None:
                 pipe.xadd(QUEUE, {"record": record})
             pipe.xlen(QUEUE)
             if pipe.execute()[-1] > MOST_WAITING:
-                _wait_until(lambda: client.xlen(QUEUE) < MOST_WAITING)
+                wait_until(lambda: client.xlen(QUEUE) < MOST_WAITING)
+
+
+def hand_over(folder: str) -> None:
+    """Send to the broker that only forwards (`bare_broker.py`)."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_hand_over(Path(folder)))
+
+
+async def _hand_over(folder: Path) -> None:
+    client = BrokerClient(
+        (folder / BARE_ENDPOINT).read_text(),
+        server_key=load_public(folder / "keys", "broker"),
+        keys=load_pair(folder / "keys", BARE_ACTOR),
+        run=BARE_RUN,
+        incarnation=BARE_ACTOR,
+    )
+    batches = Records().batches()
+
+    async def work(records: Records) -> None:
+        for batch in batches:
+            parcels = tuple(Submission(records.task_of(x), NO_FENCE, x) for x in batch)
+            await client.submit(SubmitRequest(parcels))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(WORKERS):
+            group.create_task(work(Records()))
 
 
 def act(config: str) -> None:
@@ -126,12 +157,19 @@ def _redis(url_file: str) -> redis.Redis:
     return redis.Redis.from_url(Path(url_file).read_text(encoding="utf-8").strip())
 
 
-def _wait_until(is_so: Callable[[], bool]) -> None:
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Look every two milliseconds."""
     while not is_so():
         time.sleep(PAUSE_S)
 
 
-SOURCES = {"raw_zeromq": push, "redis_pipelines": append, "streams_ack": add, "nyala": act}
+SOURCES = {
+    "raw_zeromq": push,
+    "redis_pipelines": append,
+    "streams_ack": add,
+    "streams_behind_broker": hand_over,
+    "nyala": act,
+}
 
 if __name__ == "__main__":
     SOURCES[sys.argv[1]](sys.argv[2])

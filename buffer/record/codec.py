@@ -201,6 +201,10 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
 
 def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
     """Sum up a completion; its parts have been checked."""
+    if len(parts) == 1 and len(parts[0].versions) == len(parts[0].fences) == 1:
+        [(lineage, step, _)], [(fence, _, _)] = parts[0].versions, parts[0].fences
+        only = lineage, step  # nearly every record: the rest takes six times as long
+        return Summary(task_id, len(parts[0].mask), only, only, fence, fence)
     length, fences, versions = 0, list[int](), list[tuple[int, int]]()
     for fields in parts:
         length += len(fields.mask)
