@@ -47,6 +47,7 @@ def main() -> None:
         scenario = replace(
             scenario,
             groups_per_batch=options.actors // 4,
+            poisoned=499,
             step_s=2.0,
             train_s=20.0,
             snapshot_s=5.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from actors.engine.engine import Delta, Request, StagedWeights
@@ -225,11 +226,12 @@ class Actor:
         step_s: float,
         broken_off: float,
         speeds: tuple[float, float],
+        poisoned: int,
         is_killed: Callable[[], bool],
         on_ack: Callable[[int, int], None],
         on_lease: Callable[[int, int], None],
     ) -> None:
-        self._settings, self._name = settings, name
+        self._settings, self._name, self._poisoned = settings, name, poisoned
         self.client = WatchedClient(
             endpoints[0],
             server_key=b"b" * 40,
@@ -269,7 +271,7 @@ class Actor:
 
     async def _prepare(self) -> EpisodeTools:
         maker = EpisodeMaker(CharacterTokenizer(), self._settings.run, self._name)
-        return EpisodeTools(maker, [EnvironmentSource(Talks)], [None])
+        return EpisodeTools(maker, [EnvironmentSource(partial(Talks, self._poisoned))], [None])
 
 
 def _outcome(work: Coroutine[Any, Any, Any]) -> Any:

@@ -20,7 +20,7 @@ from tests.actors.support.fake_engine import ALPHABET, STOP, CharacterTokenizer
 PROMPT_TOKENS = 8
 OBSERVATION = "go on"
 POISONED = 61
-"""One unit in so many makes the environment raise for some of its members."""
+"""One unit in so many makes the environment raise for some of its members, by default."""
 TWO_TURNS = 5
 """One unit in so many has episodes of two turns."""
 
@@ -78,14 +78,17 @@ class Talk:
     answer = None
     demonstration: tuple[Segment, ...] = ()
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, poisoned: int) -> None:
+        self._index, self._poisoned = index, poisoned
         self._turns = 1 if index % TWO_TURNS else 2
         self.prompt = f"{index:0{PROMPT_TOKENS}d}"
 
     def step(self, text: str) -> Step:
         self._turns -= 1
-        if self._index % POISONED == POISONED - 1 and zlib.crc32(text.encode()) % 3 == 0:
+        if (
+            self._index % self._poisoned == self._poisoned - 1
+            and zlib.crc32(text.encode()) % 3 == 0
+        ):
             raise ValueError("an environment that cannot judge this")
         return Step("", done=True) if self._turns == 0 else Step(OBSERVATION, done=False)
 
@@ -94,10 +97,13 @@ class Talk:
 
 
 class Talks:
-    """The environment."""
+    """The environment; one unit in `poisoned` has tasks that it cannot judge."""
+
+    def __init__(self, poisoned: int = POISONED) -> None:
+        self._poisoned = poisoned
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> Talk:
-        return Talk(index)
+        return Talk(index, self._poisoned)
 
     def describe(self) -> str:
         return "talks"

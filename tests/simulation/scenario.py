@@ -14,6 +14,7 @@ from configs.settings import (
     RunSettings,
     Settings,
 )
+from tests.simulation.made_up import POISONED
 from tests.simulation.nemesis import Rates
 
 
@@ -38,6 +39,9 @@ class Scenario:
     """Least and most of what an actor's engine makes, over the usual."""
     broken_off: float = 0.0005
     """Share of an engine's hand-overs of a request in which it gives the request up."""
+    poisoned: int = POISONED
+    """One unit in so many has tasks that the environment cannot judge. Where thousands are made,
+    ten of a thousand would die now and then by chance, and the run would pause."""
     train_s: float = 1.0
     snapshot_s: float = 1.0
     lease_timeout_s: float = 15.0

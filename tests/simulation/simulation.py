@@ -280,6 +280,7 @@ class Simulation:
                 step_s=self.scenario.step_s,
                 broken_off=self.scenario.broken_off,
                 speeds=self.scenario.speeds,
+                poisoned=self.scenario.poisoned,
                 is_killed=lambda: not process.is_alive,
                 on_ack=self.history.acknowledged,
                 on_lease=self.history.received,
