@@ -52,6 +52,9 @@ class HeldLease:
     """Tokens the store has."""
     confirmed_at: float
     """Time of the grant or of the store's last verdict, seconds of the clock."""
+    stored_at: float
+    """Time of the grant or of the last verdict on tokens. Signs of life do not count: where they
+    are more frequent than snapshots, none would ever be due."""
     stage: Stage = Stage.GRANTED
     started_at: float = 0.0
     """Begin of the work, Unix seconds."""
@@ -135,8 +138,8 @@ class HeldLeases:
     def hold(self, lease: Lease) -> HeldLease:
         """Keep a new lease alive; an older one of the same task must have ended."""
         assert lease.task_id not in self._by_task
-        life = trace_life(lease.task_id, lease.fence)
-        held = HeldLease(lease, lease.length, self._clock(), life=life)
+        now, life = self._clock(), trace_life(lease.task_id, lease.fence)
+        held = HeldLease(lease, lease.length, confirmed_at=now, stored_at=now, life=life)
         self._by_task[lease.task_id] = held
         return held
 
@@ -183,11 +186,10 @@ class HeldLeases:
         for task_id, held in self._by_task.items():
             # The record of a finished episode is on its way; its tokens need not travel twice.
             is_finished = held.rollout is not None and held.rollout.state is State.FINISHED
-            silent_s = now - held.confirmed_at
-            is_due = final or (not is_finished and silent_s >= self._snapshot_s)
+            is_due = final or (not is_finished and now - held.stored_at >= self._snapshot_s)
             if is_due and held.has_news():
                 beats.append(_chunk(held))
-            elif not final and silent_s >= self._heartbeat_s:
+            elif not final and now - held.confirmed_at >= self._heartbeat_s:
                 beats.append(Beat(task_id, held.lease.fence))
         return beats
 
@@ -208,6 +210,8 @@ class HeldLeases:
             elif verdict.verdict in (Verdict.OK, Verdict.GAP):
                 held.note_stored(beat, verdict.length)
                 held.confirmed_at = now
+                if beat.num_tokens:
+                    held.stored_at = now
         return lost
 
     def _enter(self, held: HeldLease, stage: Stage) -> None:

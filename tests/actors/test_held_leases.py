@@ -87,6 +87,20 @@ def test_tokens_of_a_young_episode_are_said_once_it_is_old_enough():
     assert [b.num_tokens for b in leases.due()] == [3]
 
 
+def test_signs_of_life_that_are_more_frequent_than_snapshots_do_not_put_these_off():
+    clock, leases, rollout = held(snapshot_s=5.0)  # heartbeats every 2 s
+    store, said = Store(), []
+
+    for second in range(1, 12):
+        clock.now = float(second)
+        grow(rollout, 1)
+        beats = leases.due()
+        leases.settle(beats, map(store.take, beats))
+        said += [(second, beat.num_tokens) for beat in beats]
+
+    assert said == [(2, 0), (4, 0), (5, 5), (7, 0), (9, 0), (10, 5)]
+
+
 def test_a_silent_lease_is_kept_alive_without_tokens():
     clock, leases, _ = held()
 

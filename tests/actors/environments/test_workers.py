@@ -60,7 +60,7 @@ async def play(
     workers.open([EnvironmentSource.of(first, first, kind)])
     maker = EpisodeMaker(CharacterTokenizer(), RunSettings(model="-"), "me", limit_s=limit_s)
     serving = asyncio.create_task(workers.serve())
-    helds = [HeldLease(Lease(n, 1, SPEC, 0), 0, 0.0) for n in range(episodes)]
+    helds = [HeldLease(Lease(n, 1, SPEC, 0), 0, 0.0, 0.0) for n in range(episodes)]
     try:
         rollouts = await _all(workers, helds, [partial(maker.begin, held.lease) for held in helds])
         for rollout in rollouts:
@@ -237,7 +237,7 @@ def test_an_environment_that_always_hangs_is_given_up():
         first = Dead()
         workers.open([EnvironmentSource.of(first, first, Dead)])
         for number in range(8):
-            held = HeldLease(Lease(number, 1, SPEC, 0), 0, 0.0)
+            held = HeldLease(Lease(number, 1, SPEC, 0), 0, 0.0, 0.0)
             workers.put(held, _stepping, lambda _: None)
         await asyncio.wait_for(workers.serve(), 20)
 
