@@ -39,9 +39,10 @@ from benchmarks.support.progress import say_since
 
 SMALL = Workload()
 LARGE = replace(SMALL, groups_per_batch=512, learner_tokens_per_s=640_000.0)
-LAGS = (1, 2, 4)
+LAGS = (1, 2, 4, 8)
 SMALL_FLEETS = (16, 64, 256, 1000)
-LARGE_FLEETS = (64, 256, 1000)
+LARGE_FLEETS = (256, 1000)
+LARGE_LAGS = (2, 8)
 WARM_UP, STEPS = 4, 10
 MOST_S = 4 * 3600.0
 MEAN_RECORD_BYTES = 22_000
@@ -76,7 +77,7 @@ def arms(*, short: bool) -> dict[str, Callable[[Costs], dict[str, Any]]]:
     if short:
         return {"16 x lag 2": _arm(SMALL, 16, 2, "broadcast")}
     small = [(SMALL, n, lag, "broadcast") for n in SMALL_FLEETS for lag in LAGS]
-    large = [(LARGE, n, lag, "broadcast") for n in LARGE_FLEETS for lag in LAGS]
+    large = [(LARGE, n, lag, "broadcast") for n in LARGE_FLEETS for lag in LARGE_LAGS]
     ways = [(LARGE, 1000, 2, way) for way in TRANSPORTS if way != "broadcast"]
     return {_name(*arm): _arm(*arm) for arm in (*small, *large, *ways)}
 

@@ -23,6 +23,7 @@ COLUMNS = {
     "broker cores": "broker_cores",
     "Redis cores": "redis_cores",
 }
+COLOURS = ("C0", "C1", "C2", "C3")
 
 
 def table(arms: Arms) -> str:
@@ -57,9 +58,12 @@ def draw(arms: Arms, path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     axes = figure.subplots(1, 3, sharex=True)
     rows = [row for row in arms.values() if row["transport"] == "broadcast"]
+    lags = sorted({row["lag"] for row in rows})
     for batch, style in zip(sorted({row["batch"] for row in rows}), ("-", "--"), strict=False):
-        for lag, colour in zip(sorted({r["lag"] for r in rows}), ("C0", "C1", "C2"), strict=False):
+        for lag, colour in zip(lags, COLOURS, strict=True):
             line = [row for row in rows if (row["batch"], row["lag"]) == (batch, lag)]
+            if not line:
+                continue
             actors = [row["actors"] for row in line]
             for axis, key in zip(
                 axes, ("trained_tokens_per_s", "learner_idle", "actor_idle"), strict=True
