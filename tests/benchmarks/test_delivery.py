@@ -63,10 +63,13 @@ def test_ratios_are_larger_when_nyala_is_cheaper_and_null_without_the_other_side
     arms = {
         "nyala": {"episodes_per_cpu_s": 3000.0},
         "streams_ack": {"episodes_per_cpu_s": 6000.0},
+        "streams_behind_broker": {"episodes_per_cpu_s": 4500.0},
         "reverb_writer": {"skipped": "dm-reverb is not installed"},
     }
 
     assert ratios(arms)["over_streams_ack"] == 0.5
+    assert ratios(arms)["bare_broker_over_streams_ack"] == 0.75
+    assert ratios(arms)["over_streams_behind_broker"] == 0.667
     assert ratios(arms)["over_reverb_writer"] is None
     assert "null" in json.dumps(ratios(arms))
 

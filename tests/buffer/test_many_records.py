@@ -20,6 +20,7 @@ from buffer.record.codec import (
     summaries_of_chunks,
     summaries_of_records,
 )
+from buffer.record.episode import Episode
 from configs.errors import RecordError
 from tests.buffer.support.episodes import episodes
 
@@ -139,6 +140,25 @@ def test_tokens_of_the_environment_pass_with_a_logprob_of_0() -> None:
 
     assert summaries_of_records([spoken], max_bytes=MOST)[0].task_id == 5
     assert decode_episode(spoken).task_id == 5
+
+
+@pytest.mark.slow
+@given(st.lists(episodes, min_size=1, max_size=4))
+def test_a_summary_has_the_versions_and_fences_of_the_tokens(made: list[Episode]) -> None:
+    found = summaries_of_records([encode_episode(episode) for episode in made], max_bytes=MOST)
+
+    for episode, summary in zip(made, found, strict=True):
+        completion = episode.completion
+        versions = [(span.version.lineage, span.version.step) for span in completion.versions]
+        fences = [run.fence for run in completion.fences]
+        assert summary == (
+            episode.task_id,
+            completion.token_ids.size,
+            max(versions),
+            min(versions),
+            fences[0],
+            fences[-1],
+        )
 
 
 def test_a_record_that_is_too_long_is_refused() -> None:
