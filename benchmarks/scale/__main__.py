@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,13 +55,14 @@ def main() -> None:
     )
     parser.add_argument("--plot", type=Path, help="folder for scale.png")
     parser.add_argument("--table", action="store_true", help="print Markdown before the JSON")
+    parser.add_argument("--lag", type=int, action="append", help="of the arms; may be given again")
     parser.add_argument("--short", action="store_true", help="the smallest fleet alone")
     chosen = parser.parse_args()
     say = say_since(time.monotonic())
     costs = measure_costs(MEAN_RECORD_BYTES)
     say(f"costs: {costs}")
     found = {}
-    for name, make in arms(short=chosen.short).items():
+    for name, make in arms(chosen.lag or LAGS, short=chosen.short).items():
         found[name] = make(costs)
         say(f"{name}: {found[name]['learner_idle']} of the time the learner waits")
     if chosen.table:
@@ -72,13 +73,15 @@ def main() -> None:
     print(json.dumps(answer))
 
 
-def arms(*, short: bool) -> dict[str, Callable[[Costs], dict[str, Any]]]:
+def arms(lags: Sequence[int], *, short: bool) -> dict[str, Callable[[Costs], dict[str, Any]]]:
     """Name the arms in the order in which they run."""
     if short:
         return {"16 x lag 2": _arm(SMALL, 16, 2, "broadcast")}
-    small = [(SMALL, n, lag, "broadcast") for n in SMALL_FLEETS for lag in LAGS]
-    large = [(LARGE, n, lag, "broadcast") for n in LARGE_FLEETS for lag in LARGE_LAGS]
-    ways = [(LARGE, 1000, 2, way) for way in TRANSPORTS if way != "broadcast"]
+    small = [(SMALL, n, lag, "broadcast") for n in SMALL_FLEETS for lag in lags]
+    large = [
+        (LARGE, n, lag, "broadcast") for n in LARGE_FLEETS for lag in LARGE_LAGS if lag in lags
+    ]
+    ways = [(LARGE, 1000, 2, way) for way in TRANSPORTS if way != "broadcast" and 2 in lags]
     return {_name(*arm): _arm(*arm) for arm in (*small, *large, *ways)}
 
 

@@ -133,7 +133,7 @@ def test_a_killed_actors_episodes_are_continued_where_they_were(redis_url, keys,
             assert episode.environment_metrics["restarted"] == 0
             assert episode.reward == 1.0
 
-    in_ring(redis_url, keys, story, groups=2, lease_timeout_s=0.5, reap_every_s=0.1)
+    in_ring(redis_url, keys, story, groups=2, lease_timeout_s=2.0, reap_every_s=0.1)
 
 
 def test_a_drain_gives_leases_back_with_their_tokens_and_without_an_attempt(redis_url, keys):
