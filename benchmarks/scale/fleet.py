@@ -311,7 +311,7 @@ class Fleet:
             "virtual_s": round(seconds, 1),
             "step_every_s": round(seconds / max(1, tally.steps), 2),
             "learner_idle": round(tally.waited_s / seconds, 3),
-            "actor_idle": round(1 - sum(e.busy_s for e in engines) / machines_s, 3),
+            "actor_idle": max(0.0, round(1 - sum(e.busy_s for e in engines) / machines_s, 3)),
             "places_used": round(
                 sum(e.place_s for e in engines) / (machines_s * workload.capacity), 3
             ),
