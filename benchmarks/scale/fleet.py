@@ -10,12 +10,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from benchmarks.scale.engines import Engine, Episode
 from benchmarks.scale.store import SimulatedStore
+from benchmarks.scale.tally import Tally
 from benchmarks.scale.workload import (
     GROUP_SIZE,
     LEASE_TIMEOUT_S,
@@ -34,23 +34,6 @@ LOOK_S = 0.02
 AHEAD = 2
 """Groups created, as a multiple of those that may be open (`learner/data/curriculum.py`)."""
 RECORD = b"record"
-
-
-@dataclass(slots=True)
-class Tally:
-    """What happened after the warm-up."""
-
-    steps: int = 0
-    waited_s: float = 0.0
-    """Of the learner."""
-    lags: Counter[int] = field(default_factory=Counter)
-    """Of the oldest tokens of trained episodes."""
-    trained_tokens: int = 0
-    stale_groups: int = 0
-    preempted: int = 0
-    resumed: int = 0
-    submitted: int = 0
-    submitted_tokens: int = 0
 
 
 class Fleet:
@@ -101,7 +84,13 @@ class Fleet:
             engine.busy_s = engine.place_s = 0.0
         self._until(lambda: self._step >= warm_up + steps, self._now + most_s)
         self._settle()
-        return self._shown(self._now - began)
+        figures = self.tally.shown(
+            self._workload,
+            (*self._engines, *self._ended),
+            actors=self._num_actors,
+            seconds=self._now - began,
+        )
+        return figures | {"weights_arrive_s": round(self._arrival_s, 1)}
 
     def _begin(self) -> None:
         workload = self._workload
@@ -300,33 +289,3 @@ class Fleet:
         ]
         if tasks:
             self.store.run(operations.create(1, tasks))
-
-    def _shown(self, seconds: float) -> dict[str, float]:
-        tally, workload = self.tally, self._workload
-        machines_s = self._num_actors * seconds
-        engines = (*self._engines, *self._ended)
-        lags = sorted(tally.lags.elements()) or [0]
-        return {
-            "steps": tally.steps,
-            "virtual_s": round(seconds, 1),
-            "step_every_s": round(seconds / max(1, tally.steps), 2),
-            "learner_idle": round(tally.waited_s / seconds, 3),
-            "actor_idle": max(0.0, round(1 - sum(e.busy_s for e in engines) / machines_s, 3)),
-            "places_used": round(
-                sum(e.place_s for e in engines) / (machines_s * workload.capacity), 3
-            ),
-            "trained_tokens_per_s": round(tally.trained_tokens / seconds),
-            "episodes_per_s": round(tally.submitted / seconds, 2),
-            "submitted_tokens_per_s": round(tally.submitted_tokens / seconds),
-            "lag_mean": round(sum(lags) / len(lags), 2),
-            "lag_p50": lags[len(lags) // 2],
-            "lag_p99": lags[int(0.99 * (len(lags) - 1))],
-            "stale_groups_share": round(
-                tally.stale_groups
-                / max(1, tally.stale_groups + tally.steps * workload.groups_per_batch),
-                4,
-            ),
-            "preempted": tally.preempted,
-            "resumed": tally.resumed,
-            "weights_arrive_s": round(self._arrival_s, 1),
-        }

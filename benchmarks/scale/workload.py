@@ -1,4 +1,4 @@
-"""What the simulated fleet does, with the source of every number.
+"""Workload of the simulated fleet, with the source of every number.
 
 Nothing of a 7B model was measured by us: its speeds follow from published figures of one H100
 (3.35 TB/s, 989 dense bfloat16 TFLOP/s) and are assumptions. Settings are Nyala's defaults; sizes of
