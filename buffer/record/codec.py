@@ -201,16 +201,12 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
 
 def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
     """Sum up a completion; its parts have been checked."""
-    if len(parts) == 1 and len(parts[0].versions) == len(parts[0].fences) == 1:
+    if len(parts) == 1 and len(parts[0].versions) == len(parts[0].fences) == 1:  # nearly all
         [(lineage, step, _)], [(fence, _, _)] = parts[0].versions, parts[0].fences
-        only = lineage, step  # nearly every record: the rest takes six times as long
-        return Summary(task_id, len(parts[0].mask), only, only, fence, fence)
-    length, fences, versions = 0, list[int](), list[tuple[int, int]]()
-    for fields in parts:
-        length += len(fields.mask)
-        versions += [(lineage, step) for lineage, step, _ in fields.versions]
-        if fields.fences:  # they never decrease
-            fences += [fields.fences[0][0], fields.fences[-1][0]]
+        return Summary(task_id, len(parts[0].mask), (lineage, step), (lineage, step), fence, fence)
+    length = sum(len(fields.mask) for fields in parts)
+    versions = [(lineage, step) for fields in parts for lineage, step, _ in fields.versions]
+    fences = [fence for fields in parts for fence, _, _ in fields.fences]  # they never decrease
     none = (-1, -1)
     newest, oldest = max(versions, default=none), min(versions, default=none)
     first, last = (fences[0], fences[-1]) if fences else none
