@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -145,6 +146,9 @@ class Line:
 
     async def send(self, _frame: bytes) -> None:
         self.sent_at.append(time.monotonic())
+
+    def learn(self, _endpoints: Sequence[str]) -> None:
+        """Nobody names another broker."""
 
     def switch_if_silent(self, _asked_at: float, _broker_wait_s: float) -> None:
         """There is no other."""

@@ -12,7 +12,7 @@ from tests.configs.support.fleet.rates import Hour, Load, Market, play
 from tests.simulation.actor import TRANSFER_S
 from tests.simulation.fleets.simulated import FleetScenario, simulated
 
-MOST_APART, MOST_HOURS_APART = 0.03, 0.25
+MOST_APART, MOST_HOURS_APART = 0.03, 0.35
 """Of the learner's idle share, and relative of actor-hours, in the two."""
 
 

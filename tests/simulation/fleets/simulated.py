@@ -22,7 +22,6 @@ from configs.settings import Settings
 from learner.data.claims import ClaimedBatch
 from learner.reporting.fleet_watch import FleetWatch
 from tests.configs.support.fleet.rates import LOOK_S, TICK_S, Hour
-from tests.simulation import made_up
 from tests.simulation.history import History
 from tests.simulation.scenario import Scenario
 from tests.simulation.simulation import Simulation, Slot
@@ -39,6 +38,7 @@ class FleetScenario(Scenario):
 
     speeds: tuple[float, float] = SPEEDS
     broken_off: float = 0.0
+    poisoned: int = 10**9
     margin: float = 1.0
     brokers: int = 1
     groups_per_batch: int = 24
@@ -192,7 +192,6 @@ def simulated(scenario: FleetScenario) -> Hour:
         with (
             stand_in(simulation.loop, simulation.network, scenario.seed),
             mock.patch.object(durable, "DISK", simulation.disk),
-            mock.patch.object(made_up, "POISONED", 10**9),
         ):
             simulation.run()
         return simulation.hour
