@@ -14,6 +14,8 @@ nobody follows ASK, so nothing is done on a half of the keys, and the run waits 
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis
 from redis.exceptions import MovedError
 
@@ -91,7 +93,7 @@ def urls_of_primaries(url: str) -> list[str]:
     for seed in cluster_urls(url):
         client = connect(seed)
         try:
-            ranges = client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
+            ranges: Any = client.execute_command("CLUSTER", "SLOTS")  # type: ignore[no-untyped-call]
         except redis.RedisError as failed:
             error = failed
         else:
