@@ -74,10 +74,11 @@ def test_both_cuts_take_every_row_once() -> None:
     assert max(len(e.completion.token_ids) for e in episodes) <= MOST_TOKENS
 
 
+@pytest.mark.slow
 def test_all_forms_of_a_small_step_train_alike() -> None:
     losses = {}
     for kind in ("plain", "mkl", "sharded"):
-        with get_context("fork").Pool(1) as pool:  # a process joins one group of ranks
+        with get_context("spawn").Pool(1) as pool:  # a process joins one group of ranks
             losses[kind] = pool.apply(_loss_of, (kind,))
 
     assert losses["sharded"] == losses["plain"] != 0.0
