@@ -1,7 +1,8 @@
 """The example for Ray of docs/fleet.md, on a Ray of this machine: actors follow the number.
 
 Beside CI: `pytest -q tests/system/fleet/ray_example.py`. Ray comes into an environment and a
-network of its own, as it listens on all addresses.
+network of its own, as it listens on all addresses. The run's environment waits until both actors
+are there, so that they need not load within a certain time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ ROOT = Path(__file__).parents[3]
 PATIENCE_S = 300.0
 RAY = "ray==2.60.*"
 TWO_CARDS = ("--head", "--num-gpus=2", "--num-cpus=2", "--node-ip-address=127.0.0.1")
-RUN = ["fleet.min_actors=2", "fleet.max_actors=2", "actors.count=0", "run.steps=600"]
+STEPS = 400
+RUN = ["fleet.min_actors=2", "fleet.max_actors=2", "actors.count=0", f"run.steps={STEPS}"]
+WORDS = {"dataset": "spell_backward", "prompt_style": "compact", "dense": True}
+WORDS |= {"min_word_len": 3, "max_word_len": 3}
 PORTS = ["broker.endpoint=tcp://127.0.0.1:5757", "learner.publisher_endpoint=tcp://127.0.0.1:5758"]
 
 
@@ -84,7 +88,17 @@ def test_as_many_actors_run_on_ray_as_are_wanted(network: OwnNetwork, tmp_path: 
         "stderr": subprocess.STDOUT,
     }
     with_ray = install_ray(tmp_path / "ray")
-    settings = [f"--set={each}" for each in (*RUN, *PORTS, f"run.directory={tmp_path}")]
+    wait_file = tmp_path / "seconds"
+    wait_file.write_text("2")
+    words = {**WORDS, "wait_file": str(wait_file)}
+    settings = [
+        f"--set={each}"
+        for each in (
+            *(*RUN, *PORTS, f"run.directory={tmp_path}"),
+            f"run.environment={ROOT}/tests/system/support/waiting_words.py:WaitingWords",
+            f"run.environment_settings={json.dumps(words)}",
+        )
+    ]
     with ExitStack() as ended, log.open("wb") as output:
 
         def start(*command: object) -> subprocess.Popen[bytes]:
@@ -104,12 +118,26 @@ def test_as_many_actors_run_on_ray_as_are_wanted(network: OwnNetwork, tmp_path: 
         script = f"{with_ray}/python {write_example(tmp_path)} tiny far.nyala"
         driver = start("sh", "-c", f"{begin} && exec {script}")
 
-        wait_until(
-            lambda: hub.poll() is not None or driver.poll() not in {None, 0},
-            timeout_s=PATIENCE_S,
-        )
+        def has_ended() -> bool:
+            return hub.poll() is not None or driver.poll() not in {None, 0}
+
+        wait_until(lambda: has_ended() or both_are_there(run), timeout_s=PATIENCE_S)
+        wait_file.write_text("0")
+        wait_until(has_ended, timeout_s=PATIENCE_S)
         assert hub.poll() == 0, log.read_text()[-5000:]
         assert driver.wait(120) == 0, log.read_text()[-5000:]
-    rows = [json.loads(row) for row in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["step"] == 600
-    assert rows[-1]["actors"] == rows[-1]["actors_wanted"] == 2, rows[-1]
+    assert [row["step"] for row in rows_of(run)] == list(range(1, STEPS + 1))
+    assert both_are_there(run), rows_of(run)[-1]
+    assert len({name for row in rows_of(run)[-50:] for name in row["episodes_by_actor"]}) == 2
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics.jsonl"
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    return [json.loads(row) for row in whole.splitlines()]
+
+
+def both_are_there(run: Path) -> bool:
+    """Whether the newest batch had as many actors as were wanted."""
+    rows = rows_of(run)
+    return bool(rows) and rows[-1]["actors"] == rows[-1]["actors_wanted"] == 2

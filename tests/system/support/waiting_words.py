@@ -33,4 +33,5 @@ class WaitingWords(ReasoningGym):
         self._wait_file = Path(wait_file)
 
     def begin(self, index: int, seed: int, *, held_out: bool) -> Any:
-        return WaitingWord(super().begin(index, seed, held_out=held_out), self._wait_file)
+        question = super().begin(index, seed, held_out=held_out)
+        return question if held_out else WaitingWord(question, self._wait_file)
