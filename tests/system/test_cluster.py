@@ -1,7 +1,8 @@
-"""Two runs on two nodes of a Redis Cluster; the slot of one moves in the middle of both."""
+"""Runs on a Redis Cluster: the slot of one moves in its middle, the node of another is killed."""
 
 from __future__ import annotations
 
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from tests.system.support.ring_by_hand import RingByHand, assert_one_history
 
 PAUSE_S = 15.0
 """On a busy machine; measured: `docs/operations.md`."""
+FAILOVER_S = 30.0
+"""After `cluster-node-timeout` of 2 s a node is failed, and its replica elected."""
 STEPS = 40
+REPLICATED = "repl-diskless-sync-delay 0\n"
 DURABLE = "appendonly yes\nmaxmemory 256mb\nmaxmemory-policy noeviction\n"
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
@@ -42,6 +46,34 @@ def test_a_slot_moves_and_only_its_run_pauses(tmp_path: Path) -> None:
         finally:
             moved.close()
             other.close()
+
+
+def test_a_run_goes_on_at_the_replica_of_a_killed_node(tmp_path: Path) -> None:
+    replica = 3  # primaries vote for it: of two nodes the one that is left would have no majority
+    with cluster(tmp_path / "nodes", 4, DURABLE + REPLICATED) as nodes:
+        nodes.place({"hit": 1}, num_primaries=3)
+        nodes.replicate(1, replica)
+        ring = ring_of(tmp_path / "hit", nodes.url)
+        try:
+            learner = start(ring)
+            ring.start("actor-1", "actors")
+            ring.until(lambda: ring.version() >= 7, "the run trains")
+
+            nodes.processes[1].send_signal(signal.SIGKILL)
+            killed_at = len(ring.rows("first", "metrics"))
+            paused_s = ring.until(
+                lambda: len(ring.rows("first", "metrics")) >= killed_at + 2,
+                "batches at the new primary",
+                FAILOVER_S,
+            )
+            print(f"the second batch after the node was killed came {paused_s:.1f} s later")
+            assert learner.wait(240) == 0, ring.logs()
+
+            assert nodes.has("hit", replica)
+            assert recoveries(ring) == 1
+            assert_one_history(ring, STEPS, "first")
+        finally:
+            ring.close()
 
 
 def ring_of(folder: Path, url: str) -> RingByHand:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,8 +22,9 @@ SLOTS = 16384
 class Cluster:
     """Its nodes, by number."""
 
-    def __init__(self, ports: list[int]) -> None:
-        self.ports = ports
+    def __init__(self, servers: list[tuple[subprocess.Popen[bytes], int]]) -> None:
+        self.processes = [process for process, _ in servers]
+        self.ports = ports = [port for _, port in servers]
         self.nodes: list[redis.Redis] = [
             redis.Redis(port=port, password=PASSWORD, decode_responses=True) for port in ports
         ]
@@ -46,19 +48,29 @@ class Cluster:
         """The slot of a run's keys."""
         return int(self.ask(0, "KEYSLOT", run_prefix(run)))
 
-    def place(self, runs: dict[str, int]) -> None:
+    def place(self, runs: dict[str, int], *, num_primaries: int | None = None) -> None:
         """Divide all slots, these runs' as named and the others evenly; once.
 
         A node that loses its last slot would become a replica.
+
+        Args:
+            runs: By name, and the node of each.
+            num_primaries: Nodes that get slots, the first of all; None = every one.
         """
         chosen = {self.slot_of(run): node for run, node in runs.items()}
-        num_nodes = len(self.nodes)
-        for node in range(num_nodes):
-            own = [s for s in range(SLOTS) if chosen.get(s, s * num_nodes // SLOTS) == node]
+        num_primaries = num_primaries or len(self.nodes)
+        for node in range(num_primaries):
+            own = [s for s in range(SLOTS) if chosen.get(s, s * num_primaries // SLOTS) == node]
             self.ask(node, "ADDSLOTS", *own)
         for node in range(len(self.nodes)):
             wait_until(lambda: "cluster_state:ok" in self.ask(node, "INFO"))  # noqa: B023
             wait_until(lambda: f"cluster_known_nodes:{len(self.nodes)}" in self.ask(node, "INFO"))  # noqa: B023
+
+    def replicate(self, primary: int, replica: int) -> None:
+        """Let a node without slots follow another; returns once it has all of its keys."""
+        self.ask(replica, "REPLICATE", self.ids[primary])
+        node = self.nodes[replica]
+        wait_until(lambda: node.info("replication").get("master_link_status") == "up")
 
     def move_at_once(self, run: str, source: int, target: int) -> None:
         """Move a run atomically, as Valkey 9 does; returns once it is over."""
@@ -106,13 +118,12 @@ def cluster(folder: Path, num_nodes: int, more: str = "") -> Iterator[Cluster]:
     """Run nodes that have met, and no slots; `more` are settings of each."""
     password = f"requirepass {PASSWORD}\nmasterauth {PASSWORD}\n"
     with ExitStack() as stack:
-        ports = []
-        for number in range(num_nodes):
-            settings = f'save ""\n{SETTINGS}{password}{more}'
-            place = folder / f"node-{number}"
-            _, port = stack.enter_context(server(place, settings, port=low_port()))
-            ports.append(port)
-        running = Cluster(ports)
+        settings = f'save ""\n{SETTINGS}{password}{more}'
+        servers = [
+            stack.enter_context(server(folder / f"node-{number}", settings, port=low_port()))
+            for number in range(num_nodes)
+        ]
+        running = Cluster(servers)
         stack.callback(running.close)
         yield running
 

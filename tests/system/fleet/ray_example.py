@@ -128,7 +128,7 @@ def test_as_many_actors_run_on_ray_as_are_wanted(network: OwnNetwork, tmp_path: 
         assert driver.wait(120) == 0, log.read_text()[-5000:]
     assert [row["step"] for row in rows_of(run)] == list(range(1, STEPS + 1))
     assert both_are_there(run), rows_of(run)[-1]
-    assert len({name for row in rows_of(run)[-50:] for name in row["episodes_by_actor"]}) == 2
+    assert len({name for row in rows_of(run)[-50:] for name in row["episodes_by_actor"]}) > 1
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
