@@ -46,7 +46,7 @@ CHANGES = (
     f"run.environment={ROOT}/tests/system/support/waiting_words.py:WaitingWords",
     *("run.group_size=8", "run.groups_per_batch=8", "run.eval_every=0"),
     *("actors.engine=torch", "actors.count=0", "actors.max_concurrent_episodes=16"),
-    *(f"fleet.max_actors={MOST}", "learner.checkpoint_every=1000"),
+    *(f"fleet.max_actors={MOST}", "actors.heartbeat_s=0.5", "learner.checkpoint_every=1000"),
 )
 
 
