@@ -12,6 +12,7 @@ cache that a few episodes have outgrown. Pure: the caller looks, and has the clo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 WINDOW_S = 10.0
@@ -55,7 +56,8 @@ class _Speed:
     windows: int = 0
 
     def mean(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
+        """Of one window at least."""
+        return self.tokens / self.seconds
 
 
 @dataclass
@@ -76,7 +78,7 @@ class BatchSize:
     _speed: _Speed = field(default_factory=_Speed)
     _below: tuple[int, float] | None = None
     """The number before the last step up, and its tokens a second."""
-    _held_until_s: float = 0.0
+    _held_until_s: float = -math.inf
 
     def __post_init__(self) -> None:
         self.number = self.least
@@ -129,10 +131,9 @@ class BatchSize:
             if not is_faster:
                 self._held_until_s = now_s + HELD_S
                 self._set(number, f"{self.number} made no more tokens")
-                return
         room = USED / max(used, 0.01)
         goal = min(self.most, round(self.number * min(2.0, room)))
-        if goal > self.number and now_s >= self._held_until_s and self._speed.windows:
+        if goal > self.number and now_s >= self._held_until_s:
             self._below = self.number, self._speed.mean()
             self._set(goal, f"{used:.0%} of the KV cache is in use")
 

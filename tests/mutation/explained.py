@@ -164,6 +164,12 @@ EXPLAINED = (
         "only whether it is 0 is asked",
     ),
     Explained(
+        "actors/capacity/batch_size.py",
+        "HELD_S = 300.0  # at a number from which a step up has failed",
+        "HELD_S = 601.0  # at a number from which a step up has failed",
+        "a pace by judgement, and the test of it takes the constant",
+    ),
+    Explained(
         "broker/server/leasing.py",
         "SHARE_PAUSES = 20  # times what the last one took, if it brought something: "
         "others wait as well",

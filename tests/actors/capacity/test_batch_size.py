@@ -39,17 +39,49 @@ class StandInEngine:
             self.evicted += max(0, size.number - self.fits)
             self.ended += LOOK_S * size.number / LIFE_S
             memory = Memory(min(1.0, size.number / self.fits), self.evicted)
-            size.look(
+            before = size.number
+            has_changed = size.look(
                 self.now_s,
                 tokens=int(self.tokens),
                 ended=int(self.ended),
                 is_full=is_full,
                 memory=memory,
             )
+            assert has_changed is (size.number != before)
             self.numbers.append(size.number)
 
     def best(self, size: BatchSize) -> float:
         return max(map(self.rate, range(size.least, size.most + 1)))
+
+
+@dataclass
+class Windows:
+    """Gives a size one window after the other, from that of its first look at 0 s on."""
+
+    size: BatchSize
+    windows: int = 0
+    tokens: int = 0
+    evicted: int = 0
+
+    def __post_init__(self) -> None:
+        self._look(0.0, is_full=False, used=0.0)
+
+    def give(
+        self, tokens: int = 0, *, used: float = 0.4, evicted: int = 0, looks: int = 1, full: int = 1
+    ) -> int:
+        """Make so many tokens in a window, of whose looks the last are full; returns the number."""
+        self.tokens += tokens
+        self.evicted += evicted
+        began_s = self.windows * WINDOW_S
+        self.windows += 1
+        for look in range(1, looks + 1):
+            now_s = began_s + look * WINDOW_S / looks
+            self._look(now_s, is_full=look > looks - full, used=used)
+        return self.size.number
+
+    def _look(self, now_s: float, *, is_full: bool, used: float) -> None:
+        memory = Memory(used, self.evicted)
+        self.size.look(now_s, tokens=self.tokens, ended=0, is_full=is_full, memory=memory)
 
 
 def on_a_gpu(number: int) -> float:
@@ -76,14 +108,12 @@ def test_what_is_found_is_within_a_tenth_of_the_best(
     assert seconds < 300, engine.numbers[::10]
 
 
-def test_nobody_is_evicted_where_the_number_has_settled() -> None:
+def test_nobody_is_evicted_on_the_way_up_nor_where_the_number_has_settled() -> None:
     size, engine = BatchSize(4, 1024), StandInEngine(on_a_gpu, fits=50)
-    engine.run(size, 300)
-    before = engine.evicted
 
-    engine.run(size, HELD_S - 50)
+    engine.run(size, 300 + HELD_S)
 
-    assert engine.evicted == before
+    assert engine.evicted == 0
     assert 40 <= size.number <= 50
 
 
@@ -145,3 +175,45 @@ def test_what_made_no_more_tokens_is_not_tried_again_for_a_while() -> None:
     assert set(engine.numbers[120:]) == {16}
     engine.run(size, 60)
     assert 32 in engine.numbers[120:]
+
+
+def test_a_step_up_goes_back_if_two_windows_made_less_than_three_hundredths_more() -> None:
+    def numbers(*tokens: int) -> list[int]:
+        windows = Windows(BatchSize(4, 1024))
+        return [windows.give(each) for each in (1000, *tokens)]
+
+    assert numbers(1030, 1030) == [8, 16, 16]
+    assert numbers(1029, 1029) == [8, 8, 4]
+    assert numbers(1029, 1031) == [8, 8, 16]
+
+
+def test_a_window_counts_where_three_quarters_of_its_looks_were_full() -> None:
+    for full, number in ((6, 8), (5, 4)):
+        windows = Windows(BatchSize(4, 1024))
+
+        assert windows.give(1000, looks=8, full=full) == number
+
+
+def test_after_evictions_nothing_is_tried_for_a_while() -> None:
+    windows = Windows(BatchSize(4, 100))
+    assert [windows.give(1000 * 2**step) for step in range(5)] == [8, 16, 32, 64, 100]
+
+    assert windows.give(evicted=3) == 80
+    assert windows.size.reason == "3 episodes lost their KV cache in 10 s"
+    held = [windows.give(1000) for _ in range(round(HELD_S / WINDOW_S) - 1)]
+    assert set(held) == {80}
+    assert windows.give(1000) == 100
+
+
+def test_a_step_that_was_kept_is_not_taken_back_later() -> None:
+    windows = Windows(BatchSize(4, 8))
+    assert [windows.give(tokens) for tokens in (1000, 2000)] == [8, 8]
+
+    assert [windows.give(500) for _ in range(5)] == [8] * 5
+
+
+def test_a_cache_that_is_just_full_does_not_hold_the_next_step_up() -> None:
+    windows = Windows(BatchSize(8, 64))
+
+    assert [windows.give(1000, used=0.95) for _ in range(4)] == [8] * 4
+    assert windows.give(1000, used=0.4) == 16

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.capacity.work import ENOUGH_S, HALF_LIFE_S, Work
+from actors.capacity.work import ENOUGH_S, Work
 
 
 def play(
@@ -47,7 +47,7 @@ def test_an_actor_without_room_works_whatever_its_episodes_wait_for() -> None:
 def test_an_engine_that_has_become_slower_works_all_of_the_time_again() -> None:
     work = Work()
     play(work, 60, speed=400, episodes=64)
-    play(work, 2 * HALF_LIFE_S, speed=200, episodes=4)
+    play(work, 1200, speed=200, episodes=4)  # the minute of before counts for a quarter
 
     assert play(work, 60, speed=200, episodes=4) == pytest.approx(60.0)
 
@@ -58,3 +58,10 @@ def test_a_short_burst_is_no_measure() -> None:
     play(work, ENOUGH_S - 2, speed=4000, episodes=64)
 
     assert play(work, 60, speed=100, episodes=4) == pytest.approx(60.0)
+
+
+def test_half_a_minute_is_a_measure() -> None:
+    work = Work()
+    work.add(2 * ENOUGH_S, 600, episodes=4, is_full=False)
+
+    assert work.add(ENOUGH_S, 3000, episodes=64, is_full=False) == ENOUGH_S
