@@ -61,7 +61,6 @@ def _settings(name: str) -> tuple[str, ...]:
         f"run.environment_settings={settings}",
         "run.max_completion_tokens=512",
         "run.stop=[a, e, i, o]",  # a turn of the random model is about ten tokens long
-        "actors.engine=torch",
     )
 
 

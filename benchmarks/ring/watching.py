@@ -1,8 +1,9 @@
 """The cost of watching a run: pages of metrics that are read, and sampled texts, over neither.
 
 In turns, so that what else the machine does meets both sides; each pair gives one ratio. Beside it
-the CPU time that the threads of pages, texts and advice have logged for themselves: all of watching
-but the handing over, free of what else the machine does. None of them is the one that trains.
+the CPU time that the threads of pages, texts and advice have logged for themselves, free of what
+else the machine does; none of them is the one that trains. What that one hands over is measured
+after the last run.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import statistics
 import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ring.arms import Say
+from benchmarks.ring.handed_over import handed_over_us
 from benchmarks.ring.watched_run import watch
 from benchmarks.support.workload import Workload, make_model
 
@@ -42,6 +44,7 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
     base = replace(base, model=make_model(base))
     found: dict[str, list[float]] = {"unwatched": [], "watched": []}
     scrapes, own = 0, list[Counter[str]]()
+    cpu_ms = list[float]()
     for index in range(rounds):
         for name in sorted(found, reverse=bool(index % 2)):
             changes = ON if name == "watched" else OFF
@@ -51,9 +54,12 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
                 trace = watch(workload, lambda seen: len(seen.metrics) >= batches)
             scrapes += sum(counted)
             if name == "watched":
-                own.append(own_percent(run / "logs", cpu_s=trace.cpu_s(FIRST, batches)))
+                cpu_s = trace.cpu_s(FIRST, batches)
+                own.append(own_percent(run / "logs", cpu_s=cpu_s))
+                cpu_ms.append(1e3 * cpu_s / (batches - FIRST))
             found[name].append(1e6 / trace.tokens_per_cpu_s(FIRST, batches))
             say(f"{workload.name}: {found[name][-1]:.1f} s of CPU per million trained tokens")
+    handed_over = handed_over_us(replace(base, name="watched-0").settings(), folder / "handed-over")
     pairs = zip(found["watched"], found["unwatched"], strict=True)
     costs = [100 * (watched / unwatched - 1) for watched, unwatched in pairs]
     spread = statistics.stdev(costs) / math.sqrt(rounds) if rounds > 1 else math.inf
@@ -68,9 +74,21 @@ def watching(folder: Path, *, rounds: int, batches: int, say: Say) -> dict[str, 
                 name: round(statistics.mean(each[name] for each in own), 3)
                 for name in (*THREADS, "all")
             },
+            "training_thread_us_per_batch": handed_over,
+            "training_thread_percent": percent_of_a_batch(handed_over, cpu_ms),
             "pages_read": scrapes,
         }
     }
+
+
+def percent_of_a_batch(handed_over: Mapping[str, float], cpu_ms: Sequence[float]) -> float:
+    """Return what is handed over in percent of the CPU time of a batch, of all processes.
+
+    Args:
+        handed_over: Microseconds for each batch, by what it is.
+        cpu_ms: Of a batch, run by run.
+    """
+    return round(100 * sum(handed_over.values()) / 1e3 / statistics.mean(cpu_ms), 3)
 
 
 def own_percent(logs: Path, *, cpu_s: float, threads: Sequence[str] = THREADS) -> Counter[str]:

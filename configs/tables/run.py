@@ -41,7 +41,7 @@ class TracingSettings(Table):
     """Its address, such as `http://127.0.0.1:4318` (OTLP over HTTP); null = nothing is traced.
 
     Set it to see where single episodes spend their time."""
-    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    share: Annotated[float, Field(gt=0, le=1)] = 0.02
     """Share of the episodes that are traced, the same ones in every process.
 
     Raise it to find rare episodes, lower it when a collector has too much to store."""

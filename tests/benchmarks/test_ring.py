@@ -20,7 +20,7 @@ from benchmarks.ring.slow_environments import HeavyTail
 from benchmarks.ring.slow_episodes import summarise
 from benchmarks.ring.start import median_run, stages_of
 from benchmarks.ring.watched_run import Trace, time_to_accuracy
-from benchmarks.ring.watching import own_percent
+from benchmarks.ring.watching import own_percent, percent_of_a_batch
 from benchmarks.support.machine import REPOSITORY, ProcessTree, pinned
 from buffer.record.episode import Completion, Episode
 from learner.profiling.phase_names import PHASES
@@ -278,6 +278,12 @@ def test_the_heavy_tail_is_log_normal_and_follows_from_the_first_answer():
     logs = np.log(turns)
     assert np.median(logs) == pytest.approx(np.log(8.0), abs=0.1)
     assert np.std(logs) == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_is_handed_over_is_a_share_of_the_cpu_time_of_all_processes():
+    handed_over = {"texts": 300.0, "page": 100.0}
+
+    assert percent_of_a_batch(handed_over, cpu_ms=[100.0, 300.0]) == 0.2
 
 
 def test_what_watching_takes_is_what_its_threads_have_logged(tmp_path):
