@@ -27,7 +27,8 @@ from tests.system.support.live_run import TORCH, LiveRun
 DEPLOY = Path(__file__).parents[2] / "configs" / "deploy" / "monitoring"
 ROLES = ("broker", "learner", "actors")
 OF_CARDS = {"nyala_learner_mfu_ratio", "nyala_gpu_utilization_ratio"}
-WITHOUT_ANSWER = {*OF_CARDS, "nyala_learner_alerts_total"}  # the last: there may be no alert
+OF_TROUBLE = {"nyala_learner_alerts_total", "nyala_broker_refusals_total"}  # there may be none
+WITHOUT_ANSWER = {*OF_CARDS, *OF_TROUBLE}
 pytestmark = [
     pytest.mark.live,
     pytest.mark.timeout(900),
