@@ -1,4 +1,4 @@
-"""What watching takes of the thread that trains: CPU time of handing one batch over.
+"""CPU time that the training thread spends on handing one batch over to those who watch.
 
 The calls of rank 0, made again with the lines that a run has written and with episodes of its
 size: groups into the queue of texts, the line into the page, the bulletin as JSON to a server. The
