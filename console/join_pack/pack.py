@@ -22,7 +22,7 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
 from broker.transport.allow_list import Role
@@ -218,12 +218,35 @@ def _model_of(settings: Settings) -> Path | None:
 def _write(out: Path, contents: Contents, files: dict[str, Path]) -> None:
     text = json.dumps(asdict(contents), indent=2).encode()
     opened = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(opened, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
+    # Links are followed: in a cache of models every file is one.
+    with (
+        os.fdopen(opened, "wb") as file,
+        tarfile.open(fileobj=file, mode="w", dereference=True) as archive,
+    ):
         head = tarfile.TarInfo(CONTENTS)
         head.size = len(text)
         archive.addfile(head, io.BytesIO(text))
         for name, path in files.items():
             archive.add(path.resolve(), f"{contents.run}/{name}")
+
+
+def _extract(archive: tarfile.TarFile, into: Path) -> None:
+    """Extract files and folders; `tarfile` has had a filter for that since Python 3.11.4 only.
+
+    Raises:
+        ValueError: It has something else, or a name that leads out of the folder.
+    """
+    for member in archive:
+        parts = PurePosixPath(member.name).parts
+        if not parts or parts[0] == "/" or ".." in parts or not (member.isreg() or member.isdir()):
+            raise ValueError(f"{member.name}, which no pack has")
+        target = into.joinpath(*parts)
+        folder = target if member.isdir() else target.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if (content := archive.extractfile(member)) is not None:
+            with target.open("wb") as file:
+                shutil.copyfileobj(content, file)
+            target.chmod(member.mode & 0o755)
 
 
 def _unpack(pack: Path, place: Path) -> None:
@@ -232,7 +255,7 @@ def _unpack(pack: Path, place: Path) -> None:
     beside = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=place.parent))  # mode 0700
     try:
         with tarfile.open(pack) as archive:
-            archive.extractall(beside, filter="data")
+            _extract(archive, beside)
         contents = json.loads((beside / CONTENTS).read_bytes())
         if contents["format"] != FORMAT:
             raise ValueError(f"format {contents['format']}, and this is for format {FORMAT}")

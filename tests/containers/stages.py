@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from configs.loader import load, save
 from tests.containers.pods import KEPT, Pods
-from tests.containers.ring import Failed, Ring
+from tests.containers.ring import ROOT, Failed, Ring
 
 HUB, ACTOR = "nyala-hub", "nyala-actor"
-DEMO = Ring("demo", {})
+DEMO_STEPS = 300
+DEMO = Ring("demo", {"NYALA_WORK": "./runs/containers", "NYALA_CONFIG": "work/demo.yaml"})
+"""configs/demo.yaml, for as many batches as leave time to look at it."""
 LONG = Ring("long", {"NYALA_WORK": "./tests/containers", "NYALA_CONFIG": "work/long.yaml"})
 """Of the small engine, with settings of a folder of one's own."""
 
@@ -128,11 +131,16 @@ def join(ring: Ring, say: Report) -> None:
     join = "nyala actor ../runs/site-a.nyala >guest.log 2>&1; echo ended $? >>guest.log"
     place = ("--workdir", "/srv/nyala/scratch")
     ring.docker("exec", "--detach", *place, "guest", "sh", "-c", join)
-    took = ring.wait("the guest's episodes", lambda: len(ring.samplers(5)) > 1)
-    say("an actor joins with one file", True, f"{dict(ring.samplers(5))} after {took:.0f} s")
+    log = ("exec", "guest", "sh", "-c", "tail -n 2 scratch/guest.log 2>/dev/null; true")
+
+    def has_ended() -> bool:
+        return "\nended " in ring.docker(*log)
+
+    took = ring.wait("the guest", lambda: len(ring.samplers(5)) > 1 or has_ended())
+    whose = dict(ring.samplers(5))
+    say("an actor joins with one file", len(whose) > 1, f"{whose} after {took:.0f} s")
     ring.inside("broker", "nyala", "keys", "revoke", "site-a")
-    log = ("exec", "guest", "tail", "-n", "1", "scratch/guest.log")
-    took = ring.wait("the guest's end", lambda: "ended" in ring.docker(*log))
+    took = ring.wait("the guest's end", has_ended)
     say("a revoked one is shut out", True, f"after {took:.0f} s: {ring.docker(*log).strip()}")
     ring.docker("rm", "--force", "guest")
 
@@ -227,6 +235,18 @@ def pods(ring: Ring, say: Report) -> None:
     pods.remove()
 
 
+def prepare(ring: Ring) -> None:
+    """Write the demo's settings, and remove the images of earlier runs."""
+    work = ROOT / "runs" / "containers"
+    work.mkdir(parents=True, exist_ok=True)
+    save(load(ROOT / "configs" / "demo.yaml", [f"run.steps={DEMO_STEPS}"]), work / "demo.yaml")
+    (work / "demo.yaml").chmod(0o644)
+    old = ring.docker("images", "--quiet", "nyala").split()
+    if old:
+        ring.docker("image", "rm", "--force", *old)
+    ring.docker("image", "prune", "--force")
+
+
 Stage = Callable[[Ring, Report], None]
 STAGES: dict[str, list[tuple[Ring, Stage]]] = {
     "demo": [(DEMO, stage) for stage in (up, facts, look, kill, finish)],
@@ -238,6 +258,7 @@ STAGES: dict[str, list[tuple[Ring, Stage]]] = {
 def main() -> int:
     """Run the stages that were named, or all."""
     say = Report()
+    prepare(DEMO)
     for name in sys.argv[1:] or STAGES:
         for ring, stage in STAGES[name]:
             begin = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import shutil
 import stat
 import tarfile
@@ -228,6 +229,33 @@ def test_a_pack_that_others_can_read_or_that_is_damaged_is_refused(
     ):
         open_pack(file, [])
     assert not list((tmp_path / "cache" / "nyala").iterdir())
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "demo/../../outside", "link"])
+def test_nothing_is_unpacked_beside_the_folder_of_a_pack(
+    run: Path, tmp_path: Path, name: str
+) -> None:
+    file = pack(run, tmp_path / "site.nyala")
+    member = tarfile.TarInfo(name)
+    if name == "link":
+        member.type, member.linkname = tarfile.SYMTYPE, "/outside"
+    with tarfile.open(file, "a") as archive:
+        archive.addfile(member, io.BytesIO())
+
+    with pytest.raises(SettingsError, match=f"got {name}, which no pack has"):
+        open_pack(file, [])
+    assert not list((tmp_path / "cache" / "nyala").iterdir())
+
+
+def test_of_a_model_whose_files_are_links_the_files_come_along(run: Path, tmp_path: Path) -> None:
+    blob = (run / "init" / "config.json").rename(tmp_path / "blob")
+    (run / "init" / "config.json").symlink_to(blob)
+
+    folder, _ = open_pack(pack(run, tmp_path / "site.nyala"), [])
+
+    unpacked = folder / "init" / "config.json"
+    assert not unpacked.is_symlink()
+    assert unpacked.read_text() == "{}"
 
 
 def test_the_verb_names_the_file_and_how_to_revoke_it(run: Path, tmp_path: Path) -> None:
