@@ -47,7 +47,7 @@ def test_an_actor_without_room_works_whatever_its_episodes_wait_for() -> None:
 def test_an_engine_that_has_become_slower_works_all_of_the_time_again() -> None:
     work = Work()
     play(work, 60, speed=400, episodes=64)
-    play(work, 1200, speed=200, episodes=4)  # the minute of before counts for a quarter
+    play(work, 1100, speed=200, episodes=4)  # the minute of before counts for a quarter
 
     assert play(work, 60, speed=200, episodes=4) == pytest.approx(60.0)
 
