@@ -1,18 +1,13 @@
-"""Assembly of an actor from settings: engine, tokenizer, environment, reward, connections.
-
-The only module that names the class behind each interface.
-"""
+"""Assembly of an actor from settings: engine, tokenizer, environment, reward, connections."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import secrets
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,14 +16,11 @@ import structlog
 from actors.capacity.cache_meter import CacheMeter
 from actors.capacity.room import leases_for
 from actors.engine.choice import engine_of_this_process
-from actors.engine.engine import Engine
-from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from actors.environments.base import Conversation
 from actors.environments.registry import for_each, naming, try_environment
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.swap_gate import SwapGate
-from actors.membership.worker_line import WorkerLine
 from actors.rewards.pool import RewardPool
 from actors.weights.links import Caller
 from broker.client.client import BrokerClient
@@ -37,8 +29,10 @@ from broker.transport.key_rotation import broker_public_keys
 from broker.transport.keys import ACTOR, ENROLMENT, KeyPair, load_pair, load_public, new_pair
 from configs.errors import RefusedError, SettingsError
 from configs.hashes import run_hashes
+from configs.importing import without_collection
 from configs.settings import BrokerSettings, Settings
 
+from .engine_of_settings import line_to_worker, make_engine
 from .loop import GIVE_UP_S, ActorLoop, EpisodeTools
 from .metrics_page import ActorPage
 from .unless import unless
@@ -76,7 +70,7 @@ async def run_actor(
         return
     client = _client(settings, keys, incarnation)
     meter = CacheMeter() if settings.actors.max_concurrent_episodes == "auto" else None
-    with _imports_uncollected():
+    with without_collection():
         engine, device = make_engine(settings, line := line_to_worker(settings), meter)
         from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
     log.info("engine", **engine_of_this_process(settings)._asdict())
@@ -114,17 +108,6 @@ async def run_actor(
         for task in beside:
             task.cancel()
         await client.close()
-
-
-@contextmanager
-def _imports_uncollected() -> Iterator[None]:
-    """Leave what importing makes alone: looking for garbage in it takes a fifth of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def greeting(settings: Settings, incarnation: str) -> Hello:
@@ -182,78 +165,6 @@ async def _reward_pools(
             await pool.close()
         raise
     return found
-
-
-def line_to_worker(settings: Settings) -> WorkerLine | None:
-    """Listen for the first worker of an actor's engine; None where that is the actor's process."""
-    return None if runs_in_process(settings) else WorkerLine()
-
-
-def runs_in_process(settings: Settings) -> bool:
-    """Return whether an actor's engine runs in the actor's own process."""
-    from actors.engine.device import engine_device  # noqa: PLC0415 - torch
-
-    actors = settings.actors
-    if engine_of_this_process(settings).engine == "torch":
-        return True
-    if actors.in_process is not None:
-        return actors.in_process
-    return engine_device() == "cpu" and actors.tensor_parallel_size == 1
-
-
-def make_engine(
-    settings: Settings, line: WorkerLine | None = None, meter: CacheMeter | None = None
-) -> tuple[Engine, str]:
-    """Return the engine of an actor, not started, and the device it runs on.
-
-    Args:
-        settings: Of the run.
-        line: To the first worker of an engine in processes of its own.
-        meter: Of its KV cache; None = nobody looks at it.
-    """
-    from actors.engine.device import engine_device  # noqa: PLC0415 - torch
-
-    run, actors = settings.run, settings.actors
-    device = "cpu" if run.deterministic else engine_device()
-    seed = secrets.randbits(31)  # with one seed two actors would sample the same of one prompt
-    max_model_len = actors.max_model_len or run.max_prompt_tokens + run.max_completion_tokens
-    if engine_of_this_process(settings).engine == "torch":
-        from actors.engine.torch_engine import TorchOptions, torch_engine  # noqa: PLC0415 - torch
-
-        options = TorchOptions(
-            model=run.model_path,
-            max_model_len=max_model_len,
-            dtype=run.dtype,
-            head_dtype=run.head_dtype,
-            max_concurrent=actors.slots,
-            threads=actors.threads,
-            device=device,
-            seed=seed,
-            recompute_kv=actors.kv_on_swap == "recompute",
-            deterministic=run.deterministic,
-        )
-        return torch_engine(options), device
-    from actors.engine.vllm_engine import vllm_engine  # noqa: PLC0415 - vLLM
-    from actors.engine.vllm_options import VllmOptions  # noqa: PLC0415 - vLLM
-
-    check_engine_args(actors.engine_args)
-    vllm_options = VllmOptions(
-        model=run.model_path,
-        max_model_len=max_model_len,
-        dtype=run.dtype,
-        head_dtype=run.head_dtype,
-        max_concurrent=actors.slots,
-        in_process=runs_in_process(settings),
-        line=line.path if line is not None else "",
-        threads=actors.threads,
-        kv_cache_gib=actors.kv_cache_gib,
-        recompute_kv=actors.kv_on_swap == "recompute",
-        gpu_memory_utilization=actors.gpu_memory_utilization,
-        tensor_parallel_size=actors.tensor_parallel_size,
-        seed=seed,
-        engine_args=actors.engine_args,
-    )
-    return vllm_engine(vllm_options, meter=meter), device
 
 
 async def _own_keys(settings: Settings, incarnation: str, key: str | None) -> KeyPair:

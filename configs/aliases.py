@@ -1,4 +1,7 @@
-"""Names that other projects give our settings: for hints only, never accepted in place of ours."""
+"""Settings of other projects: the names they give ours, and those that Nyala leaves out on purpose.
+
+For hints only; none is accepted in place of ours.
+"""
 
 from __future__ import annotations
 
@@ -176,6 +179,14 @@ ALIASES: dict[str, str] = {
 """Our setting -> names that the same thing has elsewhere, with spaces between them.
 
 A dot keeps the table where the last word alone is too vague."""
+
+
+LEFT_OUT = dict.fromkeys(
+    ("top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    "has no counterpart: ratios compare the policies' whole distributions, and a truncated or "
+    "penalised one is that of neither; use run.temperature",
+)
+"""Setting -> the reason, said to whoever asks for it."""
 
 
 def owner_of(path: str) -> str | None:

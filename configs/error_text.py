@@ -15,8 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .aliases import owner_of
-from .left_out import LEFT_OUT
+from .aliases import LEFT_OUT, owner_of
 from .settings import Settings
 
 Schema = dict[str, Any]

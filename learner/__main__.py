@@ -11,19 +11,18 @@ Exit codes: 0 finished, or stopped by SIGTERM after a checkpoint (then there is 
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import structlog
 
 from broker.transport.keys import load_public
 from configs.errors import NyalaError, exit_code
+from configs.importing import without_collection
 from configs.loader import load
 from configs.logging import configure_logging
 from configs.settings import Settings
@@ -57,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         # down.
         os.environ.setdefault("OMP_NUM_THREADS", str(settings.learner.threads))
         if chosen.command == "warm-start":
-            with _without_collection():
+            with without_collection():
                 from learner.initial_model.warm_start import warm_start  # noqa: PLC0415 - torch
 
             warm_start(
@@ -86,7 +85,7 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
     elif settings.learner.ranks > 1:
         ranks = usable_ranks(settings.learner, fits_of(settings))
         return launch(arguments, ranks=ranks, stopping=stopping)
-    with _without_collection():
+    with without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 
     with _tracing(settings):
@@ -101,17 +100,6 @@ def _tracing(settings: Settings) -> AbstractContextManager[None]:
         return nullcontext()
     keys = settings.broker.keys or settings.run.folder / "keys"
     return tracing(settings.run, "learner", salt=lambda: load_public(keys, "broker"))
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Import: what that makes stays, and looking for garbage in it takes a fifth of the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _launch_node(

@@ -18,10 +18,11 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from actors.assembly import make_engine, prepare
+from actors.assembly import prepare
 from actors.engine.engine import Request
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.vllm_engine import VllmStepper
+from actors.engine_of_settings import make_engine
 from actors.environments.calls import drive
 from broker.protocol.messages import Lease
 from configs.loader import load

@@ -12,10 +12,10 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.console import Console
 
-from actors.assembly import make_engine
 from actors.chat import text_of
 from actors.engine.engine import Engine
 from actors.engine.tokenizer import ModelTokenizer
+from actors.engine_of_settings import make_engine
 from actors.environments.registry import make_environment, naming
 from actors.episodes.maker import EpisodeMaker
 from actors.episodes.play import Played, echo, follow_script, play, play_model

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from actors.assembly import make_engine
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchStepper
+from actors.engine_of_settings import make_engine
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 
 SETTINGS = Settings(run=RunSettings(model="init"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.assembly import line_to_worker, make_engine
 from actors.engine.threaded import ThreadedEngine
+from actors.engine_of_settings import line_to_worker, make_engine
 from configs.settings import ActorSettings, RunSettings, Settings
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.weights.support.vllm_actor import QwenPlane, one_more, receiving

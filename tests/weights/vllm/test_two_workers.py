@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.assembly import make_engine, runs_in_process
 from actors.engine.threaded import ThreadedEngine
+from actors.engine_of_settings import make_engine, runs_in_process
 from actors.membership.worker_line import WorkerLine
 from actors.weights.receiver import WeightReceiver
 from configs.errors import EngineDied
