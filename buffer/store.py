@@ -96,17 +96,10 @@ class Store:
             LostLineage: a newer learner owns the run.
             StoreError: Redis refused, or did not answer in time.
         """
-        steps = operation.steps()
-        reply: Reply = None
-        while True:
-            try:
-                call = steps.send(reply)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            try:
-                reply = self._ask(call)
-            except redis.RedisError as error:
-                raise explain(error, operation.name, self._place) from error
+        try:
+            return operation.carry_out(self._ask)
+        except redis.RedisError as error:
+            raise explain(error, operation.name, self._place) from error
 
     def _ask(self, call: Call | Fetch) -> Reply:
         """Ask the node that has the run's keys."""

@@ -28,14 +28,9 @@ class SimulatedStore:
 
     def run(self, operation: Operation[T]) -> T:
         """Carry an operation out."""
-        steps = operation.steps()
-        reply: Reply = None
-        while True:
-            try:
-                call = steps.send(reply)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            reply = self._fetch(call) if isinstance(call, Fetch) else self._call(call)
+        return operation.carry_out(
+            lambda call: self._fetch(call) if isinstance(call, Fetch) else self._call(call)
+        )
 
     def _fetch(self, fetch: Fetch) -> Reply:
         keys = [(self._prefix + key).encode() for key in fetch.keys]

@@ -55,6 +55,17 @@ class Operation(Generic[T_co]):
     name: str
     steps: Callable[[], Steps[T_co]]
 
+    def carry_out(self, ask: Callable[[Call | Fetch], Reply]) -> T_co:
+        """Ask for one reply after another, and return the value made of them."""
+        steps = self.steps()
+        reply: Reply = None
+        while True:
+            try:
+                call = steps.send(reply)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            reply = ask(call)
+
 
 def single(script: str, arguments: Iterable[Argument], parse: Callable[[Reply], T]) -> Operation[T]:
     """Make an operation of one call."""

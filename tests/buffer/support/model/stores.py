@@ -53,13 +53,9 @@ class _Played:
     """The steps of an operation, one after the other."""
 
     def run(self, operation: Operation[T]) -> T:
-        steps, reply = operation.steps(), None
-        while True:
-            try:
-                call = steps.send(reply)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            reply = self.fetch(call) if isinstance(call, Fetch) else self.call(call)
+        return operation.carry_out(
+            lambda call: self.fetch(call) if isinstance(call, Fetch) else self.call(call)
+        )
 
     def call(self, call: Call) -> Reply:
         raise NotImplementedError
