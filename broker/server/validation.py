@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from broker.protocol.messages import MAX_LINES, BeatRequest, Hello, LeaseRequest, SubmitRequest
 from buffer.operations.values import version_number
-from buffer.record.codec import Summary, summaries_of_chunks, summaries_of_records
 from buffer.record.episode import PolicyVersion
 from buffer.record.limits import EpisodeLimits
 from buffer.record.schema import MAX_INCARNATION_CHARS
+from buffer.record.summaries import Summary, summaries_of_chunks, summaries_of_records
 from configs.errors import RecordError
 
 

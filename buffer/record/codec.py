@@ -11,18 +11,18 @@ chunk lists by concatenation, and `decode_completion` reads them as one completi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from configs.errors import RecordError
 
+from .checked import checked_chunk, checked_record
 from .episode import SCHEMA, Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from .faults import quoted
-from .limits import ANY_RUN, EpisodeLimits
-from .rules import check_completion, check_episode, check_fences, check_numbers
+from .rules import check_fences
 from .schema import MAX_NUMBER, CompletionFields, EpisodeFields
-from .wire import COMPLETION, EPISODE, read, read_several, write
+from .wire import write
 
 MAX_RECORD_BYTES = 16 * 2**20
 """Upper bound of `buffer.max_episode_bytes`."""
@@ -55,7 +55,7 @@ def encode_episode(episode: Episode, *, max_bytes: int = MAX_RECORD_BYTES) -> by
             text=episode.metadata,
         )
     )
-    _read_episode(record, max_bytes)
+    checked_record(record, max_bytes)
     return record
 
 
@@ -65,7 +65,7 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
     Raises:
         RecordError: whatever is wrong with the bytes.
     """
-    fields = _read_episode(record, max_bytes)
+    fields = checked_record(record, max_bytes)
     return Episode(
         task_id=fields.task_id,
         group_id=fields.group_id,
@@ -83,47 +83,6 @@ def decode_episode(record: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Episo
     )
 
 
-class Summary(NamedTuple):
-    """What a broker has to know of a record or a chunk."""
-
-    task_id: int
-    """-1 of a chunk."""
-    length: int
-    """Tokens of the completion."""
-    newest: tuple[int, int]
-    """Lineage and step of the newest version of its tokens."""
-    oldest: tuple[int, int]
-    """Of the oldest; (-1, -1) without tokens."""
-    first_fence: int
-    """Of its tokens; -1 without any."""
-    fence: int
-    """The last one that it has tokens of."""
-
-
-def summaries_of_records(
-    records: Sequence[bytes], *, max_bytes: int, limits: EpisodeLimits = ANY_RUN
-) -> list[Summary]:
-    """Check episode records and sum each up, in order; no episode is made.
-
-    Raises:
-        RecordError: what `decode_episode` finds wrong with the first that is not valid, or what
-            is beyond the limits of its run.
-    """
-    episodes: list[EpisodeFields] = []
-    try:
-        for record in records:
-            fields = _read_parts(record, max_bytes)
-            limits.check_prompt(len(fields.prompt) // 4)
-            limits.check_completion(len(fields.completion.mask))
-            episodes.append(fields)
-        check_numbers([e.prompt for e in episodes], [e.completion for e in episodes], limits)
-    except RecordError:
-        for episode in episodes:  # an earlier one may have bad numbers; nothing is read again
-            check_numbers([episode.prompt], [episode.completion], limits)
-        raise
-    return [_summary(episode.task_id, [episode.completion]) for episode in episodes]
-
-
 def encode_completion(completion: Completion, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     """Turn a completion, or the chunk of a snapshot, into bytes.
 
@@ -131,7 +90,7 @@ def encode_completion(completion: Completion, *, max_bytes: int = MAX_RECORD_BYT
         RecordError: the completion is malformed, or longer than `max_bytes`.
     """
     chunk = write(_fields_of(completion))
-    _read_completions(chunk, max_bytes)
+    checked_chunk(chunk, max_bytes)
     return chunk
 
 
@@ -141,29 +100,8 @@ def decode_completion(chunk: bytes, *, max_bytes: int = MAX_RECORD_BYTES) -> Com
     Raises:
         RecordError: whatever is wrong with the bytes.
     """
-    parts = [_completion_of(fields) for fields in _read_completions(chunk, max_bytes)]
+    parts = [_completion_of(fields) for fields in checked_chunk(chunk, max_bytes)]
     return parts[0] if len(parts) == 1 else join_completions(parts)
-
-
-def summaries_of_chunks(
-    chunks: Sequence[bytes], *, max_bytes: int, limits: EpisodeLimits = ANY_RUN
-) -> list[Summary]:
-    """Check chunks of completions and sum each up, in order.
-
-    Raises:
-        RecordError: what `decode_completion` finds wrong with the first that is not valid, or what
-            is beyond the limits of its run.
-    """
-    read_chunks: list[list[CompletionFields]] = []
-    try:
-        for chunk in chunks:
-            read_chunks.append(_read_chunk(chunk, max_bytes))  # noqa: PERF401 - kept if one is bad
-        check_numbers([], [fields for parts in read_chunks for fields in parts], limits)
-    except RecordError:
-        for parts in read_chunks:
-            check_numbers([], parts, limits)
-        raise
-    return [_summary(-1, parts) for parts in read_chunks]
 
 
 def join_completions(chunks: Sequence[Completion]) -> Completion:
@@ -197,53 +135,6 @@ def join_completions(chunks: Sequence[Completion]) -> Completion:
         versions=tuple(versions),
         fences=tuple(fences),
     )
-
-
-def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
-    """Sum up a completion; its parts have been checked."""
-    if len(parts) == 1 and len(parts[0].versions) == len(parts[0].fences) == 1:  # nearly all
-        [(lineage, step, _)], [(fence, _, _)] = parts[0].versions, parts[0].fences
-        return Summary(task_id, len(parts[0].mask), (lineage, step), (lineage, step), fence, fence)
-    length = sum(len(fields.mask) for fields in parts)
-    versions = [(lineage, step) for fields in parts for lineage, step, _ in fields.versions]
-    fences = [fence for fields in parts for fence, _, _ in fields.fences]  # they never decrease
-    none = (-1, -1)
-    newest, oldest = max(versions, default=none), min(versions, default=none)
-    first, last = (fences[0], fences[-1]) if fences else none
-    return Summary(task_id, length, newest, oldest, first, last)
-
-
-def _read_episode(record: bytes, max_bytes: int) -> EpisodeFields:
-    """Read and check all of a record."""
-    fields = _read_parts(record, max_bytes)
-    check_numbers([fields.prompt], [fields.completion])
-    return fields
-
-
-def _read_parts(record: bytes, max_bytes: int) -> EpisodeFields:
-    """Read a record and check all but the numbers in its arrays."""
-    _check_size(record, max_bytes)
-    fields = read(EPISODE, record)
-    check_episode(fields)
-    return fields
-
-
-def _read_completions(chunk: bytes, max_bytes: int) -> list[CompletionFields]:
-    """Read and check all of a chunk."""
-    parts = _read_chunk(chunk, max_bytes)
-    check_numbers([], parts)
-    return parts
-
-
-def _read_chunk(chunk: bytes, max_bytes: int) -> list[CompletionFields]:
-    """Read a chunk, one map or several, and check all but the numbers in its arrays."""
-    _check_size(chunk, max_bytes)
-    parts = read_several(COMPLETION, chunk)
-    for fields in parts:
-        check_completion(fields)
-    if len(parts) > 1:
-        check_fences([fence for fields in parts for fence, _, _ in fields.fences])
-    return parts
 
 
 def _fields_of(completion: Completion) -> CompletionFields:
@@ -310,11 +201,3 @@ def _to_array(values: memoryview, dtype: np.dtype[Any]) -> np.ndarray:
 
 def _concatenate(arrays: Iterable[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
     return np.concatenate([np.empty(0, dtype), *arrays])
-
-
-def _check_size(record: bytes, max_bytes: int) -> None:
-    if len(record) > max_bytes:
-        raise RecordError(
-            f"a record must have at most {max_bytes} bytes, got {len(record)}; "
-            "raise buffer.max_episode_bytes or shorten run.max_completion_tokens"
-        )

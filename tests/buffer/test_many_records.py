@@ -11,16 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buffer.record import codec, wire
+from buffer.record import checked, wire
 from buffer.record.codec import (
     decode_completion,
     decode_episode,
     encode_completion,
     encode_episode,
-    summaries_of_chunks,
-    summaries_of_records,
 )
 from buffer.record.episode import Episode
+from buffer.record.summaries import summaries_of_chunks, summaries_of_records
 from configs.errors import RecordError
 from tests.buffer.support.episodes import episodes
 
@@ -250,7 +249,7 @@ def test_a_refused_record_and_those_beside_it_are_read_once(
     bad: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[bytes] = []
-    monkeypatch.setattr(codec, "EPISODE", _Counting(wire.EPISODE, reads))
+    monkeypatch.setattr(checked, "EPISODE", _Counting(wire.EPISODE, reads))
     records = [_with_numbers(), _with_numbers(), bad]
 
     with pytest.raises(RecordError):
@@ -268,7 +267,7 @@ def test_a_refused_chunk_is_read_once_and_unpacked_once(monkeypatch: pytest.Monk
         unpacked.append(options["max_buffer_size"])
         return unpacker(**options)
 
-    monkeypatch.setattr(codec, "COMPLETION", _Counting(wire.COMPLETION, reads))
+    monkeypatch.setattr(checked, "COMPLETION", _Counting(wire.COMPLETION, reads))
     monkeypatch.setattr(msgpack, "Unpacker", counted)
     good = bytes(msgpack.packb(msgpack.unpackb(_with_numbers())["completion"]))
     bad = bytes(msgpack.packb({**msgpack.unpackb(good), "mask": 1}))

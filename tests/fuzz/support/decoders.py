@@ -32,10 +32,9 @@ from buffer.record.codec import (
     decode_episode,
     encode_completion,
     encode_episode,
-    summaries_of_chunks,
-    summaries_of_records,
 )
 from buffer.record.episode import PolicyVersion
+from buffer.record.summaries import summaries_of_chunks, summaries_of_records
 from configs.errors import CheckpointError, NyalaError, RecordError, SettingsError
 from configs.loader import load
 from console.display.json_lines import read_rows

@@ -1,0 +1,89 @@
+"""Summaries of records and chunks for a broker: many are checked at once, no episode is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from configs.errors import RecordError
+
+from .checked import chunk_but_numbers, record_but_numbers
+from .limits import ANY_RUN, EpisodeLimits
+from .rules import check_numbers
+from .schema import CompletionFields, EpisodeFields
+
+
+class Summary(NamedTuple):
+    """What a broker has to know of a record or a chunk."""
+
+    task_id: int
+    """-1 of a chunk."""
+    length: int
+    """Tokens of the completion."""
+    newest: tuple[int, int]
+    """Lineage and step of the newest version of its tokens."""
+    oldest: tuple[int, int]
+    """Of the oldest; (-1, -1) without tokens."""
+    first_fence: int
+    """Of its tokens; -1 without any."""
+    fence: int
+    """The last one that it has tokens of."""
+
+
+def summaries_of_records(
+    records: Sequence[bytes], *, max_bytes: int, limits: EpisodeLimits = ANY_RUN
+) -> list[Summary]:
+    """Check episode records and sum each up, in order; no episode is made.
+
+    Raises:
+        RecordError: what `decode_episode` finds wrong with the first that is not valid, or what
+            is beyond the limits of its run.
+    """
+    episodes: list[EpisodeFields] = []
+    try:
+        for record in records:
+            fields = record_but_numbers(record, max_bytes)
+            limits.check_prompt(len(fields.prompt) // 4)
+            limits.check_completion(len(fields.completion.mask))
+            episodes.append(fields)
+        check_numbers([e.prompt for e in episodes], [e.completion for e in episodes], limits)
+    except RecordError:
+        for episode in episodes:  # an earlier one may have bad numbers; nothing is read again
+            check_numbers([episode.prompt], [episode.completion], limits)
+        raise
+    return [_summary(episode.task_id, [episode.completion]) for episode in episodes]
+
+
+def summaries_of_chunks(
+    chunks: Sequence[bytes], *, max_bytes: int, limits: EpisodeLimits = ANY_RUN
+) -> list[Summary]:
+    """Check chunks of completions and sum each up, in order.
+
+    Raises:
+        RecordError: what `decode_completion` finds wrong with the first that is not valid, or what
+            is beyond the limits of its run.
+    """
+    read_chunks: list[list[CompletionFields]] = []
+    try:
+        for chunk in chunks:
+            read_chunks.append(chunk_but_numbers(chunk, max_bytes))  # noqa: PERF401 - kept if one is bad
+        check_numbers([], [fields for parts in read_chunks for fields in parts], limits)
+    except RecordError:
+        for parts in read_chunks:
+            check_numbers([], parts, limits)
+        raise
+    return [_summary(-1, parts) for parts in read_chunks]
+
+
+def _summary(task_id: int, parts: Sequence[CompletionFields]) -> Summary:
+    """Sum up a completion; its parts have been checked."""
+    if len(parts) == 1 and len(parts[0].versions) == len(parts[0].fences) == 1:  # nearly all
+        [(lineage, step, _)], [(fence, _, _)] = parts[0].versions, parts[0].fences
+        return Summary(task_id, len(parts[0].mask), (lineage, step), (lineage, step), fence, fence)
+    length = sum(len(fields.mask) for fields in parts)
+    versions = [(lineage, step) for fields in parts for lineage, step, _ in fields.versions]
+    fences = [fence for fields in parts for fence, _, _ in fields.fences]  # they never decrease
+    none = (-1, -1)
+    newest, oldest = max(versions, default=none), min(versions, default=none)
+    first, last = (fences[0], fences[-1]) if fences else none
+    return Summary(task_id, length, newest, oldest, first, last)
