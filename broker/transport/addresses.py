@@ -5,14 +5,27 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from configs.errors import SettingsError
+
 
 def reachable(endpoint: str) -> str:
-    """Return an endpoint for others; for `0.0.0.0`, that which outward packets come from."""
+    """Return an endpoint for others; for `0.0.0.0`, that which outward packets come from.
+
+    Raises:
+        SettingsError: No packets go outward.
+    """
     host, port = host_and_port(endpoint)
     if ipaddress.ip_address(host).is_unspecified:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
-            outward.connect(("192.0.2.1", 9))  # a documentation address; connecting sends nothing
-            host = outward.getsockname()[0]
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outward:
+                outward.connect(("192.0.2.1", 9))  # for documentation; connecting sends nothing
+                host = outward.getsockname()[0]
+        except OSError as error:
+            raise SettingsError(
+                f"a server at {endpoint} must have a default route to find its own address, got: "
+                f"{error}; listen at an address of this machine instead, or name the one by which "
+                f"others reach it (broker.advertise, learner.advertise)"
+            ) from error
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 

@@ -105,18 +105,13 @@ async def _serve(
     settings: PublisherSettings, router: zmq.asyncio.Socket, authenticator: ZapAuthenticator
 ) -> None:
     bound = bound_endpoint(router)
-    endpoint = reachable(bound)
-    host, _ = host_and_port(endpoint)
-    if settings.advertise is not None:
-        endpoint = advertised(bound, settings.advertise)
-    groups = BroadcastSettings(
-        host, settings.join_s, settings.send_s, settings.use_cuda, settings.ports
-    )
+    named = settings.advertise  # then nobody needs its own address, and there may be no route to it
+    endpoint = reachable(bound) if named is None else advertised(bound, named)
     server = WeightServer(
         router,
         Slots(settings.slots),
         run=settings.run,
-        broadcast=groups if settings.broadcast else None,
+        broadcast=_groups(settings, bound) if settings.broadcast else None,
         store=WeightStore(settings.store, settings.run) if settings.store is not None else None,
         chain=SparseChain() if settings.sparse else None,
         report=_report_sent,
@@ -137,6 +132,14 @@ async def _serve(
         await ended.wait()
         for task in working:
             task.cancel()
+
+
+def _groups(settings: PublisherSettings, bound: str) -> BroadcastSettings:
+    """Return how groups meet: their stores listen where the publisher does."""
+    host, _ = host_and_port(reachable(bound))
+    return BroadcastSettings(
+        host, settings.join_s, settings.send_s, settings.use_cuda, settings.ports
+    )
 
 
 def _read_stdin(server: WeightServer, brokers: BrokerList, ended: asyncio.Event) -> None:

@@ -18,6 +18,7 @@ from learner.weights import sidecar
 from learner.weights.publisher_process import PublisherSettings, parse
 from learner.weights.sidecar import Sidecar
 from tests.learner.support.listening import listening
+from tests.system.support.own_network import OwnNetwork
 from tests.weights.support.plane import Plane
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,42 @@ def test_a_publisher_on_all_interfaces_names_one_that_others_can_reach():
 )
 def test_a_publisher_names_the_address_that_it_is_given(address, endpoint):
     assert advertised("tcp://0.0.0.0:5", address) == endpoint
+
+
+def test_a_publisher_with_a_name_needs_no_route_out_of_its_network(tmp_path):
+    network = OwnNetwork(tmp_path, route=False)
+    try:
+        named = _first_line(tmp_path, network, endpoint="tcp://0.0.0.0:0", advertise="hub:5758")
+        assert json.loads(named)["endpoint"] == "tcp://hub:5758"
+
+        nameless = _first_line(tmp_path, network, endpoint="tcp://0.0.0.0:0")
+        assert "must have a default route to find its own address" in nameless
+        assert "learner.advertise" in nameless
+    finally:
+        network.close()
+
+
+def _first_line(folder: Path, network: OwnNetwork, **changes) -> str:
+    """Start a publisher in a network; where it listens, or why it ended."""
+    make_keys(folder / "keys")
+    with subprocess.Popen(
+        [
+            *network.inside,
+            sys.executable,
+            "-m",
+            "learner.weights.publisher_process",
+            settings(folder, **changes).argument(),
+        ],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        _, errors = process.communicate(timeout=60)
+    return line or errors
 
 
 def test_actors_reach_a_publisher_where_it_says_also_after_its_death(tmp_path):

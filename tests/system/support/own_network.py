@@ -16,15 +16,17 @@ class OwnNetwork:
     Args:
         folder: Empty.
         names: Of `ADDRESS`.
+        route: It has a default route, which leads nowhere.
     """
 
-    def __init__(self, folder: Path, *names: str) -> None:
+    def __init__(self, folder: Path, *names: str, route: bool = True) -> None:
         hosts, ready = folder / "hosts", folder / "ready"
         hosts.write_text(f"127.0.0.1 localhost\n{ADDRESS} {' '.join(names)}\n")
         inside = (
             f"mount --bind {hosts} /etc/hosts; ip link set lo up",
             "ip link add out type veth peer name in; ip link set in up; ip link set out up",
-            f"ip address add {ADDRESS}/24 dev out; ip route add default dev out",
+            f"ip address add {ADDRESS}/24 dev out",
+            "ip route add default dev out" if route else "true",
             f"touch {ready}; exec sleep 3600",
         )
         self._holder = subprocess.Popen(["unshare", "-rmn", "sh", "-euc", "; ".join(inside)])
