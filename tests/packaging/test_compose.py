@@ -81,6 +81,14 @@ def test_only_broker_and_learner_have_a_way_to_redis():
     assert holders == {"redis", "secrets"}
 
 
+def test_a_collectors_key_goes_to_those_that_trace_and_only_where_it_is_set():
+    name = "OTEL_EXPORTER_OTLP_HEADERS"
+    given = {each: SERVICES[each].get("environment", {}) for each in SERVICES}
+
+    assert {each for each, variables in given.items() if name in variables} == ROLES
+    assert all(given[each][name] is None for each in ROLES), "compose's form of: as it is here"
+
+
 def test_a_secret_key_is_mounted_by_its_owner_alone():
     for role in ("broker", "learner", "actor"):
         holders = {name for name in SERVICES if f"{role}-keys" in volumes_of(name)}
