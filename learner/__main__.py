@@ -4,8 +4,9 @@
     python -m learner --config runs/x/config.yaml --nodes 2 --node-rank 1 --rendezvous 10.0.0.1:9000
     python -m learner warm-start --config runs/x/config.yaml --pairs pairs.jsonl --out runs/x/init
 
-Exit codes: 0 finished, or stopped by SIGTERM after a checkpoint (then there is no summary.json);
-2 a person has to change something; 3 another learner owns the run; anything else is a crash.
+Exit codes: 0 finished; `learner.exit_when_told`, which is 0 by default, stopped by SIGTERM after a
+checkpoint (then there is no summary.json); 2 a person has to change something; 3 another learner
+owns the run; anything else is a crash.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace) -> int:
-    """Run one rank, or launch all of this machine."""
+    """Run one rank, or launch all of this machine; the exit code."""
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -81,17 +82,23 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
         if "TORCHELASTIC_RUN_ID" not in os.environ:  # the launcher is ours
             die_with_launcher()
     elif chosen.nodes > 1:
-        return _launch_node(settings, arguments, chosen, stopping)
+        return _launch_node(settings, arguments, chosen, stopping) or _code_of_end(settings)
     elif settings.learner.ranks > 1:
         ranks = usable_ranks(settings.learner, fits_of(settings))
-        return launch(arguments, ranks=ranks, stopping=stopping)
+        return launch(arguments, ranks=ranks, stopping=stopping) or _code_of_end(settings)
     with without_collection():
         from .assembly import run_learner  # noqa: PLC0415 - torch
 
     with _tracing(settings):
         is_finished = run_learner(settings, stopping)
     log.info("finished" if is_finished else "stopped")
-    return 0
+    return 0 if "RANK" in os.environ else _code_of_end(settings)  # of a rank its launcher decides
+
+
+def _code_of_end(settings: Settings) -> int:
+    """Return the exit code of a learner that has ended well: at the last batch, or told to go."""
+    is_finished = (settings.run.folder / "summary.json").exists()
+    return 0 if is_finished else settings.learner.exit_when_told
 
 
 def _tracing(settings: Settings) -> AbstractContextManager[None]:

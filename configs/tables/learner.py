@@ -119,6 +119,11 @@ class LearnerSettings(Table):
     checkpoints goes on from the newest there. null = nowhere.
 
     Change it when the learner's disk may be lost."""
+    exit_when_told: Annotated[int, Field(ge=0, le=125)] = 0
+    """Exit code of a learner that was told to go (SIGTERM, SIGINT) before its last batch, where 0
+    means the end of the run: by another code a scheduler knows to start it again.
+
+    Change it for a scheduler that starts again only what ends with an error."""
     collective_timeout_s: Seconds = 600.0
     """Longest wait of a rank for the others before all of them end; a slow disk and a compilation
     must fit in.

@@ -87,13 +87,13 @@ def _beats_too_rarely(settings: AllTables) -> str | None:
 
 
 def _ends_like_an_error(settings: AllTables) -> str | None:
-    code = settings.actors.exit_when_told
-    if code == 0 or code >= FIRST_FREE_CODE:
-        return None
-    return (
-        f"actors.exit_when_told must be 0 or >= {FIRST_FREE_CODE}, got {code}; "
-        f"codes between them are those of errors (docs/fleet.md)"
-    )
+    for role, table in (("actors", settings.actors), ("learner", settings.learner)):
+        if 0 < (code := table.exit_when_told) < FIRST_FREE_CODE:
+            return (
+                f"{role}.exit_when_told must be 0 or >= {FIRST_FREE_CODE}, got {code}; "
+                f"codes between them are those of errors (docs/fleet.md)"
+            )
+    return None
 
 
 def _finds_no_number(settings: AllTables) -> str | None:

@@ -13,9 +13,12 @@ from configs.errors import SettingsError
 from configs.fleet.wanted import first_wanted
 from configs.loader import save
 from configs.settings import Settings
+from configs.weight_path import uses_groups
 from learner.checkpointing.manifest import run_key
 
 Target = Literal["kubernetes", "slurm", "skypilot"]
+NAMES = {"kubernetes": "Kubernetes", "slurm": "Slurm", "skypilot": "SkyPilot"}
+EVERYWHERE = "tcp://0.0.0.0:5758"
 AFTER_DRAIN_S = 35  # to take leave, and to end engine and rewards
 CHECKOUT = Path(__file__).parents[2]
 IN_POD = Path("/srv/nyala/runs")
@@ -65,6 +68,11 @@ def _refuse_what_it_cannot_run(settings: Settings, target: Target) -> None:
             "init; actors in other pods have no way to the hub's files: copy the model into an "
             "image of yours, and name its folder"
         )
+    if target != "slurm" and settings.learner.broadcast:
+        raise SettingsError(
+            f"learner.broadcast must be null or false on {NAMES[target]}, got true; actors reach "
+            f"the publisher by a name there, and process groups need its own address"
+        )
     if target != "skypilot":
         return
     if settings.run.model == "init":
@@ -100,6 +108,14 @@ def _directory(settings: Settings, target: Target) -> Path:
     return IN_POD if target == "kubernetes" else settings.run.directory.absolute()
 
 
+def _publisher_under_slurm(settings: Settings) -> str:
+    """Name the publisher, for actors that pull; process groups use its own address."""
+    everywhere = settings.learner.model_copy(update={"publisher_endpoint": EVERYWHERE})
+    if uses_groups(settings.run, everywhere):
+        return ""
+    return ' --set "learner.advertise=$hub"'
+
+
 def _values(settings: Settings, out: Path) -> dict[str, str | int]:
     fleet = settings.fleet
     return {
@@ -113,6 +129,7 @@ def _values(settings: Settings, out: Path) -> dict[str, str | int]:
         "max_actors": fleet.max_actors or settings.broker.max_actors,
         "last_actor": fleet.min_actors - 1,
         "grace": math.ceil(settings.actors.drain_s) + AFTER_DRAIN_S,
+        "publisher": _publisher_under_slurm(settings),
         "hub_gpus": settings.learner.ranks,
         "actor_gpus": settings.actors.tensor_parallel_size,
     }

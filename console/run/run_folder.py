@@ -36,6 +36,7 @@ HARMLESS_KEYS = {
     "learner.broadcast_send_s",
     "learner.checkpoint_every",
     "learner.eval_timeout_s",
+    "learner.exit_when_told",
     "learner.keep_checkpoints",
     "learner.metrics_endpoint",
     "learner.publisher_endpoint",

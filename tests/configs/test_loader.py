@@ -136,6 +136,10 @@ def test_tables_that_contradict_each_other_are_refused(write):
             "$.actors.exit_when_told must be 0 or >= 10, got 9; codes between them are those of",
         ),
         (
+            ["learner.exit_when_told=1"],
+            "$.learner.exit_when_told must be 0 or >= 10, got 1; codes between them are those of",
+        ),
+        (
             ["actors.in_process=true", "actors.tensor_parallel_size=2"],
             "$.actors.in_process must be null or false with actors.tensor_parallel_size 2, got",
         ),

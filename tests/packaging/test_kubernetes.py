@@ -105,6 +105,7 @@ MUTANTS: dict[str, Change] = {
         0
     ].update(ports=[{"port": 5757}]),
     "learner.advertise: nobody listens": replaced(HUB, "hub:5758", "hub:5759"),
+    "broker.advertise: nobody listens": without(HUB, "--set=broker.advertise"),
     "the Service selects no pod": lambda r: r.documents["Service", HUB]["spec"].update(
         selector={"app": "x"}
     ),
@@ -217,6 +218,9 @@ def test_what_pods_cannot_have_is_refused(tmp_path):
     made = Settings.model_validate({"run": {"model": "init"}})
     with pytest.raises(SettingsError, match=r"run\.model must be a name on the hub, .* got init"):
         render(made, "kubernetes", tmp_path)
+    groups = Settings.model_validate({"run": {"model": "m"}, "learner": {"broadcast": True}})
+    with pytest.raises(SettingsError, match="must be null or false on Kubernetes, got true"):
+        render(groups, "kubernetes", tmp_path)
     with pytest.raises(SettingsError, match="OUT must be a path without spaces"):
         render(settings(), "slurm", tmp_path / "my files")
 

@@ -102,6 +102,7 @@ MUTANTS: list[tuple[str, Change]] = [
         replaced(HUB, "checkpoint.key $run", "checkpoint.key ~"),
     ),
     ("hub: no actor may register", replaced(HUB, "$keys.new/allowed/enrolment\n", "$keys.new\n")),
+    ("actor-0: its broker is told", replaced(HUB, "--set broker.advertise=$hub:5757")),
     ("actor-0: nobody publishes", replaced(HUB, "--set learner.advertise=$hub:5758")),
     ("actor-0: nobody publishes", replaced(HUB, "$hub:5758", "$hub:5757")),
     ("actor-0: nobody listens", replaced(HUB, "tcp://0.0.0.0:5757", "tcp://127.0.0.1:5757")),

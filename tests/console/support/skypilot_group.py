@@ -225,6 +225,8 @@ def _of_the_actor(machine: Machine, hub: Machine, group: Group) -> Iterator[str]
     name = f"hub-0.{group.header['name']}"
     if settings.broker.endpoint != listens.broker.endpoint.replace("0.0.0.0", name):
         yield f"nobody listens at {settings.broker.endpoint}"
+    if listens.broker.advertise != settings.broker.endpoint.removeprefix("tcp://"):
+        yield f"its broker is told to be at {listens.broker.advertise}"
     published = listens.learner.publisher_endpoint.replace("tcp://0.0.0.0", name)
     if listens.learner.advertise != published:
         yield f"nobody publishes at {listens.learner.advertise}"

@@ -194,6 +194,10 @@ def _of_the_way(recipes: Recipes) -> Iterator[str]:
     asked = given(recipes.pod("nyala-actor")["containers"][0])
     ways = {
         "broker.endpoint": (asked.get("broker.endpoint", ""), listens.get("broker.endpoint", "")),
+        "broker.advertise": (
+            f"tcp://{listens.get('broker.advertise', '')}",
+            listens.get("broker.endpoint", ""),
+        ),
         "learner.advertise": (
             f"tcp://{listens.get('learner.advertise', '')}",
             listens.get("learner.publisher_endpoint", ""),
