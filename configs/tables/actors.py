@@ -187,6 +187,10 @@ class FleetSettings(Table):
     """Most actors that the run wants; null = `broker.max_actors`.
 
     Change it when there are no more machines, or no more should be paid for."""
+    learner_nodes: Positive = 1
+    """Machines of the learner, each with `learner.ranks` processes, in recipes for Kubernetes.
+
+    Change it when the model, or its batches, want more cards than a machine has."""
     price_per_actor_hour: Money | None = None
     """What an actor costs in an hour, in any currency; null = nobody counts.
 

@@ -9,11 +9,14 @@ from string import Template
 from typing import Literal
 
 from broker.transport.keys import make_keys
+from buffer.client.address import split_url, without_password
 from configs.errors import SettingsError
 from configs.fleet.wanted import first_wanted
 from configs.loader import save
+from configs.secrets import FILE_NAME, redis_url_of, write_secret
 from configs.settings import Settings
-from configs.weight_path import uses_groups
+from configs.weight_path import is_loopback, uses_groups
+from console.run.own_files import with_value
 from learner.checkpointing.manifest import run_key
 
 Target = Literal["kubernetes", "slurm", "skypilot"]
@@ -43,17 +46,19 @@ def render(settings: Settings, target: Target, out: Path) -> list[Path]:
     if not PLAIN.fullmatch(str(out)):
         raise SettingsError(f"OUT must be a path without spaces and quotes, got {out}")
     _refuse_what_it_cannot_run(settings, target)
-    settings = settings.model_copy(
-        update={"run": settings.run.model_copy(update={"directory": _directory(settings, target)})}
-    )
+    settings = with_value(settings, "run", "directory", _directory(settings, target))
     values = _values(settings, out)
     out.mkdir(parents=True, exist_ok=True)
     make_keys(out / "keys")
+    if target == "kubernetes" and settings.buffer.url is not None:
+        url = redis_url_of() or settings.buffer.url
+        write_secret(out / FILE_NAME, url)
+        settings = with_value(settings, "buffer", "url", without_password(url))
     save(settings, out / "config.yaml")
     if target == "skypilot":
         run_key(out / "keys")
     written = []
-    for name, text in _recipes(target, values).items():
+    for name, text in _recipes(settings, target, values).items():
         path = out / name
         path.write_text(text, encoding="utf-8")
         path.chmod(0o755 if path.suffix == ".sh" else 0o644)
@@ -62,11 +67,13 @@ def render(settings: Settings, target: Target, out: Path) -> list[Path]:
 
 
 def _refuse_what_it_cannot_run(settings: Settings, target: Target) -> None:
-    if target == "kubernetes" and settings.run.model == "init":
+    if target == "kubernetes":
+        _refuse_what_pods_cannot_have(settings)
+    elif settings.fleet.learner_nodes > 1:
         raise SettingsError(
-            "run.model must be a name on the hub, or a folder of the image, on Kubernetes, got "
-            "init; actors in other pods have no way to the hub's files: copy the model into an "
-            "image of yours, and name its folder"
+            f"fleet.learner_nodes must be 1 on {NAMES[target]}, got "
+            f"{settings.fleet.learner_nodes}; start the learner on each machine yourself "
+            f"(docs/parallelism.md)"
         )
     if target != "slurm" and settings.learner.broadcast:
         raise SettingsError(
@@ -88,12 +95,34 @@ def _refuse_what_it_cannot_run(settings: Settings, target: Target) -> None:
         )
 
 
-def _recipes(target: Target, values: dict[str, str | int]) -> dict[str, str]:
+def _refuse_what_pods_cannot_have(settings: Settings) -> None:
+    if settings.run.model == "init":
+        raise SettingsError(
+            "run.model must be a name on the hub, or a folder of the image, on Kubernetes, got "
+            "init; actors in other pods have no way to the hub's files: copy the model into an "
+            "image of yours, and name its folder"
+        )
+    url, nodes = settings.buffer.url, settings.fleet.learner_nodes
+    if url is not None and is_loopback(f"tcp://{split_url(url).hostname or 'localhost'}:0"):
+        raise SettingsError(
+            f"buffer.url must be a Redis that pods reach, got {without_password(url)}; name a "
+            f"Service, or leave it out for a Redis beside broker and learner"
+        )
+    if nodes > 1 and (url is None or not settings.run.trusted_network):
+        raise SettingsError(
+            f"fleet.learner_nodes must be 1 without both buffer.url and run.trusted_network, got "
+            f"{nodes}; each node reads its episodes from a Redis that all reach, and whoever is on "
+            f"their network can read and write weights (docs/parallelism.md)"
+        )
+
+
+def _recipes(settings: Settings, target: Target, values: dict[str, str | int]) -> dict[str, str]:
     """Fill the templates in; those of SkyPilot become one file, with as many actors as it has."""
     folder = Path(__file__).parent / target
-    templates = {
-        path.name: _Recipe(path.read_text(encoding="utf-8")) for path in sorted(folder.iterdir())
-    }
+    files = [*folder.glob("*.*")]
+    if target == "kubernetes":
+        files += (folder / ("hub" if settings.buffer.url is None else "parts")).iterdir()
+    templates = {path.name: _Recipe(path.read_text(encoding="utf-8")) for path in files}
     if target != "skypilot":
         return {name: template.substitute(values) for name, template in templates.items()}
     jobs = [templates["hub.yaml"].substitute(values)]
@@ -129,6 +158,9 @@ def _values(settings: Settings, out: Path) -> dict[str, str | int]:
         "max_actors": fleet.max_actors or settings.broker.max_actors,
         "last_actor": fleet.min_actors - 1,
         "grace": math.ceil(settings.actors.drain_s) + AFTER_DRAIN_S,
+        "broker": "nyala-hub" if settings.buffer.url is None else "nyala-broker",
+        "nodes": fleet.learner_nodes,
+        "runs_access": "ReadWriteOnce" if fleet.learner_nodes == 1 else "ReadWriteMany",
         "publisher": _publisher_under_slurm(settings),
         "hub_gpus": settings.learner.ranks,
         "actor_gpus": settings.actors.tensor_parallel_size,

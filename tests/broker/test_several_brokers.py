@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 
 import pytest
 
 from broker.client.client import BrokerClient
-from broker.protocol.messages import BeatRequest, LeaseRequest, Verdict
+from broker.protocol.messages import BeatRequest, Enrol, LeaseRequest, Verdict
+from broker.transport.allow_list import revoke
+from broker.transport.keys import load_pair, new_pair
 from buffer import operations
 from buffer.store import AsyncStore
+from configs.errors import RefusedError
 from configs.loader import save
 from configs.settings import Settings
 from tests.broker.support.broker_process import free_port, process
@@ -45,6 +49,11 @@ async def brokers_told(actor: BrokerClient) -> tuple[str, ...]:
     """What the answer to the next heartbeat says."""
     await asyncio.sleep(0.1)
     return (await actor.beat(BeatRequest((), FIRST))).brokers
+
+
+async def lease_for_ever(actor: BrokerClient) -> None:
+    while True:
+        await actor.lease(LeaseRequest(1, FIRST), deadline_s=20)
 
 
 def test_actors_of_a_killed_broker_go_on_at_the_other(
@@ -137,6 +146,41 @@ def test_a_broker_that_stops_in_order_is_named_to_nobody(
             while second_at in await brokers_told(actor):
                 asked += 1
                 assert asked < 40  # it would be forgotten after ten seconds in any case
+        await here.close()
+
+    asyncio.run(asyncio.wait_for(story(), 120))
+
+
+def test_a_key_that_an_actor_registers_at_one_broker_holds_at_the_other(
+    redis_url: str, run_settings: Settings
+) -> None:
+    second_at = f"tcp://127.0.0.1:{free_port()}"
+    keys, others = run_settings.run.folder / "keys", run_settings.run.folder / "others"
+    others.mkdir(mode=0o700)  # of another machine: the list alone is shared
+    for name in ("broker.key", "broker.pub"):
+        shutil.copy(keys / name, others)
+    (others / "allowed").symlink_to(keys / "allowed")
+
+    async def story() -> None:
+        store = AsyncStore(redis_url, RUN)
+        await begin(store, groups=1)
+        here = Ring(store, run_settings.broker.endpoint, keys)
+        with (
+            process(run_settings, redis_url),
+            process(
+                run_settings, redis_url, f"broker.endpoint={second_at}", f"broker.keys={others}"
+            ),
+        ):
+            pair = new_pair()
+            holder = here.client("starting", keys=load_pair(keys, "enrolment"))
+            registered = await holder.order(Enrol(pair.public.decode()), deadline_s=30)
+            actor = here.client("actor-1", keys=pair, endpoint=second_at)
+            await actor.hello(hello("actor-1"), deadline_s=30)
+            assert (await actor.lease(LeaseRequest(1, FIRST))).leases
+
+            revoke(keys, registered.text)
+            with pytest.raises(RefusedError, match="revoked"):
+                await lease_for_ever(actor)
         await here.close()
 
     asyncio.run(asyncio.wait_for(story(), 120))

@@ -5,13 +5,10 @@ mounts them. `kubernetes-validate --strict` beside CI compares the files with Ku
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,17 @@ from configs.loader import load
 from configs.settings import Settings
 from console.fleet.render import render
 from console.run.redis_server import free_port
-from tests.broker.support.mounted_secret import mount
+from tests.packaging.support.kubernetes_changes import (
+    Change,
+    container,
+    mounted,
+    moved,
+    replaced,
+    volume,
+    without,
+    without_mount,
+    without_volume,
+)
 from tests.packaging.support.kubernetes_file import (
     GPU,
     ROOT,
@@ -31,7 +38,6 @@ from tests.packaging.support.kubernetes_file import (
     rendered,
 )
 
-Change = Callable[[Recipes], object]
 ACTOR, HUB = "nyala-actor", "nyala-hub"
 DEPLOYMENT, SCALED = ("Deployment", ACTOR), ("ScaledObject", ACTOR)
 
@@ -44,50 +50,6 @@ def settings(**fleet: object) -> Settings:
 @pytest.fixture
 def recipes(tmp_path: Path) -> Recipes:
     return rendered(tmp_path / "out", settings(max_actors=9))
-
-
-def container(recipes: Recipes, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = recipes.pod(name)["containers"][0]
-    return found
-
-
-def without(name: str, word: str) -> Change:
-    """Take the arguments out that begin so."""
-
-    def change(recipes: Recipes) -> None:
-        own = container(recipes, name)
-        own["command"] = [each for each in own["command"] if not each.startswith(word)]
-
-    return change
-
-
-def replaced(name: str, old: str, new: str) -> Change:
-    def change(recipes: Recipes) -> None:
-        own = container(recipes, name)
-        own["command"] = [each.replace(old, new) for each in own["command"]]
-
-    return change
-
-
-def without_volume(name: str, volume: str) -> Change:
-    def change(recipes: Recipes) -> None:
-        pod = recipes.pod(name)
-        pod["volumes"] = [each for each in pod["volumes"] if each["name"] != volume]
-
-    return change
-
-
-def without_mount(name: str, place: str) -> Change:
-    def change(recipes: Recipes) -> None:
-        own = container(recipes, name)
-        own["volumeMounts"] = [each for each in own["volumeMounts"] if each["mountPath"] != place]
-
-    return change
-
-
-def volume(recipes: Recipes, name: str, volume: str) -> dict[str, Any]:
-    found: dict[str, Any] = next(v for v in recipes.pod(name)["volumes"] if v["name"] == volume)
-    return found
 
 
 MUTANTS: dict[str, Change] = {
@@ -223,27 +185,6 @@ def test_what_pods_cannot_have_is_refused(tmp_path):
         render(groups, "kubernetes", tmp_path)
     with pytest.raises(SettingsError, match="OUT must be a path without spaces"):
         render(settings(), "slurm", tmp_path / "my files")
-
-
-def mounted(tmp_path: Path, recipes: Recipes, name: str) -> Path:
-    """A Secret's files as a kubelet mounts them."""
-    (generator,) = [
-        each for each in recipes.kustomization["secretGenerator"] if each["name"] == name
-    ]
-    is_root = os.geteuid() == 0
-    return mount(
-        tmp_path / name,
-        [recipes.folder / file for file in generator["files"]],
-        owner=0 if is_root else -1,
-        group=os.getegid() if is_root else -1,
-        mode=0o440 if is_root else 0o400,
-    )
-
-
-def moved(words: list[str], places: dict[str, Path]) -> list[str]:
-    """Put our folders where the container has mounts."""
-    pattern = "|".join(sorted(places, key=len, reverse=True))
-    return [re.sub(rf"({pattern})\b", lambda match: str(places[match[1]]), each) for each in words]
 
 
 def test_the_hub_begins_with_its_keys_once(recipes, tmp_path):

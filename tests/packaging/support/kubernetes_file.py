@@ -16,7 +16,12 @@ ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 GPU = "nvidia.com/gpu"
 AFTER_DRAIN_S = 20  # to leave, and to end engine and rewards
-WRITABLE = ("/tmp", "/home/nyala", "/models", "/dev/shm")
+WRITABLE = ("/tmp", "/home/nyala")
+OF_ENGINES = ("/models", "/dev/shm")
+"""Where those with a model write, beside."""
+JOBS = ("nyala-hub", "nyala-learner")
+NAMES = (*JOBS, "nyala-broker", "nyala-actor")
+REDIS_FILE = "/run/nyala/redis/redis.url"
 GAUGE = "nyala_actors_wanted"
 
 Document = dict[str, Any]
@@ -34,9 +39,28 @@ class Recipes:
 
     def pod(self, name: str) -> Document:
         """Return the specification of the pods of a Deployment or a Job."""
-        kind = "Job" if name == "nyala-hub" else "Deployment"
-        pod: Document = self.documents[kind, name]["spec"]["template"]["spec"]
+        pod: Document = self.documents[kind_of(name), name]["spec"]["template"]["spec"]
         return pod
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the pods: those of a hub, or of broker and learner apart, and actors'."""
+        return [name for name in NAMES if (kind_of(name), name) in self.documents]
+
+    @property
+    def broker(self) -> str:
+        """Name of the pods in which brokers run."""
+        return "nyala-broker" if "nyala-broker" in self.names else "nyala-hub"
+
+    @property
+    def learner(self) -> str:
+        """Name of the pods in which the learner runs."""
+        return "nyala-learner" if "nyala-learner" in self.names else "nyala-hub"
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of what starts these pods."""
+    return "Job" if name in JOBS else "Deployment"
 
 
 def rendered(folder: Path, settings: Settings) -> Recipes:
@@ -56,13 +80,19 @@ def rendered(folder: Path, settings: Settings) -> Recipes:
 def problems(recipes: Recipes) -> list[str]:
     """List what would keep the pods from starting, meeting, sampling, being counted or leaving."""
     found = [*_of_scaling(recipes), *_of_the_way(recipes)]
-    for name in ("nyala-hub", "nyala-actor"):
+    for name in recipes.names:
         pod = recipes.pod(name)
         container = pod["containers"][0]
-        checks = (_of_program, _of_user, _of_places, _of_the_end, _of_probe)
+        checks = [_of_program, _of_user, _of_places, _of_the_end]
+        if name != "nyala-broker":
+            checks += [_of_cards, _of_shared_memory]
+        if name != "nyala-learner":  # nobody waits for it
+            checks.append(_of_probe)
         found += [f"{name}: {text}" for check in checks for text in check(pod, container)]
         found += [f"{name}: {text}" for text in _of_sources(recipes, pod, container)]
     found += [f"nyala-actor: {text}" for text in _of_the_actor(recipes)]
+    if "nyala-broker" in recipes.names:
+        found += problems_of_parts(recipes)
     return found
 
 
@@ -81,11 +111,14 @@ def _of_program(_pod: Document, container: Document) -> Iterator[str]:
         yield "the image's programs are elsewhere"
     if container.get("args"):
         yield "arguments are in two places"
-    if GPU not in container.get("resources", {}).get("limits", {}):
-        yield "no GPU"
     for key in ("--config", "broker.endpoint", "broker.keys", "run.directory"):
         if key not in given(container):
             yield f"{key} is not given"
+
+
+def _of_cards(_pod: Document, container: Document) -> Iterator[str]:
+    if GPU not in container.get("resources", {}).get("limits", {}):
+        yield "no GPU"
 
 
 def _of_sources(recipes: Recipes, pod: Document, container: Document) -> Iterator[str]:
@@ -132,17 +165,28 @@ def _of_user(pod: Document, container: Document) -> Iterator[str]:
         yield "each start opens the keys on a volume to the group"
 
 
-def _of_places(pod: Document, container: Document) -> Iterator[str]:
+def writable(pod: Document, container: Document) -> Document:
+    """Return the volumes that a container may write, by their places."""
     volumes = {volume["name"]: volume for volume in pod.get("volumes", [])}
-    places = {
+    return {
         mount["mountPath"]: volumes.get(mount["name"], {})
         for mount in container.get("volumeMounts", [])
         if not mount.get("readOnly")
     }
-    for place in WRITABLE:
+
+
+def _of_places(
+    pod: Document, container: Document, needed: tuple[str, ...] = WRITABLE
+) -> Iterator[str]:
+    places = writable(pod, container)
+    for place in needed:
         if not {"emptyDir", "persistentVolumeClaim"} & set(places.get(place, {})):
             yield f"{place} is not writable"
-    shared = places.get("/dev/shm", {}).get("emptyDir", {})
+
+
+def _of_shared_memory(pod: Document, container: Document) -> Iterator[str]:
+    yield from _of_places(pod, container, OF_ENGINES)
+    shared = writable(pod, container).get("/dev/shm", {}).get("emptyDir", {})
     if shared.get("medium") != "Memory":
         yield "/dev/shm is no memory"
 
@@ -179,38 +223,46 @@ def _of_the_actor(recipes: Recipes) -> Iterator[str]:
 
 
 def _of_the_way(recipes: Recipes) -> Iterator[str]:
-    """From an actor to the hub: name, port, listener, policy."""
-    hub = recipes.pod("nyala-hub")["containers"][0]
-    listens = given(hub)
-    service = recipes.documents["Service", "nyala-hub"]
-    offered = {port["port"] for port in service["spec"]["ports"]}
-    policy = recipes.documents["NetworkPolicy", "nyala-hub"]["spec"]["ingress"]
-    admitted = {
+    """From an actor to broker and publisher: name, port, listener, policy."""
+    asked = given(recipes.pod("nyala-actor")["containers"][0])
+    brokers = given(recipes.pod(recipes.broker)["containers"][0])
+    learner = given(recipes.pod(recipes.learner)["containers"][0])
+    own = "$(POD_IP)" if recipes.broker == "nyala-broker" else "nyala-hub"
+    publisher = "nyala-hub" if recipes.learner == "nyala-hub" else "nyala-learner-0.nyala-learner"
+    at, published_at = brokers.get("broker.endpoint"), learner.get("learner.publisher_endpoint")
+    ways = (
+        ("broker.endpoint", asked.get("broker.endpoint", ""), at, recipes.broker, recipes.broker),
+        ("broker.advertise", _named(brokers, "broker"), at, own, recipes.broker),
+        ("learner.advertise", _named(learner, "learner"), published_at, publisher, recipes.learner),
+    )
+    for name, to, listens, host, pods in ways:
+        named, port = to.removeprefix("tcp://").rpartition(":")[::2]
+        if named != host or listens != f"tcp://0.0.0.0:{port}":
+            yield f"{name}: nobody listens at {to}"
+        elif int(port) not in _open_to_actors(recipes, pods):
+            yield f"{name}: the way to {to} is closed"
+    for pods in {recipes.broker, recipes.learner}:
+        service = recipes.documents["Service", pods]["spec"]
+        if service["selector"] != {"app": pods}:
+            yield "the Service selects no pod"
+        if service.get("clusterIP") != "None":
+            yield "the Service has an address of its own, behind which pods change unseen"
+
+
+def _named(settings: dict[str, str], role: str) -> str:
+    return f"tcp://{settings.get(f'{role}.advertise', '')}"
+
+
+def _open_to_actors(recipes: Recipes, pods: str) -> set[int]:
+    """Return the ports of these pods that their Service offers and their policy opens to actors."""
+    offered = {port["port"] for port in recipes.documents["Service", pods]["spec"]["ports"]}
+    policy = recipes.documents["NetworkPolicy", pods]["spec"]["ingress"]
+    return offered & {
         port["port"]
         for rule in policy
         if {"podSelector": {"matchLabels": {"app": "nyala-actor"}}} in rule["from"]
         for port in rule["ports"]
     }
-    asked = given(recipes.pod("nyala-actor")["containers"][0])
-    ways = {
-        "broker.endpoint": (asked.get("broker.endpoint", ""), listens.get("broker.endpoint", "")),
-        "broker.advertise": (
-            f"tcp://{listens.get('broker.advertise', '')}",
-            listens.get("broker.endpoint", ""),
-        ),
-        "learner.advertise": (
-            f"tcp://{listens.get('learner.advertise', '')}",
-            listens.get("learner.publisher_endpoint", ""),
-        ),
-    }
-    for name, (to, at) in ways.items():
-        host, port = to.removeprefix("tcp://").rpartition(":")[::2]
-        if host != "nyala-hub" or at != f"tcp://0.0.0.0:{port}":
-            yield f"{name}: nobody listens at {to}"
-        elif int(port) not in offered or int(port) not in admitted:
-            yield f"{name}: the way to {to} is closed"
-    if service["spec"]["selector"] != {"app": "nyala-hub"}:
-        yield "the Service selects no pod"
 
 
 def _of_scaling(recipes: Recipes) -> Iterator[str]:
@@ -218,6 +270,9 @@ def _of_scaling(recipes: Recipes) -> Iterator[str]:
     if scaled["scaleTargetRef"]["name"] != "nyala-actor":
         yield "KEDA scales nobody"
     (trigger,) = scaled["triggers"]
+    pods = re.findall(r'pod=~"(.*)"', trigger["metadata"]["query"])
+    if not pods or not re.fullmatch(pods[0], f"{recipes.broker}-5d9f-x"):
+        yield "KEDA asks pods that have no number"
     if GAUGE not in trigger["metadata"]["query"] or trigger["metadata"]["threshold"] != "1":
         yield "KEDA does not ask for the number of actors"
     if trigger["metricType"] != "AverageValue":
@@ -228,6 +283,95 @@ def _of_scaling(recipes: Recipes) -> Iterator[str]:
         yield "KEDA's bounds are not the fleet's"
     monitor = recipes.documents["PodMonitor", "nyala"]["spec"]
     ports = {each["port"] for each in monitor["podMetricsEndpoints"]}
-    named = {port["name"] for port in recipes.pod("nyala-hub")["containers"][0]["ports"]}
-    if not {"metrics", "learner"} <= ports & named:
+    named = {
+        port["name"]
+        for pods in {recipes.broker, recipes.learner}
+        for port in recipes.pod(pods)["containers"][0]["ports"]
+    }
+    (expression,) = monitor["selector"]["matchExpressions"]
+    if not {"metrics", "learner"} <= ports & named or not set(recipes.names) <= set(
+        expression["values"]
+    ):
         yield "Prometheus does not find the broker's page"
+
+
+def problems_of_parts(recipes: Recipes) -> list[str]:
+    """List what is wrong with brokers and learner as pods of their own."""
+    found = [f"nyala-broker: {text}" for text in _of_the_brokers(recipes)]
+    found += [f"nyala-learner: {text}" for text in _of_the_learner(recipes)]
+    for name in recipes.names:
+        variables = {v["name"]: v for v in recipes.pod(name)["containers"][0].get("env", [])}
+        has_way = variables.get("NYALA_REDIS_URL_FILE", {}).get("value") == REDIS_FILE
+        secrets = {v["secret"]["secretName"] for v in recipes.pod(name)["volumes"] if "secret" in v}
+        if name == "nyala-actor" and ("nyala-redis" in secrets or has_way):
+            found.append("nyala-actor: it has a way to Redis")
+        if name != "nyala-actor" and not ("nyala-redis" in secrets and has_way):
+            found.append(f"{name}: it has no way to Redis")
+    return found
+
+
+def _of_the_brokers(recipes: Recipes) -> Iterator[str]:
+    spec = recipes.documents["Deployment", "nyala-broker"]["spec"]
+    if spec.get("replicas") != 2:
+        yield "one broker is one point of failure"
+    budget = recipes.documents.get(("PodDisruptionBudget", "nyala-broker"), {}).get("spec", {})
+    if budget.get("maxUnavailable") != 1:
+        yield "both could be drained at once"
+    variables = {v["name"]: v for v in recipes.pod("nyala-broker")["containers"][0]["env"]}
+    source = variables.get("POD_IP", {}).get("valueFrom", {})
+    if source != {"fieldRef": {"fieldPath": "status.podIP"}}:
+        yield "it has no address to announce"
+    pod, learner = recipes.pod("nyala-broker"), recipes.pod("nyala-learner")
+    place = f"{given(pod['containers'][0]).get('broker.keys')}/allowed"
+    written = writable(pod, pod["containers"][0]).get(place, {}).get("persistentVolumeClaim")
+    read = {mount["mountPath"]: mount for mount in learner["containers"][0]["volumeMounts"]}.get(
+        f"{given(learner['containers'][0]).get('broker.keys')}/allowed", {}
+    )
+    sources = {volume["name"]: volume for volume in learner["volumes"]}
+    same = sources.get(read.get("name"), {}).get("persistentVolumeClaim")
+    if written is None or written != same:
+        yield "brokers and publisher do not share what actors register"
+    elif _access(recipes, written["claimName"]) != ["ReadWriteMany"]:
+        yield "one node alone has what actors register"
+    if read.get("readOnly") is not True:
+        yield "the learner could let anybody in"
+
+
+def _of_the_learner(recipes: Recipes) -> Iterator[str]:
+    spec = recipes.documents["Job", "nyala-learner"]["spec"]
+    pod, nodes = recipes.pod("nyala-learner"), recipes.settings.fleet.learner_nodes
+    container = pod["containers"][0]
+    if spec.get("completionMode") != "Indexed":
+        yield "its pods have no numbers"
+    words = dict(word.split("=", 1) for word in container["command"] if word.startswith("--n"))
+    if not spec.get("completions") == spec.get("parallelism") == nodes == int(words["--nodes"]):
+        yield "its nodes are not those of the settings"
+    if words.get("--node-rank") != "$(JOB_COMPLETION_INDEX)":
+        yield "its nodes do not know their numbers"
+    if given(container).get("--rendezvous", "").rpartition(":")[0] != (
+        f"nyala-learner-0.{pod.get('subdomain')}"
+    ):
+        yield "its nodes do not meet"
+    service = recipes.documents["Service", "nyala-learner"]["spec"]
+    if pod.get("subdomain") != "nyala-learner" or not service.get("publishNotReadyAddresses"):
+        yield "pod 0 has no name"
+    own = [{"podSelector": {"matchLabels": {"app": "nyala-learner"}}}]
+    rules = recipes.documents["NetworkPolicy", "nyala-learner"]["spec"]["ingress"]
+    if not any(rule["from"] == own and "ports" not in rule for rule in rules):
+        yield "its ranks do not reach each other"
+    (claim,) = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for place, volume in writable(pod, container).items()
+        if place == given(container)["run.directory"]
+    ] or [""]
+    wanted = "ReadWriteOnce" if nodes == 1 else "ReadWriteMany"
+    if _access(recipes, claim) != [wanted]:
+        yield "its nodes do not share the run's folder, or one node asks for more than it needs"
+    if given(container).get("learner.exit_when_told", "0") == "0":
+        yield "the Job would be complete where a node is drained"
+
+
+def _access(recipes: Recipes, claim: str) -> list[str]:
+    found = recipes.documents.get(("PersistentVolumeClaim", claim), {"spec": {}})
+    modes: list[str] = found["spec"].get("accessModes", [])
+    return modes
