@@ -108,12 +108,17 @@ def assert_seen_from_elsewhere(run: LiveRun, place: Path) -> None:
     shutil.copy2(keys / "broker.pub", place)
     endpoint = load(run.folder / "config.yaml").broker.endpoint
     seen = RemoteRun(Address(endpoint, run.folder.name), place / "ana.key")
+    views = [seen.look()]
+
+    def shows_all() -> bool:
+        views.append(seen.look())  # on a busy machine an actor is silent for a while
+        return views[-1].progress.step >= 2 and views[-1].actors_alive == 1
+
     try:
-        run.wait_until(lambda: seen.look().progress.step >= 2, "an observer sees two batches")
-        view = seen.look()
+        run.wait_until(shows_all, "an observer sees two batches and the one actor")
     finally:
         seen.close()
-    progress = view.progress
+    progress = views[-1].progress
     (line,) = (each for each in run.lines("metrics") if each["step"] == progress.step)
     assert (progress.policy_lag, progress.policy_lag_max) == (
         line["policy_lag_mean"],
@@ -121,7 +126,6 @@ def assert_seen_from_elsewhere(run: LiveRun, place: Path) -> None:
     )
     rewards = [each["reward_mean"] for each in run.lines("metrics")[: progress.step]]
     assert progress.rewards == pytest.approx(rewards, rel=1e-4)
-    assert view.actors_alive == 1
 
 
 def test_late_actor_contributes_and_a_hostile_one_changes_nothing(tmp_path: Path) -> None:

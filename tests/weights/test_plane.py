@@ -43,7 +43,7 @@ def test_nothing_listens_beyond_this_machine(plane, actors):
 
 
 def test_an_actor_that_joins_late_has_the_current_weights_first(plane, actors):
-    manifest = plane.publish()
+    manifest = plane.publish_to_all()
 
     late = plane.actor("late")
     synced = late.wait("synced")
@@ -170,7 +170,7 @@ def test_an_actor_of_another_run_gets_nothing(plane):
 
 
 def test_a_probe_that_disagrees_once_is_cured_by_pulling_again(plane):
-    plane.publish()
+    plane.publish_to_all()
 
     actor = plane.actor("once", spoil=1)
 
@@ -192,7 +192,7 @@ def test_a_probe_that_disagrees_twice_ends_the_actor(plane):
 
 
 def test_a_tensor_that_lags_by_a_millionth_is_found_and_cured_by_pulling_again(plane):
-    plane.publish()
+    plane.publish_to_all()
 
     actor = plane.actor("lags", lag=1)
 

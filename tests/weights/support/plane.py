@@ -165,6 +165,15 @@ class Plane:
         self.model.step(self.step + 1)
         return self._seal(lineage)
 
+    def publish_to_all(self):
+        """As `publish`, and wait until it is delivered.
+
+        Who joins sooner may be given the version before first, and then has one pull more.
+        """
+        manifest = self.publish()
+        self.deliveries(until=manifest.version)
+        return manifest
+
     def publish_little(self):
         """As `publish`, after a step that changes one weight in a thousand."""
         with torch.no_grad():
