@@ -7,7 +7,7 @@ those of another project (`adapters/forms.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -214,13 +214,36 @@ def example_scores(run: RunSettings) -> list[Score | None]:
     A way that does not end here is not judged: None.
     """
     environment = make_environment(run)
-    return [finish(_score(environment, run, way)) for way in range(3)]
+    return [finish(_score(environment, run, way)) for way in (_demonstrated, _answered, _silent)]
 
 
-async def _score(environment: Environment, run: RunSettings, way: int) -> Score | None:
+def scores_of(run: RunSettings, ways: Iterable[Sequence[str]]) -> list[Score | None]:
+    """Score other ways through the first item, each given by its turns."""
+    environment = make_environment(run)
+    return [finish(_score(environment, run, _given(turns))) for turns in ways]
+
+
+def _demonstrated(conversation: Conversation) -> list[str]:
+    return [turn.text for turn in conversation.demonstration if turn.trained]
+
+
+def _answered(conversation: Conversation) -> list[str]:
+    return [conversation.answer or ""]
+
+
+def _silent(_: Conversation) -> list[str]:
+    return [""]
+
+
+def _given(turns: Sequence[str]) -> Callable[[Conversation], Sequence[str]]:
+    return lambda _: turns
+
+
+async def _score(
+    environment: Environment, run: RunSettings, way: Callable[[Conversation], Sequence[str]]
+) -> Score | None:
     conversation = await _begin(environment, run, held_out=not run.is_trained)
-    demonstration = [turn.text for turn in conversation.demonstration if turn.trained]
-    for turn in (demonstration, [conversation.answer or ""], [""])[way]:
+    for turn in way(conversation):
         if (await call(conversation.step, turn, limit_s=CALL_S)).done:
             return await call(conversation.score, limit_s=CALL_S)
     return None

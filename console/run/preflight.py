@@ -18,7 +18,7 @@ from .checks.check import Check, Doubt
 from .checks.devices import check_devices
 from .checks.key_files import check_keys
 from .checks.model import check_engine, check_model, check_parallel, check_template
-from .checks.reward import REWARD_TIMEOUT_S, check_reward, weights_warning
+from .checks.reward import REWARD_TIMEOUT_S, check_reward, check_stop, weights_warning
 from .checks.store import GROUP, REACHED, check_redis, store_checks
 from .checks.trackers import check_trackers
 from .placement import shared_card_warning
@@ -59,6 +59,13 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
             lambda: _doubt(weights_warning(settings), "parts of the reward"),
             "reward",
             limit_s=environments_s,
+        ),
+        Check(
+            "data",
+            "stop strings",
+            lambda: check_stop(settings),
+            "reward",
+            limit_s=2 * environments_s,
         ),
         Check(
             "learner",

@@ -43,12 +43,17 @@ class StopStrings:
 
     def cut(self, text: str) -> str:
         """Return the text before the first of the strings."""
-        found = [text.index(each) for each in self._strings if each in text]
-        return text[: min(found, default=len(text))]
+        return before(self._strings, text)
 
     def _has_one(self, token_ids: Sequence[int]) -> bool:
         text = self._decode(token_ids)
         return any(each in text for each in self._strings)
+
+
+def before(strings: Sequence[str], text: str) -> str:
+    """Return the text before the first of the strings in it."""
+    found = [text.index(each) for each in strings if each in text]
+    return text[: min(found, default=len(text))]
 
 
 class TurnWatch:

@@ -7,12 +7,14 @@ from itertools import chain
 
 from actors.chat import read_prompt
 from actors.engine.tokenizer import ModelTokenizer
+from actors.engine.turns.stop_strings import before
 from actors.environments.base import Conversation, tools_of
 from actors.environments.registry import (
     check_environment,
     example_scores,
     for_each,
     naming,
+    scores_of,
 )
 from actors.rewards.pool import Parts, score_answers
 from actors.rewards.pool import check_reward as try_reward
@@ -62,6 +64,42 @@ def check_answers(settings: Settings) -> str | Doubt:
                 f"empty one, got {right:g} and {empty:g}; look at both with `nyala env test`"
             )
     return Doubt("; ".join(doubts)) if doubts else "; ".join(found)
+
+
+def check_stop(settings: Settings) -> str | Doubt:
+    """A right answer to the first item of each environment is right where `run.stop` ends it, too.
+
+    Raises:
+        NyalaError: An environment or a reward cannot be loaded, or fails.
+    """
+    if not settings.run.stop:
+        return "no strings"
+    worse = partial(_worse_where_it_ends, actors=settings.actors)
+    doubts = [*filter(None, for_each(settings.run, worse, limit_s=REWARD_TIMEOUT_S))]
+    return Doubt("; ".join(doubts)) if doubts else "right answers stay right"
+
+
+def _worse_where_it_ends(run: RunSettings, *, actors: ActorSettings) -> str:
+    """Describe a right answer that a string of `run.stop` makes a worse one; empty = none is."""
+    item = check_environment(run)
+    shown = [turn.text for turn in item.demonstration if turn.trained]
+    turns = shown if shown and not run.reward_functions else [item.answer or "".join(shown)]
+    left = [before(run.stop, turn) for turn in turns]
+    if left == turns:
+        return ""
+    if run.reward_functions:
+        whole, cut = map(_total, score_answers(run, actors, item, [*turns, *left]))
+    else:
+        whole, cut = (score.reward if score else 0.0 for score in scores_of(run, (turns, left)))
+    if cut >= whole:
+        return ""
+    turn, text = next((turn, text) for turn, text in zip(turns, left, strict=True) if turn != text)
+    string = next(each for each in run.stop if turn.startswith(each, len(text)))
+    return (
+        f"run.stop should leave right answers of {run.environment} right, got {string!r}, before "
+        f"which {turn!r:.60} has only {text!r:.60} and a reward of {cut:g} instead of {whole:g}; "
+        f"take it out, or choose a string that no answer needs"
+    )
 
 
 def _rewards_of(run: RunSettings, *, actors: ActorSettings) -> tuple[float, float] | None:

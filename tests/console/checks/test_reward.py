@@ -7,11 +7,12 @@ import pytest
 from configs.errors import NyalaError
 from configs.settings import Settings
 from console.run.checks.check import Doubt
-from console.run.checks.reward import check_answers
+from console.run.checks.reward import check_answers, check_stop
+from console.run.preflight import doubts_about
 
 
-def settings(folder, body=None):
-    run = {"model": "init", "environment": "calculator"}
+def settings(folder, body=None, **changes):
+    run = {"model": "init", "environment": "calculator", **changes}
     if body is not None:
         path = folder / "reward.py"
         path.write_text(f"def score(completion, answer):\n    {body}\n")
@@ -42,3 +43,37 @@ def test_a_reward_that_does_not_tell_them_apart_is_warned_of(tmp_path, body, got
 def test_a_function_that_fails_for_an_empty_answer_fails(tmp_path):
     with pytest.raises(NyalaError, match="ValueError"):
         check_answers(settings(tmp_path, "return float(int(completion) > 0)"))
+
+
+@pytest.mark.parametrize(
+    ("string", "body", "got"),
+    [
+        ("*", None, "got '*', before which '[7*1]' has only '[7' and a reward of 0 instead of 1"),
+        ("0", "return float(completion == answer)", "before which '0' has only '' and a reward of"),
+    ],
+)
+def test_a_stop_string_that_ends_a_right_answer_too_early_is_warned_of(tmp_path, string, body, got):
+    found = check_stop(settings(tmp_path, body, stop=["x", string]))
+
+    assert isinstance(found, Doubt)
+    assert "run.stop should leave right answers of calculator right" in found.text
+    assert got in found.text
+
+
+@pytest.mark.parametrize(
+    ("strings", "body"),
+    [(["x"], None), (["0"], "return float(answer.startswith(completion))")],
+)
+def test_a_stop_string_that_costs_no_reward_is_fine(tmp_path, strings, body):
+    assert check_stop(settings(tmp_path, body, stop=strings)) == "right answers stay right"
+    assert check_stop(settings(tmp_path, body)) == "no strings"
+
+
+def test_up_and_doctor_look_at_stop_strings(tmp_path):
+    (doubt,) = [
+        text
+        for text in doubts_about(settings(tmp_path, stop=["*"]), redis_url=None)
+        if "run.stop" in text
+    ]
+
+    assert "take it out, or choose a string that no answer needs" in doubt
