@@ -6,6 +6,7 @@ As `test_kubernetes.py`, which has what every pod needs.
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,7 +37,7 @@ BROKERS, JOB = ("Deployment", BROKER), ("Job", LEARNER)
 URL = "redis://:secret@redis.data:6379/0"
 
 
-def settings(nodes: int = 2, **changes: dict[str, object]) -> Settings:
+def settings(nodes: int = 2, changes: Mapping[str, object] | None = None) -> Settings:
     run = {"name": "far", "model": "Qwen/Qwen3-0.6B", "environment": "calculator"}
     tree = {
         "run": {**run, "trusted_network": nodes > 1},
@@ -44,7 +45,7 @@ def settings(nodes: int = 2, **changes: dict[str, object]) -> Settings:
         "fleet": {"learner_nodes": nodes},
         "learner": {"ranks": 8},
     }
-    return Settings.model_validate({**tree, **changes})
+    return Settings.model_validate(tree | dict(changes or {}))
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ def test_what_several_nodes_cannot_have_is_refused(
     tmp_path: Path, changes: dict[str, dict[str, object]], problem: str
 ) -> None:
     with pytest.raises(SettingsError, match=problem):
-        render(settings(**changes), "kubernetes", tmp_path)
+        render(settings(changes=changes), "kubernetes", tmp_path)
 
 
 def test_other_schedulers_start_no_nodes(tmp_path: Path) -> None:

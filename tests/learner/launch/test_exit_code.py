@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ TOLD = 75
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A run's folder; what would train is stood in for, since only its end matters."""
     monkeypatch.setattr("learner.assembly.run_learner", lambda *_: summary(tmp_path).exists())
     monkeypatch.setattr(process, "launch", lambda *_, **__: 0)
