@@ -1,17 +1,19 @@
-"""Versions that this actor serves to peers: one complete, one arriving.
+"""Versions that this actor serves to peers: one complete, one arriving, and updates to them.
 
 Tables of where bytes lie and which of them are checked, without sockets. Memory belongs to the
 caller, who releases it here before writing to it again. The publisher's, which is written to
-without notice, is offered only as long as it is whole.
+without notice, is offered only as long as it is whole. Updates are kept for as long as the
+publisher's chain has them, so all of them together are shorter than a version.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
+from broker.protocol.manifest import BASE, SparseLink
 from broker.protocol.weight_messages import Chunk, Gone, Later, Pull
 from buffer.record.episode import PolicyVersion
 
@@ -19,8 +21,10 @@ from buffer.record.episode import PolicyVersion
 @dataclass(frozen=True, slots=True)
 class _Part:
     version: PolicyVersion
-    memory: mmap.mmap
-    arrived: set[int]
+    memory: mmap.mmap | bytearray
+    base: PolicyVersion | None = None
+    """Of a sparse update; None = all bytes of the version."""
+    arrived: set[int] = field(default_factory=set)
     """Offsets of slices."""
 
 
@@ -29,6 +33,8 @@ class HeldWeights:
 
     def __init__(self) -> None:
         self._part: _Part | None = None
+        self._updates: dict[tuple[PolicyVersion, PolicyVersion], _Part] = {}
+        """By base and version."""
         self._whole: tuple[PolicyVersion, mmap.mmap] | None = None
         self._is_whole: Callable[[], bool] | None = None
         self.changed = asyncio.Event()
@@ -36,17 +42,29 @@ class HeldWeights:
 
     def begin(self, version: PolicyVersion, memory: mmap.mmap) -> None:
         """Offer the slices of a version as they arrive."""
-        self._part = _Part(version, memory, set())
+        self._part = _Part(version, memory)
+
+    def begin_update(self, link: SparseLink, memory: bytearray) -> None:
+        """Offer the slices of a sparse update as they arrive, and from then on."""
+        self._part = _Part(link.version, memory, link.base)
+        self._updates[link.base, link.version] = self._part
 
     def arrived(self, offset: int) -> None:
-        """Note a slice of that version, checked."""
+        """Note a slice of that version or update, checked."""
         if self._part is not None:
             self._part.arrived.add(offset)
             self.changed.set()
 
     def abandon(self) -> None:
-        """Stop offering that version."""
-        self._part = None
+        """Stop offering what was arriving."""
+        part, self._part = self._part, None
+        if part is not None and part.base is not None:
+            self._updates.pop((part.base, part.version), None)
+
+    def keep_updates(self, links: Iterable[SparseLink]) -> None:
+        """Stop offering all updates but these."""
+        kept = {(link.base, link.version) for link in links}
+        self._updates = {key: part for key, part in self._updates.items() if key in kept}
 
     @property
     def whole(self) -> tuple[PolicyVersion, mmap.mmap] | None:
@@ -75,24 +93,35 @@ class HeldWeights:
         memory = self._find(pull)
         place = pull.within(len(memory)) if memory is not None else None
         if memory is not None and place is not None:
-            payload = memory[place]
+            payload = bytes(memory[place])
             if self._find(pull) is memory:  # still: what has been copied is of that version
-                return Chunk(pull.version, pull.offset, payload)
-        if pull.base is not None or memory is not None or self._is_past(pull.version):
+                return Chunk(pull.version, pull.offset, payload, pull.base)
+        if memory is not None or not self._will_have(pull):
             return Gone(pull.version, pull.offset)
         return Later(pull.version, pull.offset)
 
-    def _find(self, pull: Pull) -> mmap.mmap | None:
-        if pull.base is not None:
-            return None
-        whole = self.whole
-        if whole is not None and whole[0] == pull.version:
-            return whole[1]
+    def _find(self, pull: Pull) -> mmap.mmap | bytearray | None:
         part = self._part
-        if part is None or part.version != pull.version or pull.offset not in part.arrived:
+        if pull.base is not None:
+            part = self._updates.get((pull.base, pull.version))
+        else:
+            whole = self.whole
+            if whole is not None and whole[0] == pull.version:
+                return whole[1]
+        if part is None or (part.base, part.version) != (pull.base, pull.version):
             return None
-        return part.memory
+        return part.memory if pull.offset in part.arrived else None
 
-    def _is_past(self, version: PolicyVersion) -> bool:
-        whole = self.whole
-        return whole is not None and version < whole[0]
+    def _will_have(self, pull: Pull) -> bool:
+        """Return whether what was asked for may still arrive here."""
+        whole, part = self.whole, self._part
+        if pull.base is None:
+            return whole is None or pull.version >= whole[0]
+        if pull.base == BASE:
+            return False  # adapters are not passed on
+        if (pull.base, pull.version) in self._updates:
+            return True
+        reached = [whole[0]] if whole is not None else []
+        if part is not None and part.base is None:  # no update leads there
+            reached.append(part.version)
+        return all(pull.version > version for version in reached)

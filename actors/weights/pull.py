@@ -1,7 +1,7 @@
 """Pulls as a transport: an adapter, a chain of sparse updates from what is held, or all bytes.
 
-Adapters and updates come from the publisher and the object store; all bytes come from peers too.
-The digest of the whole is checked here.
+Adapters come from the publisher and the object store; all bytes come from peers too, and sparse
+updates from those of a site. The digest of the whole is checked here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .held import HeldWeights
 from .slices import SlicePull
 from .sources import Source, WeightSources
 from .staging_files import StagingFile
-from .updates import WeightUpdates
+from .updates import WeightUpdates, digests_of_link
 
 log = structlog.get_logger()
 
@@ -84,7 +84,7 @@ class WeightPull:
             if adapter is not None:
                 is_right = await self._fetch_adapter(wanted, adapter, memory)
             else:
-                is_right = await self._fetch_changes(wanted.manifest, chain, memory)
+                is_right = await self._fetch_changes(wanted, chain, memory)
         finally:
             if not is_right:
                 self._only_whole = wanted.manifest.version
@@ -107,7 +107,12 @@ class WeightPull:
         if wanted.manifest.version == self._only_whole:
             return ()
         chain = self._updates.chain_to(wanted.manifest, wanted.links)
-        return chain if all(self._sources.of_update(link.store) for link in chain) else ()
+        return chain if all(self._of_link(link, wanted) for link in chain) else ()
+
+    def _of_link(self, link: SparseLink, wanted: Announce | Moved) -> tuple[Source, ...]:
+        """Return the sources of a sparse update: peers only where its digests are known."""
+        peers = wanted.sources.peers if wanted.sources is not None else ()
+        return self._sources.of_update(link.store, peers if wanted.update_digests else ())
 
     async def _fetch_all(
         self, manifest: WeightManifest, offered: Sources | None, memory: mmap.mmap
@@ -152,15 +157,33 @@ class WeightPull:
         return await self._updates.add_adapter(update, manifest, memory)
 
     async def _fetch_changes(
-        self, manifest: WeightManifest, chain: Sequence[SparseLink], memory: mmap.mmap
+        self, wanted: Announce | Moved, chain: Sequence[SparseLink], memory: mmap.mmap
     ) -> bool:
         """Pull a chain of sparse updates and apply it to a copy of what is held."""
         updates = [bytearray(link.num_bytes) for link in chain]
         for link, update in zip(chain, updates, strict=True):
-            sources = self._sources.of_update(link.store)
-            if not await self._pull(update, link.version, sources, base=link.base):
+            if not await self._fetch_link(wanted, link, update):
                 return False
-        return await self._updates.add_changes(updates, manifest, memory)
+        return await self._updates.add_changes(updates, wanted.manifest, memory)
+
+    async def _fetch_link(
+        self, wanted: Announce | Moved, link: SparseLink, update: bytearray
+    ) -> bool:
+        """Pull one sparse update; in a site others can have each slice as it arrives."""
+        sources, digests = self._of_link(link, wanted), None
+        if wanted.update_digests:
+            digests = digests_of_link(link, wanted.links, wanted.update_digests)
+            self._held.keep_updates(wanted.links)
+            self._held.begin_update(link, update)
+        is_whole = False
+        try:
+            is_whole = await self._pull(
+                update, link.version, sources, base=link.base, digests=digests
+            )
+        finally:
+            if not is_whole:
+                self._held.abandon()
+        return is_whole
 
     async def _pull(
         self,

@@ -28,7 +28,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +38,7 @@ from actors.engine.engine import StagedWeights
 from actors.membership.place import MemberPlace, OwnProcess
 from broker.protocol.manifest import WeightManifest
 from broker.protocol.messages import Publication
-from broker.protocol.weight_messages import Brokers, Join
+from broker.protocol.weight_messages import Brokers, Join, Neighbours
 from buffer.record.episode import PolicyVersion
 from configs.errors import (
     DeadlineError,
@@ -55,7 +55,7 @@ from .counters import WeightCounters
 from .links import Caller, PublisherLink
 from .share import WeightShare
 from .sources import WeightSources
-from .staging_files import StagingFile, StagingFiles
+from .staging_files import StagedVersion, StagingFile, StagingFiles
 from .transfer import NOTHING, FromPublisher, WeightTransfer
 
 log = structlog.get_logger()
@@ -76,18 +76,6 @@ Gate = Callable[[], Awaitable[None]]
 
 async def open_gate() -> None:
     """Let every swap through at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    manifest: WeightManifest
-    file: StagingFile
-
-    @property
-    def weights(self) -> StagedWeights:
-        if self.file.is_whole is None:
-            return StagedWeights(self.file.path, self.manifest)
-        return StagedWeights(self.file.path, self.manifest, self.file.is_whole)
 
 
 class WeightReceiver:
@@ -142,9 +130,12 @@ class WeightReceiver:
         self._share: WeightShare | None = None
         if settings.share_endpoint is not None and keys_folder is not None:
             self._share = WeightShare(
-                self._transfer.shared, settings.share_endpoint, folder=keys_folder, caller=caller
+                self._transfer.shared,
+                settings.share_endpoint,
+                folder=None if settings.site else keys_folder,
+                caller=caller,
             )
-        self._staged: _Staged | None = None
+        self._staged: StagedVersion | None = None
         self._num_overwritten = 0
         """Versions in a row."""
         self._arrived = asyncio.Event()
@@ -225,17 +216,21 @@ class WeightReceiver:
         could_group = self._sources.has_publisher and self._place.is_open
         return Join(
             version=self._transfer.held,
-            can_group=could_group and not self.is_dirty and not reads_memory,
+            can_group=could_group and not (self.is_dirty or reads_memory or self._settings.site),
             device=self._device,
             paused_s=self._counters.pause_s,
             served_s=time.monotonic() - self._serving_since if self._serving_since else 0.0,
             share=self._share.peer if self._share is not None else None,
             reads_memory=reads_memory,
+            site=self._settings.site or "",
         )
 
     def _on_message(self, message: object) -> None:
         if isinstance(message, Brokers):
             self._on_brokers(message.endpoints)
+            return
+        if isinstance(message, Neighbours) and self._share is not None:
+            self._share.admit(message)
             return
         if not isinstance(message, FromPublisher):
             log.warning("unexpected message ignored", message=type(message).__name__)
@@ -249,7 +244,7 @@ class WeightReceiver:
         """Offer a whole version to the engine, in place of an older one that still waits."""
         if self._staged is not None:
             self._files.release(self._staged.file)
-        self._staged = _Staged(manifest, file)
+        self._staged = StagedVersion(manifest, file)
         self._arrived.set()
 
     async def _apply_all(self) -> None:

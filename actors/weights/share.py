@@ -4,7 +4,8 @@
 
 A slice that is still on its way is answered by LATER and sent when it has arrived, so that a
 version runs down a whole tree of actors while it is being received. Access is granted as at the
-publisher: to the keys in `allowed/`, of which this machine must have a copy.
+publisher: to the keys in `allowed/`, of which this machine must have a copy; in a site to the keys
+that the publisher names (NEIGHBOURS), and to nobody before it has.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from broker.protocol.weight_messages import Later, Peer, Pull
+from broker.protocol.weight_messages import Later, Neighbours, Peer, Pull
 from broker.transport.addresses import reachable
-from broker.transport.allow_list import Role, read_allowed
+from broker.transport.allow_list import AllowList, Role, read_allowed
 from broker.transport.keys import ALLOWED
 from broker.transport.sockets import bound_endpoint
 from broker.transport.zap import ZapAuthenticator
@@ -38,14 +39,17 @@ class WeightShare:
     Args:
         held: Versions to share.
         endpoint: Address to listen on.
-        folder: Keys of the run, with `allowed/`.
+        folder: Keys of the run, with `allowed/`; None = those of a site, see `admit`.
         caller: Identity of this actor.
     """
 
-    def __init__(self, held: HeldWeights, endpoint: str, *, folder: Path, caller: Caller) -> None:
+    def __init__(
+        self, held: HeldWeights, endpoint: str, *, folder: Path | None, caller: Caller
+    ) -> None:
         self._held = held
         self._endpoint = endpoint
         self._folder = folder
+        self._allowed = AllowList(folder)
         self._caller = caller
         self._port: WeightPort | None = None
         self._waiting: dict[tuple[Route, Pull], None] = {}
@@ -58,16 +62,17 @@ class WeightShare:
         Raises:
             SettingsError: The endpoint cannot be listened on, or no actor is allowed in.
         """
-        _require_actors(self._folder)
+        if self._folder is not None:
+            _require_actors(self._folder)
         context = zmq.asyncio.Context()
-        door = open_router(context, self._endpoint, folder=self._folder, keys=self._caller.keys)
+        door = open_router(context, self._endpoint, allowed=self._allowed, keys=self._caller.keys)
         try:
             with door as (router, authenticator):
                 self._port = WeightPort(
                     router,
                     run=self._caller.run,
                     on_message=self._on_pull,
-                    allows=lambda key: authenticator.allowed.role(key.encode()) is Role.ACTOR,
+                    allows=lambda key: self._allowed.role(key.encode()) is Role.ACTOR,
                 )
                 self.peer = Peer(
                     reachable(bound_endpoint(router)), self._caller.keys.public.decode()
@@ -79,6 +84,11 @@ class WeightShare:
         finally:
             self.peer = None
             context.destroy(linger=0)
+
+    def admit(self, neighbours: Neighbours) -> None:
+        """Answer these actors of the site and no others."""
+        if self._folder is None:
+            self._allowed.admit_actors(neighbours.keys)
 
     def _on_pull(self, route: Route, _key: str, _actor: str, pull: object) -> None:
         if not isinstance(pull, Pull):

@@ -1,7 +1,8 @@
 """Sources of slices in the order of the settings: other actors, an object store, the publisher.
 
-Slices of all bytes from the first two are checked one by one. A peer that sent a wrong slice is
-never asked again, a silent one not for a while; the missing slices come from the next source.
+Slices of all bytes from the first two are checked one by one, and of updates from peers. A peer
+that sent a wrong slice is never asked again, a silent one not for a while; the missing slices come
+from the next source.
 """
 
 from __future__ import annotations
@@ -178,13 +179,14 @@ class WeightSources:
                 found.append(StoreSource(offered.store))
         return tuple(found)
 
-    def of_update(self, url: str) -> tuple[Source, ...]:
+    def of_update(self, url: str, peers: Sequence[Peer] = ()) -> tuple[Source, ...]:
         """Return the sources of an update, or of the base of adapters, in order.
 
         Args:
             url: Its place in the object store; empty = it is not there.
+            peers: Actors that may have it.
         """
-        return self.of(Sources((), b"", url))
+        return self.of(Sources(tuple(peers), b"", url))
 
     def _peers(self, peers: Sequence[Peer]) -> Iterator[PeerSource]:
         if self._context is None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from actors.engine.engine import StagedWeights
+from broker.protocol.manifest import WeightManifest
 from broker.weights.shared_memory import SharedFolder
 
 
@@ -26,6 +28,21 @@ class StagingFile:
     memory: mmap.mmap
     is_whole: Callable[[], bool] | None = None
     """Of the publisher's own memory: False once others may lie there. None = it is this actor's."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedVersion:
+    """A version whose bytes are whole and checked, in their file."""
+
+    manifest: WeightManifest
+    file: StagingFile
+
+    @property
+    def weights(self) -> StagedWeights:
+        """As an engine takes them."""
+        if self.file.is_whole is None:
+            return StagedWeights(self.file.path, self.manifest)
+        return StagedWeights(self.file.path, self.manifest, self.file.is_whole)
 
 
 class StagingFiles:

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 
 import structlog
 
-from broker.protocol.manifest import AdapterSpec, SparseLink, WeightManifest, digest_of
+from broker.protocol.manifest import (
+    DIGEST_BYTES,
+    AdapterSpec,
+    SparseLink,
+    WeightManifest,
+    digest_of,
+)
+from broker.protocol.weight_messages import CHUNK_BYTES
 from broker.weights.low_rank import apply_adapter
 from broker.weights.sparse import apply_changes, elements
 from buffer.record.episode import PolicyVersion
@@ -132,6 +139,16 @@ def chain_between(
         return ()
     chain = tuple(links[bases.index(base) :])
     return chain if sum(link.num_bytes for link in chain) < manifest.num_bytes else ()
+
+
+def digests_of_link(link: SparseLink, links: Sequence[SparseLink], digests: bytes) -> bytes:
+    """Return the digests of one update's slices, out of those of all `links` in order."""
+    before = sum(_num_slices(each) for each in links[: links.index(link)])
+    return digests[before * DIGEST_BYTES :][: _num_slices(link) * DIGEST_BYTES]
+
+
+def _num_slices(link: SparseLink) -> int:
+    return -(-link.num_bytes // CHUNK_BYTES)
 
 
 def _merge(

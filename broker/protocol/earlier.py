@@ -16,14 +16,17 @@ from configs.errors import RecordError
 
 from .fields import Message
 from .messages import Verdicts, Welcome
-from .weight_messages import Brokers
+from .weight_messages import Announce, Brokers, Join, Moved, Neighbours
 
 ADDED_IN = 5
 ADDED_FIELDS: Mapping[type[Message], tuple[str, ...]] = {
     Welcome: ("brokers",),
     Verdicts: ("brokers",),
+    Join: ("site",),
+    Announce: ("update_digests",),
+    Moved: ("update_digests",),
 }
-ADDED_MESSAGES: tuple[type[Message], ...] = (Brokers,)
+ADDED_MESSAGES: tuple[type[Message], ...] = (Brokers, Neighbours)
 
 
 def is_known_to(version: int, message: object) -> bool:

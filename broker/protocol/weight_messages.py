@@ -16,6 +16,7 @@ one frame each.
     Pull          ──────────────▶             at most `PULL_CREDIT` outstanding
                   ◀────────────── Chunk       or Moved: this version is gone, take a newer one
                   ◀────────────── Brokers     where brokers are, to each Join and at each change
+                  ◀────────────── Neighbours  to who shares in a site: keys of those it may answer
 
 An actor that shares its weights listens too. It gets PULL as the publisher does; it answers with
 CHUNK, with LATER if it does not have that slice yet (it sends it when it has), or with GONE.
@@ -68,7 +69,7 @@ class Sources(Part, frozen=True):
     """URL of what adapters are added to."""
 
 
-class Join(Message, frozen=True, tag="weights.join"):
+class Join(Message, frozen=True, tag="weights.join", omit_defaults=True):
     """Actor -> publisher: this incarnation lives and serves `version`."""
 
     version: PolicyVersion
@@ -84,9 +85,11 @@ class Join(Message, frozen=True, tag="weights.join"):
     """Port at which it shares its weights; None = it does not."""
     reads_memory: bool = False
     """It needs the announcement alone: it reads the bytes from the publisher's memory."""
+    site: Text = ""
+    """Place whose actors fetch each version once between them; empty = none."""
 
 
-class Announce(Message, frozen=True, tag="weights.announce"):
+class Announce(Message, frozen=True, tag="weights.announce", omit_defaults=True):
     """Publisher -> actor: these are the newest weights."""
 
     manifest: WeightManifest
@@ -98,6 +101,9 @@ class Announce(Message, frozen=True, tag="weights.announce"):
     """None = the publisher alone."""
     memory: Text = ""
     """File in shared memory with the version's bytes, for actors of the publisher's machine."""
+    update_digests: bytes = b""
+    """For actors of a site: of the slices of all `links`, in order, by which updates from peers
+    are checked; empty = updates come from the publisher and the object store alone."""
 
 
 class Epoch(Message, frozen=True, tag="weights.epoch"):
@@ -179,7 +185,7 @@ class Pull(Message, frozen=True, tag="weights.pull"):
     num_bytes: Whole
     base: PolicyVersion | None = None
     """Base of the sparse update, or `BASE` for the adapter; None = all bytes of the version. Peers
-    have neither."""
+    have no adapters, and updates only for actors of their site."""
 
     def within(self, num_bytes: int) -> slice | None:
         """Return the slice of a version of this length; None if it lies outside."""
@@ -198,7 +204,7 @@ class Chunk(Message, frozen=True, tag="weights.chunk"):
     """Base of the update, from the pull."""
 
 
-class Moved(Message, frozen=True, tag="weights.moved"):
+class Moved(Message, frozen=True, tag="weights.moved", omit_defaults=True):
     """Publisher -> actor, instead of a chunk: that version is gone; this is the newest."""
 
     manifest: WeightManifest
@@ -210,6 +216,8 @@ class Moved(Message, frozen=True, tag="weights.moved"):
     """None = the publisher alone."""
     memory: Text = ""
     """File in shared memory with its bytes, for actors of the publisher's machine."""
+    update_digests: bytes = b""
+    """As in ANNOUNCE."""
 
 
 class Brokers(Message, frozen=True, tag="weights.brokers"):
@@ -220,6 +228,13 @@ class Brokers(Message, frozen=True, tag="weights.brokers"):
     """
 
     endpoints: Endpoints
+
+
+class Neighbours(Message, frozen=True, tag="weights.neighbours"):
+    """Publisher -> actor that shares in a site: who may pull from it, in answer to each JOIN."""
+
+    keys: Many[Text]
+    """Public CURVE keys (z85) of the live actors of its site, its own among them."""
 
 
 class Later(Message, frozen=True, tag="weights.later"):
@@ -249,6 +264,7 @@ WeightMessage: TypeAlias = (
     | Chunk
     | Moved
     | Brokers
+    | Neighbours
     | Later
     | Gone
 )

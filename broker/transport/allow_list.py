@@ -15,6 +15,7 @@ are those of an enrolment key that is allowed itself, and under no other role.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -51,9 +52,13 @@ class Member:
 
 
 class AllowList:
-    """The keys in `allowed/`, read again when a folder or a file in it has changed."""
+    """The keys in `allowed/`, read again when a folder or a file in it has changed.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: With `allowed/`; None = nobody gets in but `admit_actors` names them.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._seen: object = None
         self._members: dict[bytes, Member] = {}
@@ -71,8 +76,16 @@ class AllowList:
         """Return the allowed keys; a change makes a new dictionary."""
         return self._members
 
+    def admit_actors(self, keys: Iterable[str]) -> None:
+        """Allow the holders of these keys, as actors, and nobody else."""
+        assert self._folder is None, self._folder
+        named = {key[:TAG]: key.encode() for key in keys}
+        self._members = {key: Member(tag, Role.ACTOR, tag) for tag, key in named.items()}
+
     def refresh(self) -> None:
         """Read the list if it has changed; costs one `stat` a file. Any thread may call it."""
+        if self._folder is None:
+            return
         seen = _signature(self._folder)
         if seen != self._seen:
             # A file that changes while it is read is read again next time: its signature differs.

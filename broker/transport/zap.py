@@ -43,7 +43,7 @@ class ZapAuthenticator:
 
     Args:
         context: Its server sockets are protected.
-        keys: Folder of the run's keys.
+        keys: Folder of the run's keys, or a list of those that may connect.
         roles: Roles of the keys that may connect here.
         on_refused: Called in the thread with the address of each peer that is turned away.
     """
@@ -51,12 +51,12 @@ class ZapAuthenticator:
     def __init__(
         self,
         context: zmq.Context[Any],
-        keys: Path,
+        keys: Path | AllowList,
         *,
         roles: Collection[Role] = tuple(Role),
         on_refused: Callable[[str], None] = lambda _address: None,
     ) -> None:
-        self.allowed = AllowList(keys)
+        self.allowed = keys if isinstance(keys, AllowList) else AllowList(keys)
         """Shared with a server that also checks the key of every message (revocation)."""
         self._roles = frozenset(roles)
         self._on_refused = on_refused

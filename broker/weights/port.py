@@ -20,7 +20,7 @@ import zmq.asyncio
 from broker.protocol.codec import WIRE_VERSION, decode, encode
 from broker.protocol.earlier import is_known_to
 from broker.protocol.weight_messages import PULL_CREDIT
-from broker.transport.allow_list import Role
+from broker.transport.allow_list import AllowList, Role
 from broker.transport.keys import KeyPair
 from broker.transport.sockets import bind_router
 from broker.transport.zap import ZapAuthenticator
@@ -49,7 +49,7 @@ The key is the public key that the connection has proved to hold."""
 
 @contextmanager
 def open_router(
-    context: zmq.asyncio.Context, endpoint: str, *, folder: Path, keys: KeyPair
+    context: zmq.asyncio.Context, endpoint: str, *, allowed: Path | AllowList, keys: KeyPair
 ) -> Iterator[tuple[zmq.asyncio.Socket, ZapAuthenticator]]:
     """Listen for the actors of a run.
 
@@ -58,13 +58,13 @@ def open_router(
     Args:
         context: Has no other door.
         endpoint: Address to listen on.
-        folder: Keys of the run; actors in its `allowed/` get in.
+        allowed: Folder of the run's keys, or a list; the actors in it get in.
         keys: Key pair of this server.
 
     Raises:
         SettingsError: The endpoint cannot be listened on.
     """
-    with ZapAuthenticator(context, folder, roles=(Role.ACTOR,)) as authenticator:
+    with ZapAuthenticator(context, allowed, roles=(Role.ACTOR,)) as authenticator:
         router = bind_router(
             context,
             endpoint,
@@ -118,15 +118,17 @@ class WeightPort:
             except RecordError as error:
                 log.warning("malformed message ignored", reason=str(error))
 
-    def post(self, route: Route, message: object) -> None:
+    def post(self, route: Route, message: object) -> bool:
         """Send if the peer is there and reads, and its version has such a message."""
         if not is_known_to(route.version, message):
-            return
+            return False
         frame = encode(message, run=self._run, incarnation="", seq=0, version=route.version)
         sending = self._router.send_multipart([route.id, frame], flags=zmq.NOBLOCK)
         assert isinstance(sending, asyncio.Future)
         if sending.exception() is not None:  # settled when it returns; gone, or its queue is full
             log.debug("message not sent", message=type(message).__name__)
+            return False
+        return True
 
     def _has_access(self, key: str) -> bool:
         return self._allows is None or self._allows(key)

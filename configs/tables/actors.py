@@ -10,6 +10,7 @@ from .base import Endpoint, HttpEndpoint, Positive, Seconds, Table
 
 Money = Annotated[float, Field(gt=0)]
 """In a currency of the user's choice, the same everywhere."""
+SITE = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 WeightSource = Literal["memory", "peers", "store", "publisher"]
 
 
@@ -150,6 +151,13 @@ class ActorSettings(Table):
     machine; port 0 = a free one, null = it shares none. Its machine needs `keys/allowed`.
 
     Change it when many actors pull, and the learner's network is their bottleneck."""
+    site: Annotated[str, Field(pattern=SITE)] | None = None
+    """Name of the place where this actor is, such as a region: its actors fetch each version, whole
+    or as a sparse update, once between them from the learner's machine and take it from each other.
+    Needs `actors.share_endpoint`, and no copy of `keys/allowed`.
+
+    Change it for actors behind a slow or dear link to the learner, each place with a name of its
+    own."""
     pull_from: Annotated[tuple[WeightSource, ...], Field(min_length=1)] = (
         "memory",
         "peers",

@@ -33,6 +33,7 @@ def disagreements(settings: AllTables) -> list[str]:
         _names_environments_twice,
         _trains_nothing,
         _pulls_from_nobody,
+        _has_a_site_and_no_neighbours,
         _broadcasts_to_anybody,
         _keeps_no_best,
         _ends_like_an_error,
@@ -221,6 +222,24 @@ def _pulls_from_nobody(settings: AllTables) -> str | None:
         f"actors.pull_from must have publisher, or store and a learner.weight_store, "
         f"got {', '.join(pull_from)}; nobody else has a version first"
     )
+
+
+def _has_a_site_and_no_neighbours(settings: AllTables) -> str | None:
+    actors = settings.actors
+    if actors.site is None:
+        return None
+    if actors.share_endpoint is None:
+        return (
+            f"actors.share_endpoint must be set where actors.site is {actors.site}, got null; the "
+            "others of that site fetch weights there: tcp://0.0.0.0:0 is any free port of this "
+            "machine's network, tcp://127.0.0.1:0 one of the machine itself"
+        )
+    if "peers" not in actors.pull_from:
+        return (
+            f"actors.pull_from must have peers where actors.site is {actors.site}, "
+            f"got {', '.join(actors.pull_from)}; put peers before publisher, or leave the site out"
+        )
+    return None
 
 
 def _broadcasts_to_anybody(settings: AllTables) -> str | None:

@@ -91,7 +91,7 @@ def main() -> None:
     os.set_blocking(sys.stdout.fileno(), False)  # never blocks on a learner that does not read
     context = zmq.asyncio.Context()
     keys = load_pair(settings.keys, "learner")
-    door = open_router(context, settings.endpoint, folder=settings.keys, keys=keys)
+    door = open_router(context, settings.endpoint, allowed=settings.keys, keys=keys)
     with door as (router, authenticator):
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -7,7 +7,7 @@ so that pulls are answered while a broadcast is under way; another delivers vers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import zmq.asyncio
@@ -15,6 +15,7 @@ import zmq.asyncio
 from broker.protocol.manifest import SparseLink, WeightManifest, chunk_digests
 from broker.protocol.weight_messages import (
     CHUNK_BYTES,
+    JOIN_EVERY_S,
     Ack,
     Announce,
     Brokers,
@@ -22,6 +23,7 @@ from broker.protocol.weight_messages import (
     Fault,
     Join,
     Moved,
+    Neighbours,
     Pull,
     Ready,
     Sources,
@@ -35,7 +37,8 @@ from configs.errors import RecordError
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
 from .object_store_writer import ObjectStoreWriter
-from .pull_tree import PullTree
+from .paths.sites import Sites
+from .pauses import Pauses
 from .slots import Slot, Slots
 from .updates.sparse_chain import SparseChain
 from .versions_on_offer import VersionsOnOffer
@@ -68,32 +71,6 @@ class Sent:
     """Time for which generation has paused for swaps, over all actors of this publisher's life."""
     served_s: float = 0.0
     """Time for which those actors have had weights to serve."""
-
-
-class Pauses:
-    """Time for which generation has paused for swaps, over all actors of this publisher's life.
-
-    Each JOIN carries both totals of its incarnation; the difference to its last JOIN is added.
-    """
-
-    def __init__(self) -> None:
-        self._last: dict[str, Join] = {}
-        self.paused_s = 0.0
-        """Paused for swaps."""
-        self.served_s = 0.0
-        """With weights to serve, those pauses included."""
-
-    def on_join(self, actor: str, join: Join) -> None:
-        """Count what has passed since this actor's last JOIN."""
-        last = self._last.get(actor)
-        if last is not None:
-            self.paused_s += max(join.paused_s - last.paused_s, 0.0)
-            self.served_s += max(join.served_s - last.served_s, 0.0)
-        self._last[actor] = join
-
-    def forget_all_but(self, live: Container[str]) -> None:
-        """Drop silent actors; their times stay counted."""
-        self._last = {actor: join for actor, join in self._last.items() if actor in live}
 
 
 class WeightServer:
@@ -130,9 +107,13 @@ class WeightServer:
         self._versions = VersionsOnOffer(slots, chain, clock=self._clock)
         self._store_writer = ObjectStoreWriter(store, self._versions) if store is not None else None
         self._pauses = Pauses()
-        self._tree = PullTree()
+        self._sites = Sites()
+        self._told: dict[str, tuple[Route, Neighbours]] = {}
+        """What actors that share in a site were told last, and over which connection."""
+        self._looked_at = self._clock()
         self._digests: tuple[PolicyVersion, bytes] | None = None
-        self._is_digesting = False
+        self._is_preparing = False
+        """A version is current whose updates or digests are still to come."""
         self._routes: dict[str, Route] = {}
         self._brokers = Brokers(())
         self._joins: dict[str, Join] = {}
@@ -173,7 +154,7 @@ class WeightServer:
         self._routes[actor] = route
         match message:
             case Join():
-                self._on_join(actor, message)
+                self._on_join(actor, key, message)
             case Pull():
                 self._on_pull(actor, message)
             case Ready() | Ack() | Fault() if self._broadcast is not None:
@@ -181,20 +162,44 @@ class WeightServer:
             case _:
                 raise RecordError(f"an actor must not send {type(message).__name__}")
 
-    def _on_join(self, actor: str, join: Join) -> None:
+    def _on_join(self, actor: str, key: str, join: Join) -> None:
         self._joins[actor] = join
         self._pauses.on_join(actor, join)
         self._post_brokers(actor)
-        self._tree.on_join(actor, join.share)
         self._epochs.on_join(
             actor, can_group=join.can_group, device=join.device, version=join.version
         )
+        if self._has_to_be_let_in(actor, key, join):
+            return
         current = self._versions.current
         if current is None or join.version >= current.manifest.version:
             return
         epoch = self._epochs.open_epoch_of(actor)
-        if epoch or not self._is_digesting:
+        if epoch or not self._is_preparing:
             self._post_news(actor, current, epoch)
+
+    def _has_to_be_let_in(self, actor: str, key: str, join: Join) -> bool:
+        """Tell those of its site of an actor. True: it has the news with its next JOIN.
+
+        By then its peers have heard of it: they turn a key away that they do not know yet, and it
+        would fetch its first version from here.
+        """
+        if self._clock() - self._looked_at >= JOIN_EVERY_S:
+            self._looked_at = self._clock()
+            self._sites.forget_all_but(set(self._epochs.live()))
+        is_new = self._sites.on_join(actor, key, join)
+        sharing = self._sites.sharing_with(actor)
+        for each in sharing if is_new else {actor}.intersection(sharing):
+            self._post_neighbours(each)
+        return is_new and bool(self._sites.way_of(actor))
+
+    def _post_neighbours(self, actor: str) -> None:
+        route = self._routes.get(actor)
+        if route is None:
+            return
+        told = (route, self._sites.neighbours_of(actor))
+        if self._told.get(actor) != told and self._port.post(*told):
+            self._told[actor] = told
 
     def _on_pull(self, actor: str, pull: Pull) -> None:
         payload = self._versions.read(actor, pull)
@@ -214,13 +219,14 @@ class WeightServer:
 
     def _alternatives(
         self, actor: str, slot: Slot
-    ) -> tuple[tuple[SparseLink, ...], Sources | None, str]:
+    ) -> tuple[tuple[SparseLink, ...], Sources | None, str, bytes]:
         """Alternative sources of this version for this actor."""
         updates = self._chain.updates if self._chain is not None else ()
         links = tuple(update.link for update in updates)
         if self._store_writer is not None:
             links = self._store_writer.located(updates)
-        return links, self._sources_of(actor, slot.manifest), str(slot.path)
+        digests = [update.slice_digests for update in updates if self._sites.has(actor)]
+        return links, self._sources_of(actor, slot.manifest), str(slot.path), b"".join(digests)
 
     def _sources_of(self, actor: str, manifest: WeightManifest) -> Sources | None:
         """Return the sources that this actor asks before the publisher; None = none, or not yet."""
@@ -229,7 +235,7 @@ class WeightServer:
         stored = ("", "", "")
         if self._store_writer is not None:
             stored = self._store_writer.urls_of(manifest)
-        way = self._tree.way_of(actor)
+        way = self._sites.way_of(actor)
         return Sources(way, self._digests[1], *stored) if way or any(stored) else None
 
     async def _deliver_all(self) -> None:
@@ -246,6 +252,7 @@ class WeightServer:
         for actor in readers:  # they wait for nothing else
             self._post_news(actor, slot)
         change = None
+        self._is_preparing = True  # an actor that joins meanwhile gets it with the others
         if self._chain is not None:
             change = await asyncio.to_thread(self._chain.advance, slot)
         started = self._clock()
@@ -286,10 +293,10 @@ class WeightServer:
     async def _offer(self, slot: Slot, others: Collection[str]) -> None:
         """Announce a version to the actors that pull it: all but `others`."""
         pulling = set(self._epochs.live()).difference(others)
-        if (pulling and not self._tree.is_flat) or self._store_writer is not None:
-            self._is_digesting = True  # an actor that joins meanwhile gets it with the others
+        if (pulling and not self._sites.is_flat) or self._store_writer is not None:
             digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
-            self._digests, self._is_digesting = (slot.manifest.version, digests), False
+            self._digests = slot.manifest.version, digests
+        self._is_preparing = False
         for actor in set(self._epochs.live()).difference(others):
             self._post_news(actor, slot)
         if self._store_writer is not None:
@@ -299,8 +306,8 @@ class WeightServer:
         self._epochs.forget_silent()
         live = set(self._epochs.live())
         self._pauses.forget_all_but(live)
-        self._tree.forget_all_but(live)
-        for table in (self._routes, self._joins):
+        self._sites.forget_all_but(live)
+        for table in (self._routes, self._joins, self._told):
             for actor in table.keys() - live:
                 del table[actor]
 

@@ -19,7 +19,7 @@ from broker.protocol.manifest import chunk_digests
 from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
-from learner.weights.pull_tree import FAN_OUT, PullTree
+from learner.weights.paths.pull_tree import FAN_OUT, PullTree
 from tests.weights.support.scripted_publisher import CALLER, CHUNK_BYTES, NUM_BYTES, contents
 
 VERSION = PolicyVersion(1, 1)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from broker.protocol.manifest import SparseLink, WeightManifest
-from broker.protocol.weight_messages import Pull
+from broker.protocol.manifest import SparseLink, WeightManifest, chunk_digests
+from broker.protocol.weight_messages import CHUNK_BYTES, Pull
 from broker.weights.sparse import apply_changes, elements, encode_changes
 from learner.weights.slots import Slot
 
@@ -40,6 +40,8 @@ class SparseUpdate:
     base_digest: str
     digest: str
     """Of the version that it leads to."""
+    slice_digests: bytes
+    """Of the slices of its payload, in order."""
 
 
 class SparseChain:
@@ -68,7 +70,9 @@ class SparseChain:
             return Change(density, 0)
         apply_changes(update, old)
         link = SparseLink(before.version, new_one.version, len(update))
-        newest = SparseUpdate(link, update, before.digest, new_one.digest)
+        newest = SparseUpdate(
+            link, update, before.digest, new_one.digest, chunk_digests(update, CHUNK_BYTES)
+        )
         self.updates = _trimmed((*self.updates, newest), new_one.num_bytes)
         return Change(density, len(update))
 

@@ -109,6 +109,7 @@ async def live(options: dict, pipe: Connection, say) -> None:
             weight_timeout_s=options.get("timeout_s", 8.0),
             pull_from=options.get("pull_from", ("peers", "publisher")),
             share_endpoint="tcp://127.0.0.1:0" if options.get("shares") else None,
+            site=options.get("site"),
         ),
         caller=Caller(
             load_pair(Path(options["keys"]), options.get("key", "actor")),

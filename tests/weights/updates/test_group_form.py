@@ -64,7 +64,7 @@ def test_a_chain_as_long_as_the_version_is_left_alone(tmp_path):
     chain, slot = chain_to(tmp_path, 2)
     (update,) = chain.updates
     long = structs.replace(update.link, num_bytes=NUM_BYTES)
-    updates = [type(update)(long, bytes(NUM_BYTES), update.base_digest, update.digest)]
+    updates = [type(update)(long, bytes(NUM_BYTES), update.base_digest, update.digest, b"")]
     assert not form_for(slot, [ready(1)], updates=updates).links
 
 
