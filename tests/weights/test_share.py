@@ -13,7 +13,7 @@ from actors.weights.held import HeldWeights
 from actors.weights.links import Caller, WeightLink
 from actors.weights.share import REFRESH_S, WeightShare
 from actors.weights.sources import PeerSource
-from broker.protocol.weight_messages import Chunk, Join, Later, Moved, Peer, Pull
+from broker.protocol.weight_messages import Chunk, Join, Later, Moved, Neighbours, Peer, Pull
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair
 from broker.transport.zap import ZapAuthenticator
@@ -135,10 +135,13 @@ class Guest:
 
 
 @asynccontextmanager
-async def sharing(keys, held):
-    """A share that listens, and where."""
+async def sharing(keys, held, neighbours=None):
+    """A share that listens, and where; with `neighbours` that of a site."""
     caller = Caller(load_pair(keys, "actor"), "toy", "sharing")
-    share = WeightShare(held, "tcp://127.0.0.1:0", folder=keys, caller=caller)
+    folder = keys if neighbours is None else None
+    share = WeightShare(held, "tcp://127.0.0.1:0", folder=folder, caller=caller)
+    if neighbours is not None:
+        neighbours.append(share.admit)
     running = asyncio.create_task(share.run())
     await asyncio.sleep(0)  # it listens before it waits for anything
     assert share.peer is not None
@@ -214,6 +217,34 @@ def test_a_share_answers_allowed_actors_of_its_run_alone(tmp_path):
             for guest in (*outside, inside):
                 guest.leave()
             return [len(guest.answers) for guest in (*outside, inside)]
+
+    assert asyncio.run(story()) == [0, 0, 0, 1]
+
+
+def test_a_share_of_a_site_answers_those_that_the_publisher_names_and_nobody_else(tmp_path):
+    keys = keys_with_actor(tmp_path / "keys")
+    add(keys, "spot", Role.ACTOR)
+    add(keys, "elsewhere", Role.ACTOR)
+    strange = keys_with_actor(tmp_path / "strange")
+    admit: list = []
+
+    async def story():
+        async with sharing(keys, HeldWeights(), admit) as port:
+            early = Guest(port, keys, "spot", "toy")
+            early.link.post(PULL)
+            await asyncio.sleep(0.3)
+            admit[0](Neighbours((load_pair(keys, "spot").public.decode(),)))
+            inside = Guest(port, keys, "spot", "toy")
+            outside = [Guest(port, keys, "elsewhere", "toy"), Guest(port, strange, "actor", "toy")]
+            for guest in (*outside, inside):
+                guest.link.post(PULL)
+            await inside.next()
+            admit[0](Neighbours(()))
+            inside.link.post(PULL)
+            await asyncio.sleep(0.3)
+            for guest in (early, *outside, inside):
+                guest.leave()
+            return [len(guest.answers) for guest in (early, *outside, inside)]
 
     assert asyncio.run(story()) == [0, 0, 0, 1]
 
