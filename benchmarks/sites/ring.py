@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -176,7 +177,7 @@ class FarRing:
         self._until(is_more, "a batch")
         return found
 
-    def _until(self, holds: Any, what: str) -> None:
+    def _until(self, holds: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + START_S
         while not holds():
             ended = [each for each in self._processes if each.poll() is not None]
