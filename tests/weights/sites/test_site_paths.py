@@ -1,6 +1,7 @@
 """Sites as the publisher knows them: whom each actor asks, and which keys those may answer."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from learner.weights.paths.pull_tree import FAN_OUT, PullTree
 from learner.weights.paths.sites import Sites
 from learner.weights.server import WeightServer
 from learner.weights.slots import Slots
+from learner.weights.updates.sparse_chain import SparseChain
 from tests.weights.support.scripted_publisher import contents, manifest
 
 
@@ -105,7 +107,7 @@ def test_an_actor_stays_in_the_site_that_it_named_first():
 class Heard:
     """A server with one version, what it has posted to whom, and a clock that tests turn."""
 
-    def __init__(self, folder, monkeypatch) -> None:
+    def __init__(self, folder, monkeypatch, chain: SparseChain | None = None) -> None:
         slots = Slots(folder)
         slots.path(0).write_bytes(contents(1))
         slots.add(0)
@@ -114,7 +116,7 @@ class Heard:
         self.posted: list[tuple[str, object]] = []
         unused: Any = None
         self.server = WeightServer(
-            unused, slots, run="toy", broadcast=None, report=lambda _sent: None
+            unused, slots, run="toy", broadcast=None, chain=chain, report=lambda _sent: None
         )
         monkeypatch.setattr(self.server._port, "post", self._post)
         self.server._versions.advance()
@@ -171,16 +173,30 @@ def test_a_site_hears_within_two_joins_that_an_actor_is_gone(tmp_path, monkeypat
     assert asyncio.run(story()) == [Neighbours(("key of first",))]
 
 
+class SlowChain(SparseChain):
+    """Makes an update for as long as a test likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def advance(self, slot):
+        self.may_end.wait(10.0)
+        return super().advance(slot)
+
+
 def test_an_actor_that_joins_while_updates_are_made_is_not_sent_after_all_bytes(
     tmp_path, monkeypatch
 ):
     async def story():
-        heard = Heard(tmp_path, monkeypatch)
-        heard.server._is_preparing = True
+        chain = SlowChain()
+        heard = Heard(tmp_path, monkeypatch, chain)
+        announcing = asyncio.create_task(heard.server._announce(heard.server._versions.current))
+        await asyncio.sleep(0)
         heard.join("early", site="")
         before = heard.kinds()
-        heard.server._is_preparing = False
-        heard.join("early", site="")
+        chain.may_end.set()
+        await announcing
         return before, heard.kinds()
 
     assert asyncio.run(story()) == ([], [("early", Announce)])
