@@ -47,8 +47,8 @@ from learner.reporting.metrics_page import LearnerPage
 from learner.training.critic import Critic, make_critic
 from learner.training.guards import Guard
 from learner.training.optimizer import Schedule, ScheduledOptimizer
+from learner.weights.log import Sent
 from learner.weights.publish import FollowerPublisher, WeightPublisher
-from learner.weights.server import Sent
 from learner.weights.wire.probe import NUM_TOKENS, PolicyProbe
 
 from .components import Components

@@ -32,8 +32,7 @@ from configs.logging import configure_logging
 from configs.settings import ActorSettings, LearnerSettings, RunSettings
 from configs.tables.actors import WeightSource
 from console.chaos.faults.network_namespace import enter
-from learner.weights.log import read_weight_log
-from learner.weights.server import Sent
+from learner.weights.log import Sent, read_weight_log
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(

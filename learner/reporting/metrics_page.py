@@ -18,7 +18,7 @@ from configs.metrics.serving import serving
 from configs.settings import Settings
 from learner.data.evaluation import Evaluation
 from learner.profiling.phase_names import PHASES
-from learner.weights.server import Sent
+from learner.weights.log import Sent
 
 OF_LAST_BATCH = {
     "step": Metric("nyala_learner_step", "gauge", "batches", "Batches trained in the run."),

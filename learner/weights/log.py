@@ -10,15 +10,43 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from broker.protocol.manifest import WeightManifest
-
-from .server import Sent
+from buffer.record.episode import PolicyVersion
 
 FILE_NAME = "weights.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Delivery of one version. Producer: the publisher. Consumer: `weights.jsonl`."""
+
+    version: PolicyVersion
+    actors: int
+    """Live actors when it was announced."""
+    members: int
+    """Of these, members of its weight epoch; the others pull."""
+    epoch: int
+    """Number of the weight epoch; 0 = none."""
+    is_complete: bool
+    """All members confirmed it."""
+    wall_s: float
+    """From its announcement to the last confirmation."""
+    density: float = 1.0
+    """Share of changed elements; 1 = not compared."""
+    member_bytes: int = 0
+    """That each member received by its weight epoch, in the form of its last try."""
+    sparse_bytes: int = 0
+    """Of its sparse update; 0 = there is none."""
+    adapter_bytes: int = 0
+    """Of its adapter; 0 = all of it is trained."""
+    paused_s: float = 0.0
+    """Time for which generation has paused for swaps, over all actors of this publisher's life."""
+    served_s: float = 0.0
+    """Time for which those actors have had weights to serve."""
 
 
 class WeightLog:

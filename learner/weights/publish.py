@@ -38,9 +38,8 @@ from configs.settings import LearnerSettings, RunSettings
 from configs.weight_path import describe_weight_path, uses_groups
 
 from .broker_list import BrokerList, BrokerWatch, FindBrokers
-from .log import WeightLog
+from .log import Sent, WeightLog
 from .publisher_process import PublisherSettings
-from .server import Sent
 from .sidecar import Sidecar
 from .slots import NUM_SLOTS, Slots
 from .wire.gather import adapted_weights, gather, gather_adapter

@@ -37,7 +37,8 @@ from configs.logging import configure_logging
 
 from .broadcast import BroadcastSettings
 from .broker_list import BrokerList
-from .server import Sent, WeightServer
+from .log import Sent
+from .server import WeightServer
 from .slots import Slots
 from .updates.sparse_chain import SparseChain
 

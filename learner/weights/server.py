@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 import zmq.asyncio
 
-from broker.protocol.manifest import SparseLink, WeightManifest, chunk_digests
+from broker.protocol.manifest import SparseLink, WeightManifest
 from broker.protocol.weight_messages import (
-    CHUNK_BYTES,
     JOIN_EVERY_S,
     Ack,
     Announce,
@@ -31,46 +29,18 @@ from broker.protocol.weight_messages import (
 from broker.transport.allow_list import TAG
 from broker.weights.object_store import WeightStore
 from broker.weights.port import Route, WeightPort
-from buffer.record.episode import PolicyVersion
 from configs.errors import RecordError
 
 from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
+from .log import Sent
 from .object_store_writer import ObjectStoreWriter
 from .paths.sites import Sites
+from .paths.slice_digests import SliceDigests
 from .pauses import Pauses
 from .slots import Slot, Slots
 from .updates.sparse_chain import SparseChain
 from .versions_on_offer import VersionsOnOffer
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """Delivery of one version. Producer: the publisher. Consumer: `weights.jsonl`."""
-
-    version: PolicyVersion
-    actors: int
-    """Live actors when it was announced."""
-    members: int
-    """Of these, members of its weight epoch; the others pull."""
-    epoch: int
-    """Number of the weight epoch; 0 = none."""
-    is_complete: bool
-    """All members confirmed it."""
-    wall_s: float
-    """From its announcement to the last confirmation."""
-    density: float = 1.0
-    """Share of changed elements; 1 = not compared."""
-    member_bytes: int = 0
-    """That each member received by its weight epoch, in the form of its last try."""
-    sparse_bytes: int = 0
-    """Of its sparse update; 0 = there is none."""
-    adapter_bytes: int = 0
-    """Of its adapter; 0 = all of it is trained."""
-    paused_s: float = 0.0
-    """Time for which generation has paused for swaps, over all actors of this publisher's life."""
-    served_s: float = 0.0
-    """Time for which those actors have had weights to serve."""
 
 
 class WeightServer:
@@ -111,7 +81,7 @@ class WeightServer:
         self._told: dict[str, tuple[Route, Neighbours]] = {}
         """What actors that share in a site were told last, and over which connection."""
         self._looked_at = self._clock()
-        self._digests: tuple[PolicyVersion, bytes] | None = None
+        self._digests = SliceDigests()
         self._is_preparing = False
         """A version is current whose updates or digests are still to come."""
         self._routes: dict[str, Route] = {}
@@ -145,6 +115,7 @@ class WeightServer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._port.read())
             tasks.create_task(self._deliver_all())
+            tasks.create_task(self._digests.make_wanted(lambda: self._versions.current))
             if self._store_writer is not None:
                 tasks.create_task(self._store_writer.run())
 
@@ -175,7 +146,12 @@ class WeightServer:
         if current is None or join.version >= current.manifest.version:
             return
         epoch = self._epochs.open_epoch_of(actor)
-        if epoch or not self._is_preparing:
+        if self._is_preparing and not epoch:
+            return
+        has_peers = self._sites.has(actor) and bool(self._sites.way_of(actor))
+        if has_peers and self._digests.of(current.manifest.version) is None:
+            self._digests.want()  # without them it would pull from here; with its next JOIN
+        else:
             self._post_news(actor, current, epoch)
 
     def _has_to_be_let_in(self, actor: str, key: str, join: Join) -> bool:
@@ -230,13 +206,14 @@ class WeightServer:
 
     def _sources_of(self, actor: str, manifest: WeightManifest) -> Sources | None:
         """Return the sources that this actor asks before the publisher; None = none, or not yet."""
-        if self._digests is None or self._digests[0] != manifest.version:
+        digests = self._digests.of(manifest.version)
+        if digests is None:
             return None
         stored = ("", "", "")
         if self._store_writer is not None:
             stored = self._store_writer.urls_of(manifest)
         way = self._sites.way_of(actor)
-        return Sources(way, self._digests[1], *stored) if way or any(stored) else None
+        return Sources(way, digests, *stored) if way or any(stored) else None
 
     async def _deliver_all(self) -> None:
         while True:
@@ -294,8 +271,7 @@ class WeightServer:
         """Announce a version to the actors that pull it: all but `others`."""
         pulling = set(self._epochs.live()).difference(others)
         if (pulling and not self._sites.is_flat) or self._store_writer is not None:
-            digests = await asyncio.to_thread(chunk_digests, slot.memory, CHUNK_BYTES)
-            self._digests = slot.manifest.version, digests
+            await self._digests.make(slot)
         self._is_preparing = False
         for actor in set(self._epochs.live()).difference(others):
             self._post_news(actor, slot)

@@ -15,7 +15,7 @@ from learner.model.ranks import Ranks
 from learner.reporting.keys import keys
 from learner.reporting.metrics_page import METRICS, LearnerPage
 from learner.training.critic import CriticFigures
-from learner.weights.server import Sent
+from learner.weights.log import Sent
 from tests.learner.support.ring_in_process import RingInProcess
 from tests.learner.support.tiny_run import tiny_settings
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.weight_messages import Announce, Join, Neighbours, Peer, Pull
+from broker.protocol.manifest import chunk_digests
+from broker.protocol.weight_messages import CHUNK_BYTES, Announce, Join, Neighbours, Peer, Pull
 from broker.weights.port import Route
 from buffer.record.episode import PolicyVersion
 from learner.weights.paths.pull_tree import FAN_OUT, PullTree
@@ -119,7 +120,9 @@ class Heard:
             unused, slots, run="toy", broadcast=None, chain=chain, report=lambda _sent: None
         )
         monkeypatch.setattr(self.server._port, "post", self._post)
-        self.server._versions.advance()
+        current = self.server._versions.advance()
+        assert current is not None
+        self.current = current
 
     def _post(self, route: Route, message: object) -> bool:
         self.posted.append((route.id.decode(), message))
@@ -138,6 +141,7 @@ class Heard:
 def test_who_is_new_in_a_site_has_the_news_when_its_peers_have_heard_of_it(tmp_path, monkeypatch):
     async def story():
         heard = Heard(tmp_path, monkeypatch)
+        await heard.server._digests.make(heard.current)
         heard.join("first")
         found = [heard.kinds()]
         heard.join("second", shares=False)
@@ -154,6 +158,34 @@ def test_who_is_new_in_a_site_has_the_news_when_its_peers_have_heard_of_it(tmp_p
         [("second", Announce)],
         [("first", Announce)],
     ]
+
+
+def test_slices_of_a_version_that_nobody_shared_yet_have_digests_when_a_site_needs_them(
+    tmp_path, monkeypatch
+):
+    async def story():
+        heard = Heard(tmp_path, monkeypatch)
+        making = asyncio.create_task(
+            heard.server._digests.make_wanted(lambda: heard.server._versions.current)
+        )
+        heard.join("first")
+        heard.join("second")
+        heard.posted.clear()
+        heard.join("second")
+        found = [list(heard.posted)]
+        async with asyncio.timeout(5.0):
+            while heard.server._digests.of(PolicyVersion(1, 1)) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        heard.join("second")
+        making.cancel()
+        return found, heard.posted
+
+    before, after = asyncio.run(story())
+    assert before == [[]]
+    ((name, news),) = after
+    assert name == "second" and isinstance(news, Announce) and news.sources is not None
+    assert news.sources.peers == (peer("first"),)
+    assert news.sources.digests == chunk_digests(contents(1), CHUNK_BYTES)
 
 
 def test_a_site_hears_within_two_joins_that_an_actor_is_gone(tmp_path, monkeypatch):
@@ -191,7 +223,7 @@ def test_an_actor_that_joins_while_updates_are_made_is_not_sent_after_all_bytes(
     async def story():
         chain = SlowChain()
         heard = Heard(tmp_path, monkeypatch, chain)
-        announcing = asyncio.create_task(heard.server._announce(heard.server._versions.current))
+        announcing = asyncio.create_task(heard.server._announce(heard.current))
         await asyncio.sleep(0)
         heard.join("early", site="")
         before = heard.kinds()

@@ -14,9 +14,8 @@ from broker.protocol.manifest import Probe
 from buffer.record.episode import PolicyVersion
 from configs.settings import LearnerSettings, RunSettings
 from console.chaos.proc_stat import descendants, plays
-from learner.weights.log import read_weight_log
+from learner.weights.log import Sent, read_weight_log
 from learner.weights.publish import WeightPublisher
-from learner.weights.server import Sent
 from tests.broker.support.keys import keys_with_actor
 from tests.learner.support.forks import FORKS
 from tests.weights.support import actor_process

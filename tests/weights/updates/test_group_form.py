@@ -9,7 +9,7 @@ from msgspec import structs
 from broker.protocol.manifest import BASE, AdapterSpec, WeightManifest
 from broker.protocol.weight_messages import Ready
 from buffer.record.episode import PolicyVersion
-from learner.weights.server import Sent
+from learner.weights.log import Sent
 from learner.weights.slots import Slot
 from learner.weights.updates.form import form_for
 from learner.weights.updates.sparse_chain import SparseChain
