@@ -39,7 +39,7 @@ LOSS = 0.001
 STEPS_OF_A_VERSION = 4
 """Own steps of the ring in which one whole version crosses a link."""
 MODEL = ("learner.init_layers=4", "learner.init_width=320", "learner.warm_start_steps=30")
-BATCH = ("run.group_size=8", "run.groups_per_batch=4")
+BATCH = ("run.group_size=8", "run.groups_per_batch=12", "run.max_completion_tokens=16")
 SETTLE = 2
 """Batches after a change of the links that are in no window."""
 LIMIT_S = 90.0
