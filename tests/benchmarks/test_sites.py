@@ -5,7 +5,6 @@ import socket
 
 import pytest
 
-from benchmarks.sites import link
 from benchmarks.sites.__main__ import figures, ratios
 from benchmarks.sites.link import QUEUE_S, Direction, Limits
 from benchmarks.sites.ring import Window
@@ -43,7 +42,7 @@ class Way:
 
     def __init__(self, monkeypatch, *, seed: int = 1) -> None:
         self.now = 100.0
-        monkeypatch.setattr(link.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("benchmarks.sites.link.time.monotonic", lambda: self.now)
         self._pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(2)]
         for pair in self._pairs:
             for end in pair:

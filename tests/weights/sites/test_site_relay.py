@@ -55,7 +55,7 @@ def since(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: after[name] - before[name] for name in before}
 
 
-def update_bytes(plane, manifest) -> int:
+def update_bytes(plane: Plane, manifest) -> int:
     return plane.deliveries(until=manifest.version)[-1].sparse_bytes
 
 

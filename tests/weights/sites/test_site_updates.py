@@ -135,7 +135,7 @@ class Found:
         self.left: dict[str, bool] = {}
         """Of the sources that were left: whether they had lied."""
         sources = WeightSources(lambda _: True, order=("peers", "publisher"), caller=CALLER)
-        sources.of_update = self._of_update  # type: ignore[method-assign,assignment]
+        sources.of_update = self._of_update  # type: ignore[method-assign]
         sources.failed = self._failed  # type: ignore[method-assign,assignment]
         news = Announce(
             published.manifest(3),
