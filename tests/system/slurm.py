@@ -237,7 +237,9 @@ def test_as_many_jobs_run_as_are_wanted(
 
 
 @pytest.mark.timeout(600)
-def test_a_hub_and_an_actor_train_to_the_end(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_hub_and_an_actor_train_to_the_end_though_their_node_is_taken_away(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     changes = [f"run.directory={tmp_path}", "run.steps=60", "fleet.price_per_actor_hour=3600"]
     render(load(ROOT / "configs" / "tiny.yaml", changes), "slurm", out)
@@ -248,9 +250,15 @@ def test_a_hub_and_an_actor_train_to_the_end(cluster: Cluster, tmp_path: Path) -
         text = re.sub("575[78]", lambda match: ports[match[0]], "\n".join(lines))
         (out / name).write_text(text + "\n")
 
-    jobs = [cluster.ask("sbatch", "--partition=high", str(out / "hub.sh")).split()[-1]]
+    metrics = tmp_path / "tiny" / "metrics.jsonl"
+
+    jobs = [cluster.ask("sbatch", "--partition=spot", str(out / "hub.sh")).split()[-1]]
     wait_until((out / "hub").exists, timeout_s=PATIENCE_S)
     jobs.append(cluster.ask("sbatch", "--partition=spot", str(out / "actor.sh")).split()[-1])
+    wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 4, timeout_s=240)
+    cluster.ask("sbatch", "--partition=high", "-n2", "--wrap=sleep 3")
+    wait_until(lambda: cluster.state(jobs[0]) == "PENDING", timeout_s=PATIENCE_S)
+    before = metrics.read_text().count("\n")
     wait_until(lambda: not cluster.ask("squeue", "-h"), timeout_s=400)
 
     logs = "\n".join(path.read_text()[-3000:] for path in out.glob("*.log"))
@@ -258,8 +266,9 @@ def test_a_hub_and_an_actor_train_to_the_end(cluster: Cluster, tmp_path: Path) -
         assert "JobState=COMPLETED" in cluster.ask("scontrol", "show", "job", job), logs
     summary = json.loads((tmp_path / "tiny" / "summary.json").read_text())
     assert summary["steps"] == 60
+    assert before < 60
+    assert summary["learner_lives"] == 2
     assert 0 < summary["cost"] < 400
-    metrics = (tmp_path / "tiny" / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(metrics[-1])
+    last = json.loads(metrics.read_text().splitlines()[-1])
     assert last["actors"] == 1
     assert "actors busy" in last["actors_wanted_why"], last
