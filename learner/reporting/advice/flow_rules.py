@@ -8,10 +8,12 @@ from statistics import median
 from configs.fleet.wanted import actors_to_feed
 from configs.settings import Settings
 
+from .evidence import StoreFigures
 from .window import Window, total
 
 IDLE, IDLE_NO_MORE = 0.25, 0.15
 WORKLESS, WORKLESS_NO_MORE = 0.9, 0.7
+FEW_LOOKS = 5  # ten seconds at least, and no more than that in fifty batches of 0.2 s
 DROPPED, DROPPED_NO_MORE = 0.02, 0.01  # a machine that has other work loses one in a hundred
 FILTERED = "zero_variance"  # made way on purpose
 SLOWER = 1.1
@@ -91,19 +93,28 @@ def learner_waits(window: Window, settings: Settings, holds: bool) -> str | None
 
 def actors_wait(window: Window, settings: Settings, holds: bool) -> str | None:
     """Find actors that have nothing to do: as much as may lag is there already."""
-    recent = [each for each in window.last(30) if each.store.actors]
-    if len(recent) < 10:
+    recent = [each for each in _looks(window)[-30:] if each.actors]
+    if len(recent) < FEW_LOOKS:
         return None
-    share = sum(not each.store.leased for each in recent) / len(recent)
+    share = sum(not each.leased for each in recent) / len(recent)
     if share <= (WORKLESS_NO_MORE if holds else WORKLESS):
         return None
-    actors = recent[-1].store.actors
+    actors = recent[-1].actors
     return (
         f"no actor had work at {share:.0%} of the last {len(recent)} looks: the learner is what "
         f"{actors} actors wait for; give it more ranks (learner.ranks, now "
         f"{settings.learner.ranks}), or run fewer actors (actors.count, now "
         f"{settings.actors.count})"
     )
+
+
+def _looks(window: Window) -> list[StoreFigures]:
+    """Return what the store said, once for all batches that were trained between two looks."""
+    looks: list[StoreFigures] = []
+    for each in window:
+        if not looks or each.store is not looks[-1]:
+            looks.append(each.store)
+    return looks
 
 
 def actor_slow(window: Window, settings: Settings, holds: bool) -> str | None:

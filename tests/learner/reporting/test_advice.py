@@ -245,6 +245,20 @@ def test_a_rule_concludes_nothing_on_the_demo(rule):
     assert set(concluded) == {None}
 
 
+def test_quick_batches_that_share_a_look_at_the_store_count_as_one():
+    rule = next(rule for rule in RULES if rule.name == "actors_wait")
+    settings, window = demo_settings(), Window()
+    looks = [StoreFigures(actors=2, leased=0) for _ in range(5)]
+
+    concluded = []
+    for index, evidence in enumerate(demo()[:50]):
+        window.add(replace(evidence, store=looks[index // 10]))
+        concluded.append(rule.conclude(window, settings, False) or "")
+
+    assert set(concluded[:40]) == {""}
+    assert "last 5 looks" in concluded[-1]
+
+
 def test_a_text_names_a_setting_with_its_value():
     for case in CASES:
         advice = considered(demo_settings(**case.settings), broken(case.fault))[-1]
