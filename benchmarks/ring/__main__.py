@@ -15,7 +15,7 @@ Arms, each with both sides in this one run:
            seconds to 95 % of the held-out questions, from the first batch and from the process's
            start, and accuracy after as many batches; with the small engine
     lag_sweep  the same by max_policy_lag 0, 1, 2, 4 and 8, without TRL
-    heavy_tail  trained tokens/s with policy lag 2 over 0, where the number of turns of an episode
+    heavy_tail  trained tokens/s with policy lag 8 over 0, where the number of turns of an episode
            is a log-normal draw (sigma 1)
     slow_tool  the same where a tool takes one second between the two turns of every episode
     models  models of 8 M and 30 M parameters (with --full of 100 M too), completions of up to 128

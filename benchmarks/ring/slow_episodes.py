@@ -20,11 +20,14 @@ from benchmarks.support.machine import REPOSITORY
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model
 
 ENVIRONMENTS = {
-    "heavy_tail": ("HeavyTail", "{median: 4, sigma: 1.0, most: 48}"),
-    "slow_tool": ("SlowTool", "{tool_s: 1.0}"),
+    "heavy_tail": ("HeavyTail", "{median: 2, sigma: 1.0, most: 16}", "[a]", 96),
+    "slow_tool": ("SlowTool", "{tool_s: 1.0}", "[a, e, i, o]", 256),
 }
+"""Class, its settings, stop strings (a turn of the random model is 30 or 10 tokens long), and
+episodes at a time: the more there are, the longer each takes, until the longest are stale."""
 TOOL_S = {"slow_tool": 1.0}
-LAGS = {"async": 2, "sync": 0}
+LAGS = {"async": 8, "sync": 0}
+"""The tool, and the longest episodes, take as long as several batches."""
 FILE = REPOSITORY / "benchmarks" / "ring" / "slow_environments.py"
 
 
@@ -55,12 +58,13 @@ def slow_episodes(
 
 
 def _settings(name: str) -> tuple[str, ...]:
-    kind, settings = ENVIRONMENTS[name]
+    kind, settings, stop, places = ENVIRONMENTS[name]
     return (
         f"run.environment={FILE}:{kind}",
         f"run.environment_settings={settings}",
         "run.max_completion_tokens=512",
-        "run.stop=[a, e, i, o]",  # a turn of the random model is about ten tokens long
+        f"run.stop={stop}",
+        f"actors.max_concurrent_episodes={places}",
     )
 
 
