@@ -30,7 +30,7 @@ from benchmarks.sites.networks import FarSites
 from benchmarks.sites.ring import SETTINGS, SITES, FarRing, Window, keys_in
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import say_since
-from benchmarks.support.workload import Workload, make_model
+from benchmarks.support.workload import LONG_WORDS, Workload, make_model
 from configs.logging import configure_logging
 from console.chaos.faults.network_namespace import obstacle
 
@@ -39,7 +39,13 @@ LOSS = 0.001
 STEPS_OF_A_VERSION = 4
 """Own steps of the ring in which one whole version crosses a link."""
 MODEL = ("learner.init_layers=4", "learner.init_width=320", "learner.warm_start_steps=30")
-BATCH = ("run.group_size=8", "run.groups_per_batch=12", "run.max_completion_tokens=16")
+BATCH = (
+    f"run.environment_settings={LONG_WORDS}",
+    "run.max_completion_tokens=32",
+    "run.max_prompt_tokens=24",
+    "run.group_size=8",
+    "run.groups_per_batch=24",
+)
 SETTLE = 2
 """Batches after a change of the links that are in no window."""
 LIMIT_S = 90.0
@@ -51,9 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=8, help="batches of a window")
+    parser.add_argument("--steps", type=int, default=6, help="batches of a window")
     parser.add_argument("--turns", type=int, default=2, help="windows of no_link and sites")
-    parser.add_argument("--full-steps", type=int, default=4, help="batches of the arm full")
+    parser.add_argument("--full-steps", type=int, default=3, help="batches of the arm full")
     chosen = parser.parse_args()
     configure_logging("benchmark", run="sites")
     why_not = obstacle()
