@@ -44,7 +44,7 @@ BATCH = (
     "run.max_completion_tokens=32",
     "run.max_prompt_tokens=24",
     "run.group_size=8",
-    "run.groups_per_batch=24",
+    "run.groups_per_batch=96",
 )
 SETTLE = 2
 """Batches after a change of the links that are in no window."""
@@ -57,9 +57,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=6, help="batches of a window")
+    parser.add_argument("--steps", type=int, default=4, help="batches of a window")
     parser.add_argument("--turns", type=int, default=2, help="windows of no_link and sites")
-    parser.add_argument("--full-steps", type=int, default=3, help="batches of the arm full")
+    parser.add_argument("--full-steps", type=int, default=2, help="batches of the arm full")
     chosen = parser.parse_args()
     configure_logging("benchmark", run="sites")
     why_not = obstacle()
