@@ -74,6 +74,7 @@ class WeightPull:
             DeadlineError: No source has brought anything for too long.
         """
         memory = file.memory
+        self._held.keep_updates(wanted.links)
         adapter, chain = self._adapter_of(wanted), self._chain_to(wanted)
         if adapter is None and not chain:
             is_right = await self._fetch_all(wanted.manifest, wanted.sources, memory)
@@ -173,7 +174,6 @@ class WeightPull:
         sources, digests = self._of_link(link, wanted), None
         if wanted.update_digests:
             digests = digests_of_link(link, wanted.links, wanted.update_digests)
-            self._held.keep_updates(wanted.links)
             self._held.begin_update(link, update)
         is_whole = False
         try:

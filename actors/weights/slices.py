@@ -30,7 +30,7 @@ from broker.protocol.weight_messages import (
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 
-from .sources import Answer, Kind, Post, Source
+from .sources import Answer, Kind, NoAddressError, Post, Source
 
 FIRST_WAIT_S = 1.0
 """Loopback and a rack answer in milliseconds; a lost request costs this much."""
@@ -102,8 +102,11 @@ class SlicePull:
         """
         for source in self._sources:
             self._inbox = asyncio.Queue()  # what the one before has sent is not this one's
-            async with source.open(self.on_answer) as post:
-                end = await self._pull_from(source, post)
+            try:
+                async with source.open(self.on_answer) as post:
+                    end = await self._pull_from(source, post)
+            except NoAddressError as error:
+                end = _Failed(str(error))
             if not isinstance(end, _Failed):
                 return end
             if end.is_fault:
@@ -116,18 +119,18 @@ class SlicePull:
 
     async def _pull_from(self, source: Source, post: Post) -> Moved | _Failed | None:
         """Ask one source for all that is missing."""
-        wait_s, silent_s, has_promised = FIRST_WAIT_S, 0.0, False
+        clock = asyncio.get_running_loop().time
+        wait_s, brought_at, has_promised = FIRST_WAIT_S, clock(), False
         while self._todo or self._asked:
-            self._ask(post)
             bound_s = self._silence_s(source, has_promised=has_promised)
-            pause_s = min(wait_s, bound_s - silent_s)
+            left_s = brought_at + bound_s - clock()
+            if left_s <= 0:  # however often it has promised meanwhile
+                return _Failed(f"it has brought nothing for {bound_s:.1f} s")
+            self._ask(post)
             try:
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(min(wait_s, left_s)):
                     answer = await self._inbox.get()
             except TimeoutError:
-                silent_s += pause_s
-                if silent_s >= bound_s:
-                    return _Failed(f"it has brought nothing for {silent_s:.1f} s")
                 wait_s *= 2  # for as long as it is asked: the link is slow, or it is away
                 self._ask_again(list(self._asked)[-1 if source.kind == "publisher" else 0 :])
                 continue
@@ -142,7 +145,7 @@ class SlicePull:
                 case Chunk() if self._is_missing(answer):
                     if not await self._keep(answer, source.kind):
                         return _Failed("what it sent has a wrong digest", has_lied=True)
-                    silent_s = 0.0
+                    brought_at = clock()
                 case _:  # a repetition, or an answer to another pull
                     pass
         return None

@@ -35,6 +35,10 @@ Post = Callable[[object], bool]
 OnAnswer = Callable[[Answer], None]
 
 
+class NoAddressError(Exception):
+    """What a peer has named as its address is none."""
+
+
 class Source(Protocol):
     """A process or store that answers pulls."""
 
@@ -87,9 +91,12 @@ class PeerSource:
             if isinstance(message, Chunk | Later | Gone):  # Moved is believed of a publisher alone
                 on_answer(message)
 
-        link = WeightLink(
-            self._context, self.peer, caller=self._caller, on_message=on_message, may_queue=True
-        )
+        try:
+            link = WeightLink(
+                self._context, self.peer, caller=self._caller, on_message=on_message, may_queue=True
+            )
+        except zmq.ZMQError as error:
+            raise NoAddressError(f"its address cannot be connected to: {error}") from error
         try:
             async with asyncio.TaskGroup() as tasks:
                 reading = tasks.create_task(link.read())

@@ -91,18 +91,22 @@ def connect_dealer(
     be sent to the next server; with `may_queue` it waits for the connection, up to the mark.
     """
     socket = context.socket(zmq.DEALER)
-    socket.curve_serverkey = server_key
-    socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
-    socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
-    socket.setsockopt(zmq.SNDHWM, send_hwm)
-    socket.setsockopt(zmq.RCVHWM, receive_hwm)
-    socket.setsockopt(zmq.IMMEDIATE, 0 if may_queue else 1)
-    socket.setsockopt(zmq.LINGER, 0)  # what matters is resent until it is acknowledged
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-    _keep_alive(socket)
-    socket.connect(endpoint)
+    try:
+        socket.curve_serverkey = server_key
+        socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
+        socket.setsockopt(zmq.MAXMSGSIZE, max_message_bytes)
+        socket.setsockopt(zmq.SNDHWM, send_hwm)
+        socket.setsockopt(zmq.RCVHWM, receive_hwm)
+        socket.setsockopt(zmq.IMMEDIATE, 0 if may_queue else 1)
+        socket.setsockopt(zmq.LINGER, 0)  # what matters is resent until it is acknowledged
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        _keep_alive(socket)
+        socket.connect(endpoint)
+    except zmq.ZMQError:
+        socket.close(linger=0)  # a name that is no address, or no key
+        raise
     return socket
 
 

@@ -134,6 +134,8 @@ class WeightServer:
                 raise RecordError(f"an actor must not send {type(message).__name__}")
 
     def _on_join(self, actor: str, key: str, join: Join) -> None:
+        if join.share is not None and join.share.public_key != key:
+            raise RecordError("an actor must share under the key of its connection, got another")
         self._joins[actor] = join
         self._pauses.on_join(actor, join)
         self._post_brokers(actor)

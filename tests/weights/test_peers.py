@@ -9,6 +9,7 @@ import mmap
 from contextlib import asynccontextmanager
 
 import pytest
+import zmq.asyncio
 
 from actors.weights import slices
 from actors.weights import sources as weight_sources
@@ -138,6 +139,40 @@ def test_a_peer_that_only_promises_is_left_and_one_that_keeps_its_word_is_not():
     got, _, left = pulled(promising, late, last)
 
     assert (got, left, last.asked) == (contents(1), {"promising": False}, [])
+
+
+def test_a_peer_that_promises_again_and_again_is_left_as_soon_as_one_that_did_once():
+    async def repeat(on_answer, later):
+        while True:
+            on_answer(later)
+            await asyncio.sleep(0.005)
+
+    class Promising(ScriptedSource):
+        @asynccontextmanager
+        async def open(self, on_answer):
+            repeating = asyncio.create_task(repeat(on_answer, Later(VERSION, 0)))
+            yield lambda _: True
+            repeating.cancel()
+
+    got, _, left = pulled(Promising("promising"), publisher(), timeout_s=30.0)
+
+    assert (got, left) == (contents(1), {"promising": False})
+
+
+@pytest.mark.parametrize("peer", [Peer("garbage", "k" * 40), Peer("tcp://127.0.0.1:1", "short")])
+def test_a_peer_with_an_address_that_is_none_makes_way_for_the_next(peer):
+    async def pull():
+        context = zmq.asyncio.Context()
+        last, memory = publisher(), mmap.mmap(-1, NUM_BYTES)
+        sources = [PeerSource(peer, context, CALLER), last]
+        made = SlicePull(VERSION, memory, sources=sources, digests=DIGESTS, progress_timeout_s=1.0)
+        try:
+            assert await made.run() is None
+        finally:
+            context.destroy(linger=0)
+        return memory[:]
+
+    assert asyncio.run(pull()) == contents(1)
 
 
 def test_a_peer_that_has_moved_on_is_left_without_a_grudge():

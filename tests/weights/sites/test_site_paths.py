@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from broker.protocol.codec import decode, encode
 from broker.protocol.manifest import chunk_digests
 from broker.protocol.weight_messages import CHUNK_BYTES, Announce, Join, Neighbours, Peer, Pull
 from broker.weights.port import Route
 from buffer.record.episode import PolicyVersion
+from configs.errors import RecordError
 from learner.weights.paths.pull_tree import FAN_OUT, PullTree
 from learner.weights.paths.sites import Sites
 from learner.weights.server import WeightServer
@@ -246,3 +248,27 @@ def test_actors_of_the_wire_version_before_pull_beside_a_site(tmp_path, monkeypa
         return [type(message).__name__ for name, message in heard.posted if name == "old"]
 
     assert asyncio.run(story()) == ["Announce", "Chunk"]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "key"),
+    [("garbage", "k" * 40), ("tcp://host:port", "k" * 40), ("tcp://host:1", "k" * 39)],
+)
+def test_a_join_that_shares_where_nobody_can_connect_is_malformed(endpoint, key):
+    there = Join(PolicyVersion(1, 1), False, "cpu", share=Peer("tcp://host:1", "k" * 40))
+    nowhere = Join(PolicyVersion(1, 1), False, "cpu", share=Peer(endpoint, key))
+
+    assert (
+        decode(encode(there, run="toy", incarnation="a", seq=0), max_bytes=2**16).message == there
+    )
+    with pytest.raises(RecordError):
+        decode(encode(nowhere, run="toy", incarnation="a", seq=0), max_bytes=2**16)
+
+
+def test_an_actor_shares_under_the_key_of_its_connection_alone(tmp_path, monkeypatch):
+    async def story():
+        heard = Heard(tmp_path, monkeypatch)
+        heard.server._on_message(Route(b"x"), "another key", "first", joined("first", "eu"))
+
+    with pytest.raises(RecordError, match="under the key of its connection"):
+        asyncio.run(story())
