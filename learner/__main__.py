@@ -12,6 +12,7 @@ owns the run; anything else is a crash.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -82,6 +83,8 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
         if "TORCHELASTIC_RUN_ID" not in os.environ:  # the launcher is ours
             die_with_launcher()
     elif chosen.nodes > 1:
+        if chosen.node_rank and _is_over(settings):  # node 0 has ended, and nobody would answer
+            return 0
         return _launch_node(settings, arguments, chosen, stopping) or _code_of_end(settings)
     elif settings.learner.ranks > 1:
         ranks = usable_ranks(settings.learner, fits_of(settings))
@@ -97,8 +100,16 @@ def _train(settings: Settings, arguments: list[str], chosen: argparse.Namespace)
 
 def _code_of_end(settings: Settings) -> int:
     """Return the exit code of a learner that has ended well: at the last batch, or told to go."""
-    is_finished = (settings.run.folder / "summary.json").exists()
-    return 0 if is_finished else settings.learner.exit_when_told
+    return 0 if _is_over(settings) else settings.learner.exit_when_told
+
+
+def _is_over(settings: Settings) -> bool:
+    """Return whether the last batch has been trained; the run may have been prolonged since."""
+    try:
+        summary = json.loads((settings.run.folder / "summary.json").read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    return bool(summary["steps"] >= settings.run.steps)
 
 
 def _tracing(settings: Settings) -> AbstractContextManager[None]:

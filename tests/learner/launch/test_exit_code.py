@@ -56,8 +56,20 @@ def test_a_learner_that_was_told_to_go_has_the_code_of_its_settings(
 
     assert code(run, *words) == 0
     assert code(run, *words, told) == TOLD
-    summary(run).touch()
-    assert code(run, *words, told) == 0
+    summary(run).write_text('{"steps": 100}')
+    assert code(run, *words, told, "--set=run.steps=100") == 0
+    assert code(run, *words, told, "--set=run.steps=200") == TOLD
+
+
+def test_a_machine_that_starts_again_after_the_last_batch_waits_for_nobody(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "launch_node", lambda *_, **__: 2)  # node 0 does not answer
+
+    assert code(run, *MACHINES) == 2
+    summary(run).write_text('{"steps": 100}')
+    assert code(run, *MACHINES, "--set=run.steps=100") == 0
+    assert code(run, *MACHINES, "--set=run.steps=200") == 2
 
 
 def test_a_rank_that_was_told_to_go_has_not_failed(
