@@ -23,8 +23,9 @@ def reachable(endpoint: str) -> str:
         except OSError as error:
             raise SettingsError(
                 f"a server at {endpoint} must have a default route to find its own address, got: "
-                f"{error}; listen at an address of this machine instead, or name the one by which "
-                f"others reach it (broker.advertise, learner.advertise)"
+                f"{error}; listen at an address of this machine instead or, for a broker or the "
+                f"learner, name the one by which others reach it (broker.advertise, "
+                f"learner.advertise)"
             ) from error
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 

@@ -102,6 +102,12 @@ def _refuse_what_pods_cannot_have(settings: Settings) -> None:
             "init; actors in other pods have no way to the hub's files: copy the model into an "
             "image of yours, and name its folder"
         )
+    if settings.actors.share_endpoint is not None:
+        raise SettingsError(
+            f"actors.share_endpoint must be null on Kubernetes, got "
+            f"{settings.actors.share_endpoint}; the rendered NetworkPolicy lets no pod connect to "
+            f"an actor, so that each would wait for its peers in vain"
+        )
     url, nodes = settings.buffer.url, settings.fleet.learner_nodes
     if url is not None and is_loopback(f"tcp://{split_url(url).hostname or 'localhost'}:0"):
         raise SettingsError(

@@ -183,6 +183,9 @@ def test_what_pods_cannot_have_is_refused(tmp_path):
     groups = Settings.model_validate({"run": {"model": "m"}, "learner": {"broadcast": True}})
     with pytest.raises(SettingsError, match="must be null or false on Kubernetes, got true"):
         render(groups, "kubernetes", tmp_path)
+    shares = {"run": {"model": "m"}, "actors": {"share_endpoint": "tcp://0.0.0.0:0"}}
+    with pytest.raises(SettingsError, match=r"actors\.share_endpoint must be null on Kubernetes"):
+        render(Settings.model_validate(shares), "kubernetes", tmp_path)
     with pytest.raises(SettingsError, match="OUT must be a path without spaces"):
         render(settings(), "slurm", tmp_path / "my files")
 
