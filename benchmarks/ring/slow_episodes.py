@@ -24,7 +24,7 @@ ENVIRONMENTS = {
     "slow_tool": ("SlowTool", "{tool_s: 1.0}", "[a, e, i, o]", 256),
 }
 """Class, its settings, stop strings (a turn of the random model is 30 or 10 tokens long), and
-episodes at a time: the more there are, the longer each takes, until the longest are stale."""
+episodes at a time: with more of them each takes longer, and the longest become stale."""
 TOOL_S = {"slow_tool": 1.0}
 LAGS = {"async": 8, "sync": 0}
 """The tool, and the longest episodes, take as long as several batches."""
