@@ -191,7 +191,7 @@ CASES = [
     ),
     Case(
         "groups_dropped",
-        lambda e: {"dropped": {"stale": 1, "zero_variance": 9}},
+        lambda e: {"dropped": {"stale": 3, "zero_variance": 9}},
         r"\d\.\d% of the groups .*stale: raise run\.max_policy_lag \(now 2\)",
     ),
     Case("actor_slow", lambda _: two_actors({"s_per_token": 0.18}), "bad-1 takes 1.8 times"),
