@@ -51,7 +51,9 @@ class Host:
         if command[0] == "redis-server":
             command[0] = find_redis_server()
         environment = {
-            key: self._here(name, value) for key, value in service.get("environment", {}).items()
+            key: self._here(name, value)
+            for key, value in service.get("environment", {}).items()
+            if value is not None  # that of whoever types the command, which has none here
         }
         self._mount(name)
         container = name if replica == 1 else f"{name}-{replica}"
