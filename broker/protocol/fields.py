@@ -19,8 +19,6 @@ MAX_ITEMS = 65_536
 """Entries of one list: a manifest of a large mixture of experts has about 20 000 tensors. A few
 bytes on the wire can be a hundred in memory as a struct, so the entries are bounded too."""
 
-MAX_ADDRESS = 300
-"""Characters: a name has 253 at most."""
 MAX_BROKERS = 32
 """Brokers that are named to actors; a fleet of thousands needs a few."""
 
@@ -31,9 +29,6 @@ Whole = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Real = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """Finite; a NaN is not at most anything."""
 Many = Annotated[tuple[Item, ...], Meta(max_length=MAX_ITEMS)]
-TcpAddress = Annotated[str, Meta(pattern=r"^tcp://[^\s]+:\d{1,5}\Z", max_length=MAX_ADDRESS)]
-CurveKey = Annotated[str, Meta(pattern=r"^[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}\Z")]
-"""A public key in Z85."""
 Endpoints = Annotated[tuple[Text, ...], Meta(max_length=MAX_BROKERS)]
 Named = Annotated[dict[Text, Item], Meta(max_length=MAX_ITEMS)]
 

@@ -28,7 +28,7 @@ from typing import TypeAlias
 
 from buffer.record.episode import PolicyVersion
 
-from .fields import CurveKey, Endpoints, Many, Message, Part, Real, TcpAddress, Text, Whole
+from .fields import Endpoints, Many, Message, Part, Real, Text, Whole
 from .manifest import SparseLink, WeightManifest
 
 JOIN_EVERY_S = 2.0
@@ -48,8 +48,8 @@ MAX_WEIGHTS_FRAME = 2 * CHUNK_BYTES
 class Peer(Part, frozen=True):
     """Port at which an actor shares its weights. Producer: that actor. Consumer: its peers."""
 
-    endpoint: TcpAddress
-    public_key: CurveKey
+    endpoint: Text
+    public_key: Text
     """Its CURVE key (z85)."""
 
 

@@ -35,7 +35,7 @@ from .broadcast import Broadcast, BroadcastSettings
 from .epochs import Membership, WeightEpochs
 from .log import Sent
 from .object_store_writer import ObjectStoreWriter
-from .paths.sites import Sites
+from .paths.sites import Sites, check_share
 from .paths.slice_digests import SliceDigests
 from .pauses import Pauses
 from .slots import Slot, Slots
@@ -134,8 +134,8 @@ class WeightServer:
                 raise RecordError(f"an actor must not send {type(message).__name__}")
 
     def _on_join(self, actor: str, key: str, join: Join) -> None:
-        if join.share is not None and join.share.public_key != key:
-            raise RecordError("an actor must share under the key of its connection, got another")
+        if join.share is not None:
+            check_share(join.share, key)
         self._joins[actor] = join
         self._pauses.on_join(actor, join)
         self._post_brokers(actor)

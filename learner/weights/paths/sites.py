@@ -10,14 +10,18 @@ those that share are told which keys they may answer: those of their site.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set as AbstractSet
 
 from broker.protocol.weight_messages import Join, Neighbours, Peer
+from configs.errors import RecordError
 
 from .pull_tree import PullTree
 
 NOWHERE = ""
 """Site of actors that have none."""
+ADDRESS = re.compile(r"tcp://\S{1,260}:\d{1,5}")
+"""With the longest name that a host can have."""
 
 
 class Sites:
@@ -76,3 +80,19 @@ class Sites:
             keys = {self._keys[other] for other, its in self._site_of.items() if its == site}
             self._neighbours[site] = Neighbours(tuple(sorted(keys)))
         return self._neighbours[site]
+
+
+def check_share(share: Peer, key: str) -> None:
+    """Check that others could connect there, who are told what this actor says.
+
+    Args:
+        share: From its JOIN.
+        key: Of the connection that JOIN came over.
+
+    Raises:
+        RecordError: They could not.
+    """
+    if share.public_key != key:
+        raise RecordError("an actor must share under the key of its connection, got another")
+    if not ADDRESS.fullmatch(share.endpoint):
+        raise RecordError(f"an actor must share at tcp://host:port, got {share.endpoint[:80]!r}")

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from broker.protocol.codec import decode, encode
 from broker.protocol.manifest import chunk_digests
 from broker.protocol.weight_messages import CHUNK_BYTES, Announce, Join, Neighbours, Peer, Pull
 from broker.weights.port import Route
@@ -251,24 +250,26 @@ def test_actors_of_the_wire_version_before_pull_beside_a_site(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "key"),
-    [("garbage", "k" * 40), ("tcp://host:port", "k" * 40), ("tcp://host:1", "k" * 39)],
+    ("endpoint", "key", "problem"),
+    [
+        ("tcp://first:1", "another key", "under the key of its connection"),
+        ("garbage", "key of first", "share at tcp://host:port, got 'garbage'"),
+        ("tcp://first:port", "key of first", "share at tcp://host:port"),
+        (f"tcp://{'x' * 400}:1", "key of first", "share at tcp://host:port"),
+    ],
 )
-def test_a_join_that_shares_where_nobody_can_connect_is_malformed(endpoint, key):
-    there = Join(PolicyVersion(1, 1), False, "cpu", share=Peer("tcp://host:1", "k" * 40))
-    nowhere = Join(PolicyVersion(1, 1), False, "cpu", share=Peer(endpoint, key))
-
-    assert (
-        decode(encode(there, run="toy", incarnation="a", seq=0), max_bytes=2**16).message == there
-    )
-    with pytest.raises(RecordError):
-        decode(encode(nowhere, run="toy", incarnation="a", seq=0), max_bytes=2**16)
-
-
-def test_an_actor_shares_under_the_key_of_its_connection_alone(tmp_path, monkeypatch):
+def test_an_actor_that_shares_where_nobody_can_connect_is_not_named_to_others(
+    tmp_path, monkeypatch, endpoint, key, problem
+):
     async def story():
         heard = Heard(tmp_path, monkeypatch)
-        heard.server._on_message(Route(b"x"), "another key", "first", joined("first", "eu"))
+        join = Join(PolicyVersion(-1, -1), False, "cpu", share=Peer(endpoint, key), site="eu")
+        with pytest.raises(RecordError, match=problem):
+            heard.server._on_message(Route(b"x"), "key of first", "first", join)
+        heard.join("second")
+        return heard.posted
 
-    with pytest.raises(RecordError, match="under the key of its connection"):
-        asyncio.run(story())
+    (first, neighbours), (second, news) = asyncio.run(story())
+    assert (first, second, type(news)) == ("second", "second", Announce)
+    assert isinstance(neighbours, Neighbours)
+    assert neighbours.keys == ("key of second",)
