@@ -14,7 +14,10 @@ from .window import Window, total
 IDLE, IDLE_NO_MORE = 0.25, 0.15
 WORKLESS, WORKLESS_NO_MORE = 0.9, 0.7
 FEW_LOOKS = 5  # ten seconds at least, and no more than that in fifty batches of 0.2 s
-DROPPED, DROPPED_NO_MORE = 0.05, 0.03  # the demo loses up to three in a hundred, at no cost
+DROPPED, DROPPED_NO_MORE = 0.02, 0.01
+# Where actors work in step, whatever holds one up drops all of its groups at once: sixteen at a
+# time on the demo, in one batch of twelve. Answers that take too long drop some in nearly every.
+DROPPING, DROPPING_NO_MORE = 0.25, 0.15
 FILTERED = "zero_variance"  # made way on purpose
 SLOWER = 1.1
 ALMOST_ALWAYS, OFTEN = 18, 14  # of 20 batches
@@ -51,14 +54,17 @@ def dead_letters_grow(window: Window, settings: Settings, holds: bool) -> str | 
 
 
 def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | None:
-    """Find a share of groups that is made and never trained."""
+    """Find a share of groups that is made and never trained, batch after batch."""
     counts: Counter[str] = Counter()
+    batches = 0
     for each in window:
-        counts.update({why: n for why, n in each.dropped.items() if why != FILTERED})
+        lost = {why: n for why, n in each.dropped.items() if n and why != FILTERED}
+        counts.update(lost)
+        batches += bool(lost)
     dropped = counts.total()
-    made = dropped + total(list(window), lambda each: each.groups)
-    share = dropped / made
-    if dropped < 3 or share <= (DROPPED_NO_MORE if holds else DROPPED):
+    share = dropped / (dropped + total(list(window), lambda each: each.groups))
+    often = batches / len(window) > (DROPPING_NO_MORE if holds else DROPPING)
+    if not often or share <= (DROPPED_NO_MORE if holds else DROPPED):
         return None
     reason, run = counts.most_common(1)[0][0], settings.run
     remedy = (
@@ -70,7 +76,7 @@ def groups_dropped(window: Window, settings: Settings, holds: bool) -> str | Non
     )
     return (
         f"{share:.1%} of the groups that the last {len(window)} batches were made of were dropped, "
-        f"most as {reason}: {remedy}"
+        f"in {batches} of them, most as {reason}: {remedy}"
     )
 
 

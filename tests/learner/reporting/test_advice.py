@@ -259,6 +259,17 @@ def test_quick_batches_that_share_a_look_at_the_store_count_as_one():
     assert "last 5 looks" in concluded[-1]
 
 
+def test_groups_that_are_dropped_in_bursts_are_no_fault_and_in_most_batches_are_one():
+    in_bursts = broken(lambda e: {"dropped": {"stale": 16} if e.step % 12 == 0 else {}})
+    in_every_third = broken(lambda e: {"dropped": {"stale": 2} if e.step % 3 == 0 else {}})
+
+    burst, steady = (considered(demo_settings(), each)[-1] for each in (in_bursts, in_every_third))
+
+    assert not any(each.rule == "groups_dropped" for each in burst)
+    assert [each.rule for each in steady] == ["groups_dropped"]
+    assert re.search(r"3\.4% .* in 14 of them", steady[0].text), steady[0].text
+
+
 def test_a_text_names_a_setting_with_its_value():
     for case in CASES:
         advice = considered(demo_settings(**case.settings), broken(case.fault))[-1]
