@@ -16,7 +16,7 @@ from typing import Any
 from configs.loader import load
 from tests.broker.support.mounted_secret import mount
 from tests.containers.ring import ROOT, VOLUMES, Failed, Ring
-from tests.packaging.support.kubernetes_file import Recipes, rendered
+from tests.packaging.support.kubernetes_recipes import Recipes, rendered
 
 FOLDER = ROOT / "runs" / "pods"
 IMAGE = "nyala:cpu"

@@ -29,14 +29,9 @@ from tests.packaging.support.kubernetes_changes import (
     without_mount,
     without_volume,
 )
-from tests.packaging.support.kubernetes_file import (
-    GPU,
-    ROOT,
-    Recipes,
-    given,
-    problems,
-    rendered,
-)
+from tests.packaging.support.kubernetes_pods import GPU, ROOT
+from tests.packaging.support.kubernetes_problems import problems
+from tests.packaging.support.kubernetes_recipes import Recipes, given, rendered
 
 ACTOR, HUB = "nyala-actor", "nyala-hub"
 DEPLOYMENT, SCALED = ("Deployment", ACTOR), ("ScaledObject", ACTOR)

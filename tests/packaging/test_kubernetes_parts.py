@@ -30,7 +30,8 @@ from tests.packaging.support.kubernetes_changes import (
     without_mount,
     without_volume,
 )
-from tests.packaging.support.kubernetes_file import Recipes, given, problems, rendered
+from tests.packaging.support.kubernetes_problems import problems
+from tests.packaging.support.kubernetes_recipes import Recipes, given, rendered
 
 BROKER, LEARNER, ACTOR = "nyala-broker", "nyala-learner", "nyala-actor"
 BROKERS, JOB = ("Deployment", BROKER), ("Job", LEARNER)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker.support.mounted_secret import mount
-from tests.packaging.support.kubernetes_file import Recipes
+from tests.packaging.support.kubernetes_recipes import Recipes
 
 Change = Callable[[Recipes], object]
 
