@@ -102,9 +102,10 @@ class UpProcess:
             return
         self._forget()
         output = self.log.read_text(encoding="utf-8", errors="replace").strip()
-        if code == REFUSED:
-            raise SettingsError(output.rpartition("nyala: ")[2])
+        _, is_refused, reason = output.rpartition("nyala: ")
         last = "\n".join(output.splitlines()[-LAST_LINES:])
+        if code == REFUSED:  # before the start, in one sentence; a process may be later
+            raise SettingsError(reason if is_refused else last)
         how = "was stopped" if code == STOPPED else f"ended with exit code {code}"
         raise NyalaError(f"`nyala up` must go on to the last batch, got one that {how}:\n{last}")
 

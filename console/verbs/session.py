@@ -30,7 +30,7 @@ from console.run.plan import commands, prepare, redis_command
 from console.run.process import Forks, Process, Supervised
 from console.run.process_guard import ProcessGuard
 from console.run.redis_server import RedisServer, wait_until_ready
-from console.run.restart_policy import RestartPolicy
+from console.run.restart_policy import SETTINGS_ERROR, RestartPolicy
 from console.run.run_folder import RunFolder, RunState
 from console.run.supervisor import (
     SUPERVISE_EVERY_S,
@@ -96,7 +96,9 @@ class Session:
             self._say(f"the curve so far is in {plot}")
         self._say(f"to go on from {self._folder.newest_checkpoint() or 'the start'}:")
         self._say(f"  {self._resume_command}")
-        return STOPPED if outcome is None else FAILED
+        if outcome is None:
+            return STOPPED
+        return SETTINGS_ERROR if outcome.code == SETTINGS_ERROR else FAILED
 
     def _write_report(self) -> None:
         try:

@@ -210,7 +210,7 @@ def test_a_killed_actor_is_replaced(up):
 def test_a_settings_error_of_a_process_stops_the_run_with_its_words(up):
     code, out, _ = up.to_the_end(behaviours={"broker": "refuses"})
 
-    assert code == 1
+    assert code == 2
     assert "broker: run.reward must be good, got bad" in out
     assert "stopped: broker needs other settings" in out
     assert up.processes() == []
