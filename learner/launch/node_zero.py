@@ -18,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from configs.errors import SettingsError
+from configs.errors import DeadlineError, NyalaError, exit_code
 
 from .lines import Lines, Lost
 from .nodes import JOIN_S, Meeting, Nodes, StartRanks
@@ -74,8 +74,8 @@ class NodeZero:
                 log.error("ranks failed; all begin at the newest checkpoint", exit_code=code)
                 self.stopping.wait(random.uniform(*PAUSE_S))
                 own = self.nodes.ranks()
-        except SettingsError:
-            code = HELPLESS[0]
+        except NyalaError as error:
+            code = exit_code(error)
             raise
         finally:
             self._tell_all(finished=code)
@@ -87,7 +87,7 @@ class NodeZero:
         """Wait for the other nodes, in their order; None if asked to stop meanwhile.
 
         Raises:
-            SettingsError: Too few came.
+            DeadlineError: Too few came.
         """
         began = time.monotonic()
         least = self.nodes.min_ranks
@@ -104,7 +104,7 @@ class NodeZero:
                 return ready
             if waited_s > JOIN_S:
                 there = ", ".join(str(member.node) for member in ready) or "none"
-                raise SettingsError(
+                raise DeadlineError(
                     f"--nodes must all be there within {JOIN_S:.0f} s, got {there} of 1 to "
                     f"{self.nodes.number - 1}; start the others with the same --rendezvous, or "
                     f"set learner.min_ranks to go on with fewer"

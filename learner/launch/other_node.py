@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from configs.errors import SettingsError
+from configs.errors import DeadlineError
 
 from .lines import Lines, Lost
 from .nodes import JOIN_S, Meeting, Nodes, StartRanks
@@ -28,7 +28,7 @@ def follow(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> int:
     """Take part until node 0 says that the learner has ended; its exit code.
 
     Raises:
-        SettingsError: Node 0 does not listen.
+        DeadlineError: Node 0 does not listen.
     """
     while (lines := _connect(nodes, stopping)) is not None:
         follower = _Follower(nodes, start, stopping, lines)
@@ -49,7 +49,7 @@ def _connect(nodes: Nodes, stopping: threading.Event) -> Lines | None:
         with contextlib.suppress(OSError):
             return Lines(socket.create_connection((nodes.host, nodes.port), timeout=CONNECT_S))
         if time.monotonic() > deadline:
-            raise SettingsError(
+            raise DeadlineError(
                 f"--rendezvous must be where node 0 listens, got {nodes.host}:{nodes.port}, which "
                 f"did not answer for {JOIN_S:.0f} s; start node 0"
             )

@@ -14,14 +14,16 @@ on every interface; here each socket is on the network of `--rendezvous`.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
 import struct
 import threading
+import time
 from collections.abc import Sequence
 
-from configs.errors import SettingsError
+from configs.errors import DeadlineError, SettingsError
 from learner.model.rendezvous import RENDEZVOUS_ADDRESS, RENDEZVOUS_SOCKET, interfaces
 
 from .node_zero import NodeZero
@@ -29,6 +31,9 @@ from .nodes import Meeting, Nodes, StartRanks
 from .other_node import follow
 from .rank_processes import RankProcesses, rank_command
 
+NAMED_S = 30.0
+"""In which the name of a machine that has just started leads to it: caches of name servers."""
+PORT_IS_NOT_OURS = (errno.EADDRINUSE, errno.EACCES)
 SIOCGIFADDR = 0x8915  # address of an interface; Linux
 
 
@@ -36,19 +41,39 @@ def launch_node(nodes: Nodes, start: StartRanks, stopping: threading.Event) -> i
     """Run the ranks of this machine beside those of the others; the learner's exit code.
 
     Raises:
-        SettingsError: The nodes do not find one another.
+        SettingsError: The port cannot be listened on.
+        DeadlineError: The nodes do not find one another.
     """
     if nodes.node:
         return follow(nodes, start, stopping)
-    try:
-        listener = socket.create_server((nodes.host, nodes.port))
-    except OSError as error:
-        raise SettingsError(
-            f"--rendezvous must be a free address of node 0, which this is, got "
-            f"{nodes.host}:{nodes.port}: {error.strerror}; choose another port"
-        ) from error
+    listener = _listen(nodes, stopping)
+    if listener is None:
+        return 0
     with listener:
         return NodeZero(nodes, start, stopping, listener).run()
+
+
+def _listen(nodes: Nodes, stopping: threading.Event) -> socket.socket | None:
+    """Listen where the others look for node 0; None if asked to stop meanwhile."""
+    deadline = time.monotonic() + NAMED_S
+    while not stopping.is_set():
+        try:
+            return socket.create_server((nodes.host, nodes.port))
+        except OSError as error:
+            given = f"{nodes.host}:{nodes.port}: {error.strerror}"
+            if error.errno in PORT_IS_NOT_OURS:
+                raise SettingsError(
+                    f"--rendezvous must be a free address of node 0, which this is, got {given}; "
+                    f"choose another port"
+                ) from error
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"--rendezvous must lead to node 0, which this is, within {NAMED_S:.0f} s, got "
+                    f"{given}; choose an address of this machine, or start it again when its name "
+                    f"is known"
+                ) from error
+        stopping.wait(NAMED_S / 30)
+    return None
 
 
 def starter(arguments: Sequence[str]) -> StartRanks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import sys
 import threading
@@ -16,9 +17,9 @@ from unittest.mock import ANY
 
 import pytest
 
-from configs.errors import SettingsError
+from configs.errors import DeadlineError, SettingsError, exit_code
 from configs.settings import RunSettings
-from learner.launch import lines, node_zero
+from learner.launch import lines, node_zero, other_node, several_machines
 from learner.launch.lines import Lines, Lost
 from learner.launch.nodes import Meeting, Nodes, check_nodes
 from learner.launch.rank_processes import RankProcesses
@@ -200,6 +201,69 @@ def test_without_enough_ranks_a_lost_machine_is_waited_for(machines: Cluster) ->
     third = machines.by_hand(2)
     machines.wait_for(2, "0-of-4", "1-of-4", "2-of-4")
     third.close()
+
+
+def test_machines_that_do_not_come_end_the_others_with_a_code_that_asks_for_another_start(
+    machines: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_zero, "JOIN_S", 4.0)  # the other may try twice
+
+    machines.begin(3, min_ranks=4)
+
+    zero, other = machines.machines
+    with pytest.raises(DeadlineError, match=r"all be there within 4 s, got 1 of 1 to 2") as ended:
+        zero.code.result(PATIENCE_S)
+    assert other.code.result(PATIENCE_S) == exit_code(ended.value) == 1
+
+
+def test_a_machine_that_finds_no_node_0_asks_for_another_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(other_node, "JOIN_S", 0.0)
+    nodes = Nodes(2, 1, "127.0.0.1", 1, lambda: 1)
+
+    with pytest.raises(
+        DeadlineError, match=r"where node 0 listens, got 127\.0\.0\.1:1, which"
+    ) as ended:
+        launch_node(nodes, pytest.fail, threading.Event())
+    assert exit_code(ended.value) == 1
+
+
+def test_node_0_waits_for_its_name(machines: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = iter([OSError(-2, "Name or service not known"), OSError(errno.EADDRNOTAVAIL, "old")])
+    create = socket.create_server
+
+    def named_late(address: tuple[str, int]) -> socket.socket:
+        if (error := next(known, None)) is not None:
+            raise error
+        return create(address)
+
+    monkeypatch.setattr(several_machines, "NAMED_S", 3.0)  # ten looks a second
+    monkeypatch.setattr(several_machines.socket, "create_server", named_late)
+    machines.begin(2)
+
+    machines.wait_for(1, *ALL)
+    assert machines.finish() == [0, 0]
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "node-0.invalid"])
+def test_a_node_0_to_which_its_name_does_not_lead_asks_for_another_start(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setattr(several_machines, "NAMED_S", 0.0)
+    nodes = Nodes(2, 0, host, 29400, lambda: 1)
+
+    with pytest.raises(DeadlineError, match=f"must lead to node 0, .* got {host}:29400") as ended:
+        launch_node(nodes, pytest.fail, threading.Event())
+    assert exit_code(ended.value) == 1
+
+
+def test_a_port_in_use_needs_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        nodes = Nodes(2, 0, "127.0.0.1", other.getsockname()[1], lambda: 1)
+
+        with pytest.raises(SettingsError, match=r"must be a free address .* choose another"):
+            launch_node(nodes, pytest.fail, threading.Event())
 
 
 def test_a_stop_at_any_machine_reaches_rank_0(machines: Cluster) -> None:
