@@ -101,26 +101,29 @@ class HeldWeights:
         return Later(pull.version, pull.offset)
 
     def _find(self, pull: Pull) -> mmap.mmap | bytearray | None:
-        part = self._part
+        whole = self.whole
+        if pull.base is None and whole is not None and whole[0] == pull.version:
+            return whole[1]
+        part = self._part_of(pull)
+        return part.memory if part is not None and pull.offset in part.arrived else None
+
+    def _part_of(self, pull: Pull) -> _Part | None:
+        """Return what was asked for, if it is arriving, or an update that has."""
         if pull.base is not None:
-            part = self._updates.get((pull.base, pull.version))
-        else:
-            whole = self.whole
-            if whole is not None and whole[0] == pull.version:
-                return whole[1]
-        if part is None or (part.base, part.version) != (pull.base, pull.version):
-            return None
-        return part.memory if pull.offset in part.arrived else None
+            return self._updates.get((pull.base, pull.version))
+        part = self._part
+        is_its = part is not None and (part.base, part.version) == (None, pull.version)
+        return part if is_its else None
 
     def _will_have(self, pull: Pull) -> bool:
         """Return whether what was asked for may still arrive here."""
         whole, part = self.whole, self._part
+        if (asked := self._part_of(pull)) is not None:
+            return pull.within(len(asked.memory)) is not None
         if pull.base is None:
             return whole is None or pull.version >= whole[0]
         if pull.base == BASE:
             return False  # adapters are not passed on
-        if (pull.base, pull.version) in self._updates:
-            return True
         reached = [whole[0]] if whole is not None else []
         if part is not None and part.base is None:  # no update leads there
             reached.append(part.version)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import zmq.asyncio
 
-from broker.protocol.weight_messages import Later, Neighbours, Peer, Pull
+from broker.protocol.weight_messages import CHUNK_BYTES, Later, Neighbours, Peer, Pull
 from broker.transport.addresses import reachable
 from broker.transport.allow_list import AllowList, Role, read_allowed
 from broker.transport.keys import ALLOWED
@@ -28,7 +28,8 @@ from .held import HeldWeights
 from .links import Caller
 
 MAX_WAITING = 256
-"""Pulls that wait for a slice: far more than the publisher sends here; beyond, they ask again."""
+"""Pulls that wait for a slice: far more than the publisher sends here. Beyond, a new one takes the
+place of the oldest of the key that has most, whose holder asks again."""
 REFRESH_S = 1.0
 """Pause between two looks at the allow-list."""
 
@@ -52,7 +53,8 @@ class WeightShare:
         self._allowed = AllowList(folder)
         self._caller = caller
         self._port: WeightPort | None = None
-        self._waiting: dict[tuple[Route, Pull], None] = {}
+        self._waiting: dict[str, dict[tuple[Route, Pull], None]] = {}
+        """By key, oldest first."""
         self.peer: Peer | None = None
         """Where it listens, as others reach it; None = not yet."""
 
@@ -72,7 +74,7 @@ class WeightShare:
                     router,
                     run=self._caller.run,
                     on_message=self._on_pull,
-                    allows=lambda key: self._allowed.role(key.encode()) is Role.ACTOR,
+                    allows=self._allows,
                 )
                 self.peer = Peer(
                     reachable(bound_endpoint(router)), self._caller.keys.public.decode()
@@ -90,23 +92,44 @@ class WeightShare:
         if self._folder is None:
             self._allowed.admit_actors(neighbours.keys)
 
-    def _on_pull(self, route: Route, _key: str, _actor: str, pull: object) -> None:
+    def _allows(self, key: str) -> bool:
+        return self._allowed.role(key.encode()) is Role.ACTOR
+
+    def _on_pull(self, route: Route, key: str, _actor: str, pull: object) -> None:
         if not isinstance(pull, Pull):
             raise RecordError(f"an actor must be sent pulls alone, got {type(pull).__name__}")
+        if pull.offset < 0 or pull.offset % CHUNK_BYTES or not 0 < pull.num_bytes <= CHUNK_BYTES:
+            raise RecordError(
+                f"a pull must be of one slice of {CHUNK_BYTES} bytes, got {pull.num_bytes} at "
+                f"{pull.offset}"
+            )
         answer = self._held.answer(pull)
-        if isinstance(answer, Later) and len(self._waiting) < MAX_WAITING:
-            self._waiting[route, pull] = None
+        if isinstance(answer, Later):
+            self._put_off(key, route, pull)
         self._post(route, answer)
+
+    def _put_off(self, key: str, route: Route, pull: Pull) -> None:
+        own = self._waiting.setdefault(key, {})
+        is_full = sum(len(each) for each in self._waiting.values()) >= MAX_WAITING
+        if is_full and (route, pull) not in own:
+            most = max(self._waiting.values(), key=len)
+            del most[next(iter(most))]
+        own[route, pull] = None
 
     async def _answer_waiting(self) -> None:
         while True:
             await self._held.changed.wait()
             self._held.changed.clear()
-            for route, pull in tuple(self._waiting):
-                answer = self._held.answer(pull)
-                if not isinstance(answer, Later):
-                    del self._waiting[route, pull]
-                    self._post(route, answer)
+            for key, own in tuple(self._waiting.items()):
+                if not self._allows(key):
+                    own.clear()
+                for route, pull in tuple(own):
+                    answer = self._held.answer(pull)
+                    if not isinstance(answer, Later):
+                        del own[route, pull]
+                        self._post(route, answer)
+                if not own:
+                    del self._waiting[key]
 
     def _post(self, route: Route, answer: object) -> None:
         assert self._port is not None

@@ -257,6 +257,14 @@ def test_an_actor_offers_nothing_that_it_has_taken_back_nor_what_is_not_there():
     assert isinstance(held.answer(asked(2)), Later)
 
 
+def test_nobody_waits_for_what_lies_beyond_the_end_of_what_is_arriving():
+    held = HeldWeights()
+    held.begin(PolicyVersion(1, 2), memory_of(2))
+
+    assert isinstance(held.answer(asked(2, 0)), Later)
+    assert isinstance(held.answer(asked(2, NUM_BYTES)), Gone)
+
+
 def grown(num_sharing: int, num_others: int = 0) -> tuple[PullTree, dict[str, Peer]]:
     tree = PullTree()
     peers = {f"s{i}": Peer(f"tcp://127.0.0.1:{i + 1}", "k") for i in range(num_sharing)}

@@ -9,11 +9,21 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq.asyncio
 
+from actors.weights import share
 from actors.weights.held import HeldWeights
 from actors.weights.links import Caller, WeightLink
 from actors.weights.share import REFRESH_S, WeightShare
 from actors.weights.sources import PeerSource
-from broker.protocol.weight_messages import Chunk, Join, Later, Moved, Neighbours, Peer, Pull
+from broker.protocol.weight_messages import (
+    CHUNK_BYTES,
+    Chunk,
+    Join,
+    Later,
+    Moved,
+    Neighbours,
+    Peer,
+    Pull,
+)
 from broker.transport.allow_list import Role, add, revoke
 from broker.transport.keys import load_pair
 from broker.transport.zap import ZapAuthenticator
@@ -128,6 +138,14 @@ class Guest:
             await self._news.wait()
         return self.answers[-1]
 
+    async def next_of(self, pull: Pull) -> object:
+        """Wait for the answer to a pull, past those to others."""
+        while True:
+            answer = await self.next()
+            assert isinstance(answer, Chunk | Later)
+            if (answer.version, answer.offset) == (pull.version, pull.offset):
+                return answer
+
     def leave(self) -> None:
         self._reading.cancel()
         self.link.close()
@@ -169,6 +187,69 @@ def test_a_slice_that_is_still_on_its_way_is_sent_on_when_it_arrives(tmp_path):
             guest.leave()
 
     asyncio.run(story())
+
+
+def never_answered(number: int) -> Pull:
+    """Ask for what no actor can have: no slice, or one beyond the end."""
+    odd = [(1, 10), (-CHUNK_BYTES, 10), (0, 0), (0, CHUNK_BYTES + 1), (CHUNK_BYTES, 10)]
+    return Pull(PULL.version, *odd[number % len(odd)])
+
+
+def far_ahead(number: int) -> Pull:
+    return Pull(PolicyVersion(1, 100 + number), 0, 10)
+
+
+@pytest.mark.parametrize("asked", [never_answered, far_ahead])
+def test_one_that_asks_for_too_much_takes_no_place_of_another(tmp_path, monkeypatch, asked):
+    monkeypatch.setattr(share, "MAX_WAITING", 3)  # a port loses answers beyond 16
+    keys = keys_with_actor(tmp_path / "keys")
+    add(keys, "greedy", Role.ACTOR)
+    held = HeldWeights()
+
+    async def story():
+        async with sharing(keys, held) as port:
+            held.begin(PULL.version, mmap.mmap(-1, 100))
+            greedy = Guest(port, keys, "greedy", "toy")
+            for number in range(5):
+                greedy.link.post(asked(number))
+            greedy.link.post(PULL)
+            assert await greedy.next_of(PULL) == Later(PULL.version, 0)
+            guest = Guest(port, keys, "actor", "toy")
+            guest.link.post(PULL)
+            assert await guest.next() == Later(PULL.version, 0)
+            for number in range(5, 10):
+                greedy.link.post(asked(number))
+            greedy.link.post(PULL)
+            assert await greedy.next_of(PULL) == Later(PULL.version, 0)
+            held.arrived(0)
+            assert await guest.next() == Chunk(PULL.version, 0, bytes(10))
+            greedy.leave()
+            guest.leave()
+
+    asyncio.run(story())
+
+
+def test_a_promise_to_one_whose_key_is_revoked_is_not_kept(tmp_path):
+    keys = keys_with_actor(tmp_path / "keys")
+    add(keys, "spot", Role.ACTOR)
+    held = HeldWeights()
+
+    async def story():
+        async with sharing(keys, held) as port:
+            revoked, guest = (Guest(port, keys, key, "toy") for key in ("spot", "actor"))
+            for each in (revoked, guest):
+                each.link.post(PULL)
+                await each.next()
+            revoke(keys, "spot")
+            await asyncio.sleep(REFRESH_S + 0.5)
+            held.begin(PULL.version, mmap.mmap(-1, 100))
+            held.arrived(0)
+            assert await guest.next() == Chunk(PULL.version, 0, bytes(10))
+            revoked.leave()
+            guest.leave()
+            return revoked.answers
+
+    assert asyncio.run(story()) == [Later(PULL.version, 0)]
 
 
 def test_a_peer_is_not_believed_when_it_says_what_is_newest(tmp_path):
