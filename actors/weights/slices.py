@@ -5,8 +5,10 @@ at growing intervals; of the publisher, which answers in order, the last one alo
 actors that repeat all their requests would bury a network card that is merely slow.
 
 Sources are asked one after the other: one that is silent, lies or has nothing makes way for the
-next, which goes on at the missing slices. Where several may have all bytes, slices of all but the
-publisher are checked by their digests; the caller checks the digest of the whole.
+next, which goes on at the missing slices. So does a peer that is behind and slower than the
+publisher (`pace.py`), which is asked for one slice beside it. Where several may have all bytes,
+slices of all but the publisher are checked by their digests; the caller checks the digest of the
+whole.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import asyncio
 import mmap
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from broker.protocol.manifest import DIGEST_BYTES, chunk_digests
 from broker.protocol.weight_messages import (
@@ -30,6 +34,7 @@ from broker.protocol.weight_messages import (
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 
+from .pace import Pace
 from .sources import Answer, Kind, NoAddressError, Post, Source
 
 FIRST_WAIT_S = 1.0
@@ -84,15 +89,20 @@ class SlicePull:
         self._failed = failed
         self._arrived = arrived
         self._progress_timeout_s = progress_timeout_s
-        self._inbox: asyncio.Queue[Answer] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[Kind, Answer]] = asyncio.Queue()
+        self._publisher: Post | None = None
+        """Where peers are measured by it: if it is the last source."""
         self._todo = deque(range(0, len(memory), CHUNK_BYTES))
         self._asked: dict[int, None] = {}  # in the order of asking
         self.num_bytes = Counter[Kind]()
         """Received, by the kind of source."""
 
     def on_answer(self, answer: Answer) -> None:
-        """Process an answer of a source."""
-        self._inbox.put_nowait(answer)
+        """Process an answer of the publisher, which comes over a link that is always there."""
+        self._on_answer_of("publisher", answer)
+
+    def _on_answer_of(self, kind: Kind, answer: Answer) -> None:
+        self._inbox.put_nowait((kind, answer))
 
     async def run(self) -> Moved | None:
         """Pull everything. Returns None when complete, or what the publisher has instead.
@@ -100,18 +110,22 @@ class SlicePull:
         Raises:
             DeadlineError: No source has brought anything for `progress_timeout_s`.
         """
-        for source in self._sources:
-            self._inbox = asyncio.Queue()  # what the one before has sent is not this one's
-            try:
-                async with source.open(self.on_answer) as post:
-                    end = await self._pull_from(source, post)
-            except NoAddressError as error:
-                end = _Failed(str(error))
-            if not isinstance(end, _Failed):
-                return end
-            if end.is_fault:
-                self._failed(source, end.reason, end.has_lied)
-            self._ask_again(list(self._asked))
+        async with AsyncExitStack() as stack:
+            for last in self._sources[-1:]:
+                if last.kind == "publisher":
+                    self._publisher = await stack.enter_async_context(last.open(self.on_answer))
+            for source in self._sources:
+                self._inbox = asyncio.Queue()  # what the one before has sent is not this one's
+                try:
+                    async with source.open(partial(self._on_answer_of, source.kind)) as post:
+                        end = await self._pull_from(source, post)
+                except NoAddressError as error:
+                    end = _Failed(str(error))
+                if not isinstance(end, _Failed):
+                    return end
+                if end.is_fault:
+                    self._failed(source, end.reason, end.has_lied)
+                self._ask_again(list(self._asked))
         raise DeadlineError(
             f"a pull of weights must make progress within {self._progress_timeout_s:g} s, got "
             f"nothing of {tuple(self._version)}; the next news start another"
@@ -120,40 +134,68 @@ class SlicePull:
     async def _pull_from(self, source: Source, post: Post) -> Moved | _Failed | None:
         """Ask one source for all that is missing."""
         clock = asyncio.get_running_loop().time
-        wait_s, brought_at, has_promised = FIRST_WAIT_S, clock(), False
+        wait_s, pace = FIRST_WAIT_S, Pace(clock)
         while self._todo or self._asked:
-            bound_s = self._silence_s(source, has_promised=has_promised)
-            left_s = brought_at + bound_s - clock()
+            bound_s = self._silence_s(source, pace)
+            left_s = pace.brought_at + bound_s - clock()
             if left_s <= 0:  # however often it has promised meanwhile
                 return _Failed(f"it has brought nothing for {bound_s:.1f} s")
             self._ask(post)
+            self._measure(source, pace)
             try:
                 async with asyncio.timeout(min(wait_s, left_s)):
-                    answer = await self._inbox.get()
+                    kind, answer = await self._inbox.get()
             except TimeoutError:
                 wait_s *= 2  # for as long as it is asked: the link is slow, or it is away
                 self._ask_again(list(self._asked)[-1 if source.kind == "publisher" else 0 :])
                 continue
-            match answer:
-                case Moved():
-                    if self._base is not None or answer.manifest.version > self._version:
-                        return answer
-                case Later():
-                    has_promised = True
-                case Gone(version=self._version):
-                    return _Failed("it has another version", is_fault=False)
-                case Chunk() if self._is_missing(answer):
-                    if not await self._keep(answer, source.kind):
-                        return _Failed("what it sent has a wrong digest", has_lied=True)
-                    brought_at = clock()
-                case _:  # a repetition, or an answer to another pull
-                    pass
+            take = self._take if kind == source.kind else self._compare
+            end = await take(answer, source, pace)
+            if end is not None:
+                return end
         return None
 
-    def _silence_s(self, source: Source, *, has_promised: bool) -> float:
-        if source is self._sources[-1]:
+    async def _take(self, answer: Answer, source: Source, pace: Pace) -> Moved | _Failed | None:
+        """Process an answer of the source; returns the end of the pull from it, if it is one."""
+        match answer:
+            case Moved():
+                if self._base is not None or answer.manifest.version > self._version:
+                    return answer
+            case Later():
+                pace.has_promised = True
+            case Gone(version=self._version):
+                return _Failed("it has another version", is_fault=False)
+            case Chunk() if self._is_missing(answer):
+                if not await self._keep(answer, source.kind):
+                    return _Failed("what it sent has a wrong digest", has_lied=True)
+                pace.brought()
+            case _:  # a repetition, or an answer to another pull
+                pass
+        return None
+
+    def _measure(self, source: Source, pace: Pace) -> None:
+        """Ask the publisher for a slice that a peer is late with."""
+        is_measured = self._publisher is not None and source.kind == "peers"
+        if not (is_measured and self._asked and pace.is_behind) or pace.is_measuring:
+            return
+        offset = next(iter(self._asked))
+        pull = Pull(self._version, offset, self._length(offset), self._base)
+        if self._publisher is not None and self._publisher(pull):
+            pace.ask()
+
+    async def _compare(self, answer: Answer, _source: Source, pace: Pace) -> Moved | _Failed | None:
+        """Hold a peer against the publisher, whose answer this is; the slice is kept."""
+        if not isinstance(answer, Chunk) or not pace.is_measuring:
+            return None  # the publisher may have another version when a peer still has this one
+        pace.measure()
+        if self._is_missing(answer):
+            await self._keep(answer, "publisher")
+        return _Failed("it is less than half as fast as the publisher") if pace.is_behind else None
+
+    def _silence_s(self, source: Source, pace: Pace) -> float:
+        if source is self._sources[-1] or pace.is_measuring:  # on one link with what is measured
             return self._progress_timeout_s
-        return LATER_S if has_promised else SILENT_S
+        return LATER_S if pace.has_promised else SILENT_S
 
     def _ask(self, post: Post) -> None:
         while self._todo and len(self._asked) < PULL_CREDIT:

@@ -11,16 +11,20 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq.asyncio
 
-from actors.weights import slices
+from actors.weights import pace, share, slices
 from actors.weights import sources as weight_sources
 from actors.weights.held import HeldWeights
+from actors.weights.links import Caller
+from actors.weights.share import WeightShare
 from actors.weights.slices import SlicePull
 from actors.weights.sources import PeerSource, WeightSources
 from broker.protocol.manifest import chunk_digests
 from broker.protocol.weight_messages import PULL_CREDIT, Chunk, Gone, Later, Peer, Pull, Sources
+from broker.transport.keys import load_pair
 from buffer.record.episode import PolicyVersion
 from configs.errors import DeadlineError
 from learner.weights.paths.pull_tree import FAN_OUT, PullTree
+from tests.broker.support.keys import keys_with_actor
 from tests.weights.support.scripted_publisher import CALLER, CHUNK_BYTES, NUM_BYTES, contents
 
 VERSION = PolicyVersion(1, 1)
@@ -42,6 +46,7 @@ class ScriptedSource:
         self.name = name
         self.kind = kind
         self.answer = answer
+        self.delay_s = 0.0
         self.asked: list[int] = []
 
     @asynccontextmanager
@@ -58,7 +63,7 @@ class ScriptedSource:
             payload = whole[pull.offset : pull.offset + pull.num_bytes]
             answer = self.answer(Chunk(pull.version, pull.offset, payload))
             if answer is not None:
-                asyncio.get_running_loop().call_soon(deliver, answer)
+                asyncio.get_running_loop().call_later(self.delay_s, deliver, answer)
             return True
 
         yield post
@@ -157,6 +162,85 @@ def test_a_peer_that_promises_again_and_again_is_left_as_soon_as_one_that_did_on
     got, _, left = pulled(Promising("promising"), publisher(), timeout_s=30.0)
 
     assert (got, left) == (contents(1), {"promising": False})
+
+
+async def trickle(held: HeldWeights) -> None:
+    """Have a slice each time before one that promised is no longer waited for."""
+    for offset in range(0, NUM_BYTES, CHUNK_BYTES):
+        await asyncio.sleep(slices.LATER_S / 4)
+        held.arrived(offset)
+
+
+def slow(slice_s: float, publisher_s: float, num_slices: int) -> tuple[int, int]:
+    """Let a peer bring slices at this pace: how many before it is left, and how often measured."""
+    now, measured = 0.0, 0
+    made = pace.Pace(lambda: now)
+    for brought in range(num_slices):
+        if made.is_behind:
+            made.ask()
+            now, measured = now + publisher_s, measured + 1
+            made.measure()
+            if made.is_behind:
+                return brought, measured
+        now += slice_s
+        made.brought()
+    return num_slices, measured
+
+
+def test_a_peer_may_take_twice_as_long_as_the_publisher_and_ten_seconds_more():
+    assert slow(9.0, 0.1, 1000) == (2, 1)
+    assert slow(3.0, 0.1, 1000) == (6, 1)
+    assert slow(3.0, 1.4, 1000)[0] < 1000
+    # The peer's own link to the publisher: this one's, too.
+    assert slow(9.0, 9.0, 1000) == (1000, 1)
+    assert slow(3.0, 1.6, 1000) == (1000, 1)
+    assert slow(0.9, 0.1, 1000) == (1000, 0)
+
+
+@pytest.mark.parametrize("is_link_slow", [False, True])
+def test_a_peer_that_trickles_is_left_unless_the_publisher_is_as_slow(
+    tmp_path, monkeypatch, is_link_slow
+):
+    monkeypatch.setattr(share, "CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr(slices, "LATER_S", 2.0)
+    monkeypatch.setattr(pace, "SLACK_S", 0.6)
+    monkeypatch.setattr(pace, "SLICE_S", 0.05)
+    keys = keys_with_actor(tmp_path / "keys")
+    caller = Caller(load_pair(keys, "actor"), "toy", "trickling")
+    last = publisher()
+    last.delay_s = 0.6 if is_link_slow else 0.0
+
+    async def pull():
+        context, held, left = zmq.asyncio.Context(), HeldWeights(), []
+        trickling = WeightShare(held, "tcp://127.0.0.1:0", folder=keys, caller=caller)
+        memory = mmap.mmap(-1, NUM_BYTES)
+        held.begin(VERSION, memory_of(1))
+        running = asyncio.create_task(trickling.run())
+        await asyncio.sleep(0)  # it listens before it waits for anything
+        arriving = asyncio.create_task(trickle(held))
+        made = SlicePull(
+            VERSION,
+            memory,
+            sources=[PeerSource(trickling.peer, context, caller), last],
+            digests=DIGESTS,
+            failed=lambda _source, reason, _has_lied: left.append(reason),
+            progress_timeout_s=10.0,
+        )
+        assert await made.run() is None
+        for task in (running, arriving):
+            task.cancel()
+        await asyncio.wait([running, arriving])
+        context.destroy(linger=0)
+        return memory[:], made.num_bytes, left
+
+    got, num_bytes, left = asyncio.run(pull())
+    assert got == contents(1)
+    if is_link_slow:
+        assert left == []
+        assert len(last.asked) == 1  # to measure
+    else:
+        assert left == ["it is less than half as fast as the publisher"]
+        assert num_bytes["publisher"] >= NUM_BYTES - 4 * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("peer", [Peer("garbage", "k" * 40), Peer("tcp://127.0.0.1:1", "short")])
