@@ -21,7 +21,7 @@ from actors.engine.engine import Delta, StagedWeights
 from actors.engine.turns.stop_strings import StopStrings
 from buffer.record.episode import VersionSpan
 from configs.errors import SettingsError, WeightsError, WeightsOverwritten
-from tests.actors.support.engine_probe import Bench
+from tests.actors.support.engine_probe import Bench, Transcript
 from tests.actors.support.tiny_model import reference_logprobs
 
 TOLERANCE = 1e-4
@@ -88,22 +88,40 @@ async def switch_at_one_token(bench: Bench) -> None:
 async def after_a_swap(bench: Bench) -> torch.Tensor:
     """Swap in the midst of requests, and compare their later tokens with the new policy alone.
 
+    A swap is prepared beside the steps. On a busy machine, and with a core in a process of its own,
+    requests may end before it is: each that does is followed by another, so that some are always
+    under way.
+
     Returns:
         Differences to its forward pass over the whole sequence, nats, at the first eight tokens.
     """
     before, staged = bench.engine.version, bench.stage_next()
     await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
-    transcripts = bench.submit(*[bench.request(max_tokens=150, temperature=0.7) for _ in range(30)])
+    transcripts: list[Transcript] = []
+
+    def keep_busy() -> None:
+        num_ended = sum(t.finish_reason is not None for t in transcripts)
+        for _ in range(30 + num_ended - len(transcripts)):
+            transcripts.extend(bench.submit(bench.request(max_tokens=150, temperature=0.7)))
+
+    keep_busy()
     await bench.read(lambda: sum(bool(t.token_ids) for t in transcripts) >= 8)
 
-    await bench.engine.apply(staged)
+    swap = asyncio.create_task(bench.engine.apply(staged))
+
+    def is_swapped() -> bool:
+        keep_busy()
+        return swap.done()
+
+    await bench.read(is_swapped)
+    await swap
     await bench.finish(transcripts)
 
     assert all(len(t.token_ids) == len(t.logprobs) == 150 for t in transcripts), "no token is lost"
     gaps = []
     for transcript in transcripts:
         if [span.version for span in transcript.versions] != [before, bench.engine.version]:
-            continue  # it waited for a row
+            continue  # it waited for a row, or ended before, or began after
         switch = transcript.versions[1].start
         ids = list(transcript.request.token_ids) + transcript.token_ids
         first = len(transcript.request.token_ids) - 1
