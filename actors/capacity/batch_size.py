@@ -1,13 +1,16 @@
 """The number of episodes that fills an engine, found while it works.
 
-Looks are gathered into windows; a window without room for another episode decides:
+A hill climb over numbers that double, by tokens a second. Two are compared, the present one and the
+last one before it, whichever is the greater:
 
-    many episodes lost their KV cache to others    ->  a fifth fewer, and for a while no more
-    less was made than before the last step up     ->  back to before, and for a while no more
-    the cache has room                             ->  up to twice as many, as far as the room goes
+    the greater made 3 % more                      ->  the greater, else the fewer
+    the cache has room and none above is known     ->  up to twice as many, as far as the room goes
+    many episodes lost their KV cache to others    ->  a fifth fewer, if none that near is known
 
-Additive steps would take hours from 8 to 512; halving at each preemption would waste half of a
-cache that a few episodes have outgrown. Pure: the caller looks, and has the clock.
+A step up is taken after one window, a step down after three, and either is taken back as soon as
+later windows say so: a machine is quicker in one minute than in the next, and what was measured in
+a lucky one does not last. After five minutes a number that was left may be tried again. Additive
+steps would take hours from 8 to 512. Pure: the caller looks, and has the clock.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from dataclasses import dataclass, field
 
 WINDOW_S = 10.0
 FULL = 0.75  # share of a window's looks: with fewer, the run gave this actor too little to judge by
-USED = 0.95  # of the KV cache: episodes grow after they have begun
+USED = 0.97  # of the KV cache: episodes grow after they have begun
 EVICTED, FEW = 0.1, 2  # times for each episode that ends: below it the cache is well filled
 FEWER = 0.8
-GAIN = 1.03  # of tokens a second, for a step up to be kept
-JUDGED_AFTER = 2  # windows at a new number: the first has its prefills
-HELD_S = 300.0  # at a number from which a step up has failed
+GAIN = 1.03  # of tokens a second, for the greater of two numbers
+DOWN_AFTER = 3  # windows at a number: the first, with the prefills, is out of the mean by then
+LATEST = 6  # windows that a speed is the mean of: a minute
+HELD_S = 300.0  # that a number which was left is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,18 @@ class _Window:
 
 @dataclass(slots=True)
 class _Speed:
-    """Tokens a second at one number, over whole windows."""
+    """Of the engine with one number of episodes."""
 
-    tokens: int = 0
-    seconds: float = 0.0
+    number: int
     windows: int = 0
+    tokens_per_s: float = 0.0
+    """Mean of the latest windows; the first one counts until the second has ended."""
 
-    def mean(self) -> float:
-        """Of one window at least."""
-        return self.tokens / self.seconds
+    def add(self, tokens_per_s: float) -> None:
+        """Take a window."""
+        self.windows += 1
+        share = 1 / min(max(self.windows - 1, 1), LATEST)
+        self.tokens_per_s += share * (tokens_per_s - self.tokens_per_s)
 
 
 @dataclass
@@ -71,19 +78,32 @@ class BatchSize:
 
     least: int
     most: int
-    number: int = field(init=False)
     reason: str = "nothing is measured yet"
     """Of the last change."""
     _window: _Window | None = None
-    _speed: _Speed = field(default_factory=_Speed)
-    _below: tuple[int, float] | None = None
-    """The number before the last step up, and its tokens a second."""
-    _held_until_s: float = -math.inf
+    _speed: _Speed = field(init=False)
+    _other: _Speed | None = None
+    """The number before the last change, and what it made."""
+    _other_until_s: float = -math.inf
 
     def __post_init__(self) -> None:
-        self.number = self.least
+        self._speed = _Speed(self.least)
 
-    def look(self, now_s: float, *, tokens: int, ended: int, is_full: bool, memory: Memory) -> bool:
+    @property
+    def number(self) -> int:
+        """At a time."""
+        return self._speed.number
+
+    def look(
+        self,
+        now_s: float,
+        *,
+        tokens: int,
+        ended: int,
+        is_full: bool,
+        is_over: bool,
+        memory: Memory,
+    ) -> bool:
         """Take a look; returns whether `number` has changed.
 
         Args:
@@ -91,10 +111,11 @@ class BatchSize:
             tokens: Made since the start.
             ended: Episodes with all their tokens, since the start.
             is_full: There is no room for another episode.
+            is_over: More than `number` still run, from before it was lowered: no time to measure.
             memory: Of the engine.
         """
         window = self._window
-        if window is None:
+        if window is None or is_over:
             self._window = _Window(now_s, tokens, ended, memory.evicted)
             return False
         window.looks += 1
@@ -105,38 +126,46 @@ class BatchSize:
             return False
         self._window = _Window(now_s, tokens, ended, memory.evicted)
         before = self.number
+        is_measured = window.full >= FULL * window.looks
+        tokens_per_s = (tokens - window.tokens) / span_s if is_measured else 0.0
+        if is_measured:
+            self._speed.add(tokens_per_s)
+        if now_s >= self._other_until_s:
+            self._other = None
         evicted = memory.evicted - window.evicted
-        if evicted > EVICTED * (ended - window.ended) + FEW:
-            self._retreat(now_s, evicted)
-        elif window.full >= FULL * window.looks:
-            self._speed.tokens += tokens - window.tokens
-            self._speed.seconds += span_s
-            self._speed.windows += 1
+        if evicted > EVICTED * (ended - window.ended) + FEW and self._can_try_fewer():
+            self._speed.tokens_per_s = tokens_per_s  # its episodes may have been shorter before
+            reason = f"{evicted} episodes lost their KV cache in {WINDOW_S:.0f} s"
+            self._change(now_s, self._fewer(), reason)
+        elif is_measured:
             self._judge(now_s, window.used)
         return self.number != before
 
-    def _retreat(self, now_s: float, evicted: int) -> None:
-        reason = f"{evicted} episodes lost their KV cache in {WINDOW_S:.0f} s"
-        self._set(max(self.least, int(self.number * FEWER)), reason)
-        self._below, self._held_until_s = None, now_s + HELD_S
-
     def _judge(self, now_s: float, used: float) -> None:
         """Go back or on, at the end of a window without room."""
-        if self._below is not None:
-            number, speed = self._below
-            is_faster = self._speed.mean() >= GAIN * speed
-            if not is_faster and self._speed.windows < JUDGED_AFTER:
+        speed, other = self._speed, self._other
+        if other is not None:
+            fewer, more = sorted((speed, other), key=lambda each: each.number)
+            is_faster = more.tokens_per_s >= GAIN * fewer.tokens_per_s
+            if speed is fewer:
+                if is_faster:
+                    self._change(now_s, more.number, f"{fewer.number} made fewer tokens")
                 return
-            self._below = None
             if not is_faster:
-                self._held_until_s = now_s + HELD_S
-                self._set(number, f"{self.number} made no more tokens")
-        room = USED / max(used, 0.01)
-        goal = min(self.most, round(self.number * min(2.0, room)))
-        if goal > self.number and now_s >= self._held_until_s:
-            self._below = self.number, self._speed.mean()
-            self._set(goal, f"{used:.0%} of the KV cache is in use")
+                if speed.windows >= DOWN_AFTER:
+                    self._change(now_s, fewer.number, f"{more.number} made no more tokens")
+                return
+        goal = min(self.most, round(self.number * min(2.0, USED / max(used, 0.01))))
+        if goal >= GAIN * self.number:
+            self._change(now_s, goal, f"{used:.0%} of the KV cache is in use")
 
-    def _set(self, number: int, reason: str) -> None:
-        if number != self.number:
-            self.number, self.reason, self._speed = number, reason, _Speed()
+    def _fewer(self) -> int:
+        return max(self.least, int(self.number * FEWER))
+
+    def _can_try_fewer(self) -> bool:
+        is_known = self._other is not None and self._fewer() <= self._other.number < self.number
+        return self._fewer() < self.number and not is_known
+
+    def _change(self, now_s: float, number: int, reason: str) -> None:
+        self._other, self._other_until_s = self._speed, now_s + HELD_S
+        self._speed, self.reason = _Speed(number), reason

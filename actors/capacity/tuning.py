@@ -64,7 +64,14 @@ class Tuner:
         size, memory = self._size, self._meter.memory
         if memory is None:
             return
-        is_full = seen.episodes >= self._room.full_from
-        if size.look(now_s, tokens=seen.tokens, ended=seen.ended, is_full=is_full, memory=memory):
+        has_changed = size.look(
+            now_s,
+            tokens=seen.tokens,
+            ended=seen.ended,
+            is_full=seen.episodes >= self._room.full_from,
+            is_over=seen.episodes > self._room.most,
+            memory=memory,
+        )
+        if has_changed:
             log.info("episodes at a time", number=size.number, reason=size.reason)
             self._room.resize(leases_for(size.number))

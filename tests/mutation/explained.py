@@ -164,12 +164,6 @@ EXPLAINED = (
         "only whether it is 0 is asked",
     ),
     Explained(
-        "actors/capacity/batch_size.py",
-        "HELD_S = 300.0  # at a number from which a step up has failed",
-        "HELD_S = 601.0  # at a number from which a step up has failed",
-        "a pace by judgement, and the test of it takes the constant",
-    ),
-    Explained(
         "broker/server/leasing.py",
         "SHARE_PAUSES = 20  # times what the last one took, if it brought something: "
         "others wait as well",
@@ -220,5 +214,17 @@ EXPLAINED = (
         "if is_repeated or (last[1] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, true)) then",
         "if is_repeated or (last[2] and string.find(ARGV[8], ' ' .. last[1] .. ' ', 1, true)) then",
         "number and fence of a request are written together",
+    ),
+    Explained(
+        "actors/capacity/batch_size.py",
+        "is_known = self._other is not None and self._fewer() <= self._other.number < self.number",
+        "is_known = self._other is not None and self._fewer() <= self._other.number <= self.number",
+        "the other number is never the present one",
+    ),
+    Explained(
+        "actors/capacity/batch_size.py",
+        "tokens_per_s: float = 0.0",
+        "tokens_per_s: float = 1.0",
+        "the first window takes its place",
     ),
 )

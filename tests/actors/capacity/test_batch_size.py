@@ -3,55 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
-from actors.capacity.batch_size import HELD_S, WINDOW_S, BatchSize, Memory
-
-LOOK_S = 1.0
-LIFE_S = 30.0  # of an episode
-
-
-@dataclass
-class StandInEngine:
-    """Makes tokens by its number of episodes, each of which needs a part of the memory.
-
-    Beyond the memory episodes are evicted, and what they had is made again: a third of the speed of
-    all is lost there.
-    """
-
-    speed: Callable[[int], float]
-    fits: int
-    now_s: float = 0.0
-    tokens: float = 0.0
-    evicted: int = 0
-    ended: float = 0.0
-    numbers: list[int] = field(default_factory=list)
-
-    def rate(self, number: int) -> float:
-        return self.speed(min(number, self.fits)) * (1.0 if number <= self.fits else 0.67)
-
-    def run(self, size: BatchSize, seconds: float, *, is_full: bool = True) -> None:
-        for _ in range(int(seconds / LOOK_S)):
-            self.now_s += LOOK_S
-            self.tokens += LOOK_S * self.rate(size.number)
-            self.evicted += max(0, size.number - self.fits)
-            self.ended += LOOK_S * size.number / LIFE_S
-            memory = Memory(min(1.0, size.number / self.fits), self.evicted)
-            before = size.number
-            has_changed = size.look(
-                self.now_s,
-                tokens=int(self.tokens),
-                ended=int(self.ended),
-                is_full=is_full,
-                memory=memory,
-            )
-            assert has_changed is (size.number != before)
-            self.numbers.append(size.number)
-
-    def best(self, size: BatchSize) -> float:
-        return max(map(self.rate, range(size.least, size.most + 1)))
+from actors.capacity.batch_size import HELD_S, LATEST, WINDOW_S, BatchSize, Memory
+from tests.actors.capacity.support.stand_in_engine import StandInEngine, on_a_cpu, on_a_gpu
 
 
 @dataclass
@@ -59,39 +16,48 @@ class Windows:
     """Gives a size one window after the other, from that of its first look at 0 s on."""
 
     size: BatchSize
-    windows: int = 0
+    now_s: float = 0.0
     tokens: int = 0
     evicted: int = 0
+    ended: int = 0
 
     def __post_init__(self) -> None:
         self._look(0.0, is_full=False, used=0.0)
 
     def give(
-        self, tokens: int = 0, *, used: float = 0.4, evicted: int = 0, looks: int = 1, full: int = 1
+        self,
+        tokens: int = 0,
+        *,
+        used: float = 0.4,
+        evicted: int = 0,
+        ended: int = 0,
+        looks: int = 1,
+        full: int = 1,
+        over: int = 0,
+        seconds: float = WINDOW_S,
     ) -> int:
-        """Make so many tokens in a window, of whose looks the last are full; returns the number."""
+        """Make so many tokens in a window; returns the number.
+
+        The last `full` of its looks are full, the last `over` of them see more than the number.
+        """
         self.tokens += tokens
         self.evicted += evicted
-        began_s = self.windows * WINDOW_S
-        self.windows += 1
+        self.ended += ended
+        began_s, self.now_s = self.now_s, self.now_s + seconds
         for look in range(1, looks + 1):
-            now_s = began_s + look * WINDOW_S / looks
-            self._look(now_s, is_full=look > looks - full, used=used)
+            now_s = began_s + look * seconds / looks
+            self._look(now_s, is_full=look > looks - full, used=used, is_over=look > looks - over)
         return self.size.number
 
-    def _look(self, now_s: float, *, is_full: bool, used: float) -> None:
-        memory = Memory(used, self.evicted)
-        self.size.look(now_s, tokens=self.tokens, ended=0, is_full=is_full, memory=memory)
-
-
-def on_a_gpu(number: int) -> float:
-    """Step time a + b x: almost twice the tokens from twice the episodes, at first."""
-    return 1000 * number / (20 + 0.05 * number)
-
-
-def on_a_cpu(number: int) -> float:
-    """Beyond sixteen hardly more."""
-    return 40.0 * min(number, 16) + 0.01 * number
+    def _look(self, now_s: float, *, is_full: bool, used: float, is_over: bool = False) -> None:
+        self.size.look(
+            now_s,
+            tokens=self.tokens,
+            ended=self.ended,
+            is_full=is_full,
+            is_over=is_over,
+            memory=Memory(used, self.evicted),
+        )
 
 
 @pytest.mark.parametrize("speed", [on_a_gpu, on_a_cpu])
@@ -141,12 +107,10 @@ def test_an_actor_that_is_given_too_little_does_not_change_its_number() -> None:
 
 def test_evictions_are_a_reason_where_they_are_many_for_the_episodes_that_end() -> None:
     def number_after(evicted: int, ended: int) -> int:
-        size = BatchSize(8, 100)
-        size.number = 100
-        for now_s, share in ((0.0, 0), (WINDOW_S, 1)):
-            memory = Memory(1.0, 7 + share * evicted)
-            size.look(now_s, tokens=0, ended=50 + share * ended, is_full=False, memory=memory)
-        return size.number
+        windows = Windows(BatchSize(8, 100))
+        for step in range(4):
+            windows.give(1000 * 2**step)
+        return windows.give(evicted=evicted, ended=ended, used=1.0, full=0)
 
     assert number_after(evicted=2, ended=0) == 100
     assert number_after(evicted=3, ended=0) == 80
@@ -162,6 +126,10 @@ def test_the_bounds_hold() -> None:
     size, engine = BatchSize(16, 64), StandInEngine(on_a_gpu, fits=5)
     engine.run(size, 600)
     assert set(engine.numbers) == {16}
+    assert size.reason == "nothing is measured yet"
+
+    assert Windows(BatchSize(100, 103)).give(1000) == 103
+    assert Windows(BatchSize(100, 102)).give(1000) == 100, "no two in a hundred can make three more"
 
 
 def test_what_made_no_more_tokens_is_not_tried_again_for_a_while() -> None:
@@ -177,14 +145,41 @@ def test_what_made_no_more_tokens_is_not_tried_again_for_a_while() -> None:
     assert 32 in engine.numbers[120:]
 
 
-def test_a_step_up_goes_back_if_two_windows_made_less_than_three_hundredths_more() -> None:
+def test_a_step_up_goes_back_after_three_windows_without_three_hundredths_more() -> None:
     def numbers(*tokens: int) -> list[int]:
         windows = Windows(BatchSize(4, 1024))
         return [windows.give(each) for each in (1000, *tokens)]
 
-    assert numbers(1030, 1030) == [8, 16, 16]
-    assert numbers(1029, 1029) == [8, 8, 4]
-    assert numbers(1029, 1031) == [8, 8, 16]
+    assert numbers(1030) == [8, 16]
+    assert numbers(1029, 1030) == [8, 8, 16]
+    assert numbers(0, 1029, 1029) == [8, 8, 8, 4]
+    assert numbers(0, 1029, 1031) == [8, 8, 8, 16]
+
+
+def test_a_window_that_ends_late_counts_its_seconds() -> None:
+    windows = Windows(BatchSize(4, 1024))
+    assert windows.give(1000) == 8
+
+    assert windows.give(2040, seconds=2 * WINDOW_S) == 8
+    assert windows.give(2080, seconds=2 * WINDOW_S) == 16
+
+
+def test_fewer_stay_where_an_actor_that_was_not_full_lost_many() -> None:
+    windows = Windows(BatchSize(50, 100))
+    assert windows.give(1000) == 100
+    assert windows.give(2000, evicted=20, full=0) == 80
+
+    assert {windows.give(5) for _ in range(5)} == {80}
+
+
+def test_a_step_back_is_taken_back_where_the_fewer_made_more_only_for_a_while() -> None:
+    windows = Windows(BatchSize(32, 53))
+    tokens = (9500, 9700, 9700, 9700, 8400, 9700)
+
+    numbers = [windows.give(each, used=0.57) for each in tokens]
+
+    assert numbers == [53, 53, 53, 32, 53, 53]
+    assert windows.size.reason == "32 made fewer tokens"
 
 
 def test_a_window_counts_where_three_quarters_of_its_looks_were_full() -> None:
@@ -198,22 +193,59 @@ def test_after_evictions_nothing_is_tried_for_a_while() -> None:
     windows = Windows(BatchSize(4, 100))
     assert [windows.give(1000 * 2**step) for step in range(5)] == [8, 16, 32, 64, 100]
 
-    assert windows.give(evicted=3) == 80
+    assert windows.give(1000, evicted=3) == 80
     assert windows.size.reason == "3 episodes lost their KV cache in 10 s"
     held = [windows.give(1000) for _ in range(round(HELD_S / WINDOW_S) - 1)]
     assert set(held) == {80}
     assert windows.give(1000) == 100
 
 
-def test_a_step_that_was_kept_is_not_taken_back_later() -> None:
-    windows = Windows(BatchSize(4, 8))
-    assert [windows.give(tokens) for tokens in (1000, 2000)] == [8, 8]
+def test_where_fewer_made_less_evictions_are_borne_until_it_is_time_to_try_again() -> None:
+    windows = Windows(BatchSize(50, 100))
+    assert windows.give(1000) == 100
+    assert windows.give(2000, evicted=20) == 80
 
-    assert [windows.give(500) for _ in range(5)] == [8] * 5
+    assert windows.give(1900, used=0.9) == 100
+    borne = [windows.give(2000, evicted=20) for _ in range(round(HELD_S / WINDOW_S) - 1)]
+
+    assert set(borne) == {100}
+    assert windows.give(2000, evicted=20) == 80
+
+
+def test_what_was_made_before_the_evictions_does_not_count() -> None:
+    windows = Windows(BatchSize(50, 100))
+    assert [windows.give(tokens) for tokens in (1000, 2000, 2000, 2000)] == [100] * 4
+    assert windows.give(1000, evicted=20) == 80
+
+    assert [windows.give(1000, used=0.9) for _ in range(5)] == [80] * 5
+
+
+def test_nothing_is_measured_while_more_than_the_number_run() -> None:
+    windows = Windows(BatchSize(50, 100))
+    assert windows.give(1000) == 100
+    assert windows.give(2000, evicted=20) == 80
+
+    assert [windows.give(5, evicted=20, looks=4, full=4, over=4) for _ in range(3)] == [80] * 3
+    assert windows.give(2000, looks=4, full=4, over=1) == 80
+    assert windows.give(2000) == 80
+    assert windows.give(0, evicted=20) == 64
+
+
+def test_a_number_is_compared_with_the_one_below_by_its_latest_windows() -> None:
+    windows = Windows(BatchSize(8, 16))
+    assert windows.give(1000) == 16
+    assert {windows.give(1200) for _ in range(2 * LATEST)} == {16}
+
+    slower = [windows.give(900) for _ in range(5)]
+
+    assert slower == [16, 16, 16, 16, 8]
+    assert windows.give(1000) == 8, "16 made 2 % more"
+    assert windows.give(900) == 16
 
 
 def test_a_cache_that_is_just_full_does_not_hold_the_next_step_up() -> None:
     windows = Windows(BatchSize(8, 64))
 
-    assert [windows.give(1000, used=0.95) for _ in range(4)] == [8] * 4
+    assert [windows.give(1000, used=0.97) for _ in range(4)] == [8] * 4
     assert windows.give(1000, used=0.4) == 16
+    assert windows.give(1030, used=0.4) == 32, "its first window counts in full"

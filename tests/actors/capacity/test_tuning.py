@@ -29,6 +29,20 @@ def test_a_room_begins_with_the_least_and_grows_into_the_cache():
     assert room.most == leases_for(16) == 17
 
 
+def test_nothing_is_measured_before_a_lower_number_has_been_reached():
+    room, meter = Room(999, group_size=4), CacheMeter()
+    tuner = Tuner(room, BOUNDS, meter)
+    meter.record(0.25, 0)
+
+    for second in range(4 * int(WINDOW_S)):
+        tuner.look(float(second), Seen(100 * second, 9, 0))
+
+    assert room.most == leases_for(8) == 8
+    for second in range(4 * int(WINDOW_S), 5 * int(WINDOW_S) + 1):
+        tuner.look(float(second), Seen(100 * second, 8, 0))
+    assert room.most == leases_for(16)
+
+
 def test_evicted_episodes_are_counted_over_all_steps():
     meter = CacheMeter()
     for evicted in (0, 2, 1):
