@@ -217,6 +217,7 @@ def test_a_peer_that_trickles_is_left_unless_the_publisher_is_as_slow(
         held.begin(VERSION, memory_of(1))
         running = asyncio.create_task(trickling.run())
         await asyncio.sleep(0)  # it listens before it waits for anything
+        assert trickling.peer is not None
         arriving = asyncio.create_task(trickle(held))
         made = SlicePull(
             VERSION,

@@ -203,6 +203,10 @@ def test_without_enough_ranks_a_lost_machine_is_waited_for(machines: Cluster) ->
     third.close()
 
 
+def start_nothing(_meeting: Meeting) -> RankProcesses:
+    raise AssertionError("no rank may be started")
+
+
 def test_machines_that_do_not_come_end_the_others_with_a_code_that_asks_for_another_start(
     machines: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +229,7 @@ def test_a_machine_that_finds_no_node_0_asks_for_another_start(
     with pytest.raises(
         DeadlineError, match=r"where node 0 listens, got 127\.0\.0\.1:1, which"
     ) as ended:
-        launch_node(nodes, pytest.fail, threading.Event())
+        launch_node(nodes, start_nothing, threading.Event())
     assert exit_code(ended.value) == 1
 
 
@@ -239,7 +243,7 @@ def test_node_0_waits_for_its_name(machines: Cluster, monkeypatch: pytest.Monkey
         return create(address)
 
     monkeypatch.setattr(several_machines, "NAMED_S", 3.0)  # ten looks a second
-    monkeypatch.setattr(several_machines.socket, "create_server", named_late)
+    monkeypatch.setattr(socket, "create_server", named_late)
     machines.begin(2)
 
     machines.wait_for(1, *ALL)
@@ -254,7 +258,7 @@ def test_a_node_0_to_which_its_name_does_not_lead_asks_for_another_start(
     nodes = Nodes(2, 0, host, 29400, lambda: 1)
 
     with pytest.raises(DeadlineError, match=f"must lead to node 0, .* got {host}:29400") as ended:
-        launch_node(nodes, pytest.fail, threading.Event())
+        launch_node(nodes, start_nothing, threading.Event())
     assert exit_code(ended.value) == 1
 
 
@@ -263,7 +267,7 @@ def test_a_port_in_use_needs_another_one() -> None:
         nodes = Nodes(2, 0, "127.0.0.1", other.getsockname()[1], lambda: 1)
 
         with pytest.raises(SettingsError, match=r"must be a free address .* choose another"):
-            launch_node(nodes, pytest.fail, threading.Event())
+            launch_node(nodes, start_nothing, threading.Event())
 
 
 def test_a_stop_at_any_machine_reaches_rank_0(machines: Cluster) -> None:
