@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from itertools import chain, islice, repeat
 
 import pytest
 import torch
@@ -88,21 +89,31 @@ async def switch_at_one_token(bench: Bench) -> None:
 async def after_a_swap(bench: Bench) -> torch.Tensor:
     """Swap in the midst of requests, and compare their later tokens with the new policy alone.
 
-    A swap is prepared beside the steps. On a busy machine, and with a core in a process of its own,
-    requests may end before it is: each that does is followed by another, so that some are always
-    under way.
+    A swap is prepared beside the steps, and a core in a process of its own may be many steps ahead
+    of who asks for one. So requests end at different times, each is followed by another until the
+    swap is done, and one that found fewer than eight under way is followed by another swap.
 
     Returns:
         Differences to its forward pass over the whole sequence, nats, at the first eight tokens.
     """
+    gaps: list[torch.Tensor] = []
+    for _ in range(5):
+        if len(gaps) < 8:
+            gaps += await _gaps_of_a_swap(bench)
+    assert len(gaps) >= 8
+    return torch.cat(gaps)
+
+
+async def _gaps_of_a_swap(bench: Bench) -> list[torch.Tensor]:
     before, staged = bench.engine.version, bench.stage_next()
     await asyncio.sleep(0.3)  # then the very first tokens are handed over at once
+    lengths = chain(range(20, 170, 5), repeat(150))
     transcripts: list[Transcript] = []
 
     def keep_busy() -> None:
         num_ended = sum(t.finish_reason is not None for t in transcripts)
-        for _ in range(30 + num_ended - len(transcripts)):
-            transcripts.extend(bench.submit(bench.request(max_tokens=150, temperature=0.7)))
+        for length in islice(lengths, 30 + num_ended - len(transcripts)):
+            transcripts.extend(bench.submit(bench.request(max_tokens=length, temperature=0.7)))
 
     keep_busy()
     await bench.read(lambda: sum(bool(t.token_ids) for t in transcripts) >= 8)
@@ -117,9 +128,10 @@ async def after_a_swap(bench: Bench) -> torch.Tensor:
     await swap
     await bench.finish(transcripts)
 
-    assert all(len(t.token_ids) == len(t.logprobs) == 150 for t in transcripts), "no token is lost"
     gaps = []
     for transcript in transcripts:
+        wanted = transcript.request.max_tokens
+        assert len(transcript.token_ids) == len(transcript.logprobs) == wanted, "no token is lost"
         if [span.version for span in transcript.versions] != [before, bench.engine.version]:
             continue  # it waited for a row, or ended before, or began after
         switch = transcript.versions[1].start
@@ -132,8 +144,7 @@ async def after_a_swap(bench: Bench) -> torch.Tensor:
         )
         assert (old - made)[:switch].abs().max() < TOLERANCE, "tokens of before stay as they were"
         gaps.append((new - made)[switch : switch + 8].abs())
-    assert len(gaps) >= 8
-    return torch.cat(gaps)
+    return gaps
 
 
 async def keeps_kv(bench: Bench) -> None:
