@@ -19,10 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import Say
 from benchmarks.ring.watched_run import Line, watch
 from benchmarks.support.machine import describe_machine
-from benchmarks.support.progress import say_since
+from benchmarks.support.progress import Say, say_since
 from benchmarks.support.workload import Workload, make_model
 
 IN_STEP = (

@@ -8,7 +8,8 @@ Arms, each with both sides in this one run:
     short  the same with completions of at most 32 tokens: more records for as many tokens
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward;
-           with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model
+           with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model;
+           and where both have one processor (`_on_one`), or both (`_twice`)
     start  seconds from `nyala up` to the first batch of the demo, from a model that is made, with
            each engine: by stage, and the CPU of each role
     learning  the demo from one model, with policy lag 2 and 0, and by TRL with the same loss:
@@ -41,16 +42,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import FULL_RACE, SHORT_RACE, Race, Say, race, ring_of_trl_size, trl
+from benchmarks.ring.beside_trl import beside_trl
 from benchmarks.ring.lag_sweep import lag_sweep
 from benchmarks.ring.learning import learning
 from benchmarks.ring.models import ENGINES, MODELS, models
+from benchmarks.ring.race import FULL_RACE, SHORT_RACE, Race, race
 from benchmarks.ring.slow_episodes import ENVIRONMENTS, slow_episodes
 from benchmarks.ring.start import start
 from benchmarks.ring.tracing import tracing
 from benchmarks.ring.watching import watching
 from benchmarks.support.machine import describe_machine
-from benchmarks.support.progress import say_since
+from benchmarks.support.progress import Say, say_since
 from benchmarks.support.workload import LONGER
 
 ARMS = (
@@ -67,8 +69,6 @@ ARMS = (
     "tracing",
 )
 DEFAULT = ("actor",)
-RINGS = {"ring": "vllm", "ring_torch": "torch"}
-"""Arm beside TRL -> engine of its actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Size:
     window_s: float
     race: Race
     batches: int
+    trl_rounds: int
     trl_steps: int
-    trl_threads: tuple[int, ...]
     starts: int
     seeds: int
     """Of runs that are compared by what they learn."""
@@ -95,8 +95,8 @@ SHORT = Size(
     4.0,
     SHORT_RACE,
     batches=20,
+    trl_rounds=1,
     trl_steps=10,
-    trl_threads=(1,),
     starts=1,
     seeds=1,
     slow_rounds=1,
@@ -107,9 +107,9 @@ FULL = Size(
     10,
     5.0,
     FULL_RACE,
-    batches=100,
-    trl_steps=60,
-    trl_threads=(1, 2),
+    batches=60,
+    trl_rounds=3,
+    trl_steps=40,
     starts=5,
     seeds=5,
     slow_rounds=3,
@@ -158,9 +158,8 @@ def measure(folder: Path, size: Size, names: Sequence[str]) -> dict[str, Any]:
     if "async" in names:
         arms |= race(folder, size.race, say=say)
     if "trl" in names:
-        for arm, engine in RINGS.items():
-            arms[arm] = ring_of_trl_size(folder, arm, engine, batches=size.batches, say=say)
-        arms["trl"] = trl(folder, steps=size.trl_steps, threads=size.trl_threads, say=say)
+        rounds, steps = size.trl_rounds, size.trl_steps
+        arms |= beside_trl(folder, rounds=rounds, batches=size.batches, steps=steps, say=say)
     if "start" in names:
         arms |= start(folder, passes=size.starts, say=say)
     return arms | _measure_training(folder, size, names, say)
@@ -238,8 +237,13 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         },
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_cpu_s_torch": ratio("ring_torch", "trl", "tokens_per_cpu_s"),
+        "over_trl_tokens_per_cpu_s_on_one": ratio("ring_on_one", "trl", "tokens_per_cpu_s"),
+        "over_trl_tokens_per_cpu_s_twice": ratio("ring", "trl_twice", "tokens_per_cpu_s"),
+        # What TRL itself keeps of its rate per CPU second once the other thread computes too.
+        "trl_twice_over_trl_tokens_per_cpu_s": ratio("trl_twice", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_s": ratio("ring", "trl", "tokens_per_s"),
         "over_trl_tokens_per_s_torch": ratio("ring_torch", "trl", "tokens_per_s"),
+        "over_trl_tokens_per_s_2_threads": ratio("ring", "trl_2_threads", "tokens_per_s"),
     }
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import Say
 from benchmarks.ring.learning import together, train_ring
+from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model
 
 LAGS = (0, 1, 2, 4, 8)

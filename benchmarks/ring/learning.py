@@ -15,9 +15,9 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import Say
 from benchmarks.ring.trl.process import run_trl, trl_is_missing
 from benchmarks.ring.watched_run import Trace, watch
+from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model, write_held_out, write_prompts
 
 Figures = tuple[float, float | None]

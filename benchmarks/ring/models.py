@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import Say
 from benchmarks.ring.trl.process import run_trl, trl_is_missing
 from benchmarks.ring.watched_run import watch
+from benchmarks.support.progress import Say
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
 
 GROUP_SIZE, GROUPS, MOST_TOKENS = 8, 4, 128

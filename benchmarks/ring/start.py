@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import Say
 from benchmarks.ring.watched_run import watch
+from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model
 from console.display.json_lines import Row, read_rows
 

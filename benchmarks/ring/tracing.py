@@ -17,9 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import Say
 from benchmarks.ring.watched_run import watch
 from benchmarks.ring.watching import FIRST, own_percent
+from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model
 from configs.tracing.episodes import Phase, trace_life
 from configs.tracing.span import TraceIds

@@ -20,9 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.arms import Say
 from benchmarks.ring.handed_over import handed_over_us
 from benchmarks.ring.watched_run import watch
+from benchmarks.support.progress import Say
 from benchmarks.support.workload import Workload, make_model
 
 SCRAPE_S = 10.0  # of the scrape configuration that comes with us

@@ -6,8 +6,11 @@ import sys
 import time
 from collections.abc import Callable
 
+Say = Callable[[str], None]
+"""Takes a line about what has just been measured."""
 
-def say_since(began: float) -> Callable[[str], None]:
+
+def say_since(began: float) -> Say:
     """Return a function that prints a line with the seconds since `began`, of the steady clock."""
 
     def say(text: str) -> None:

@@ -1,20 +1,15 @@
-"""Whole runs against each other: asynchronous against synchronous, and the ring against TRL."""
+"""Whole runs to the same held-out accuracy: asynchronous against synchronous."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.ring.trl.process import run_trl, trl_is_missing
 from benchmarks.ring.watched_run import Trace, time_to_accuracy, watch
-from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
+from benchmarks.support.progress import Say
+from benchmarks.support.workload import Workload, make_model
 
-NUM_PROMPTS = 512
-WARM_UP_BATCHES = 5  # the first were made while nobody trained
-
-Say = Callable[[str], None]
 Figures = dict[str, object]
 
 
@@ -54,44 +49,6 @@ def race(folder: Path, settings: Race, *, lags: tuple[int, int] = (2, 0), say: S
             runs[name].append(_race_figures(trace, settings.target))
             say(f"{name}, seed {seed}: {settings.target:.0%} after {runs[name][-1]['time_s']} s")
     return {name: _medians(found) for name, found in runs.items()}
-
-
-def ring_of_trl_size(folder: Path, name: str, engine: str, *, batches: int, say: Say) -> Figures:
-    """Run the whole ring on the batches, the model and the task that TRL gets."""
-    workload = Workload(name, "demo.yaml", folder, (*THROUGHPUT, f"actors.engine={engine}"))
-    workload = replace(workload, model=make_model(workload))
-    last = WARM_UP_BATCHES + batches
-    trace = watch(workload, lambda seen: len(seen.metrics) >= last)
-    figures = {
-        "tokens_per_cpu_s": round(trace.tokens_per_cpu_s(WARM_UP_BATCHES, last), 1),
-        "tokens_per_s": round(trace.tokens_per_s(WARM_UP_BATCHES, last), 1),
-        "learner_idle_fraction": round(trace.idle_fraction(WARM_UP_BATCHES, last), 4),
-        "cpu_ms_per_batch": trace.cpu_ms_per_batch(WARM_UP_BATCHES, last),
-    }
-    say(f"{name}: {figures['tokens_per_cpu_s']} trained tokens per CPU second")
-    return figures
-
-
-def trl(folder: Path, *, steps: int, threads: tuple[int, ...], say: Say) -> Figures:
-    """Run TRL's synchronous GRPO with each number of threads; the most frugal one counts."""
-    missing = trl_is_missing()
-    if missing:
-        say(f"trl: skipped; {missing}")
-        return {"skipped": missing}
-    workload = Workload("ring", "demo.yaml", folder, THROUGHPUT)
-    model, prompts = make_model(workload), write_prompts(workload, NUM_PROMPTS)
-    runs = {}
-    for count in threads:
-        runs[count] = run_trl(
-            folder / "trl.log", model=model, prompts=prompts, steps=steps, threads=count, lr=1e-9
-        )
-        say(f"trl, {count} threads: {runs[count]['tokens_per_cpu_s']:.1f} tokens per CPU second")
-    best = max(runs, key=lambda count: runs[count]["tokens_per_cpu_s"])
-    return {
-        "threads": best,
-        **{name: round(value, 3) for name, value in runs[best].items() if name != "evaluations"},
-        "tokens_per_s_by_threads": {c: round(r["tokens_per_s"], 1) for c, r in runs.items()},
-    }
 
 
 def _race_figures(trace: Trace, target: float) -> dict[str, float | None]:

@@ -1,0 +1,107 @@
+"""Trained tokens per second and per CPU second: the whole ring beside TRL's synchronous GRPO.
+
+Same model, prompts, batch, length and reward; all arms in turns.
+
+    ring, ring_torch    one actor with vLLM, or with the small engine, which suits so small a model
+    trl, trl_2_threads  TRL with transformers' generation, by threads
+    ring_on_one         the ring with vLLM, all its processes on one processor
+    trl_twice           two processes of TRL at once, with a thread each
+
+Where two processors are threads of one core, each does less in a second while the other computes:
+those of the ring always do, TRL's one never does. `trl_twice` over `trl` says how much less, and
+the last two arms make the comparison where both sides have the same: one processor, or both.
+"""
+
+from __future__ import annotations
+
+import statistics
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.ring.trl.process import run_trl, trl_is_missing
+from benchmarks.ring.watched_run import watch
+from benchmarks.support.machine import actor_core, pinned
+from benchmarks.support.progress import Say
+from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
+
+NUM_PROMPTS = 512
+WARM_UP_BATCHES = 5  # the first were made while nobody trained
+RINGS = {"ring": "vllm", "ring_torch": "torch", "ring_on_one": "vllm"}
+"""Arm -> engine of its actor."""
+TRLS = {"trl": (1,), "trl_2_threads": (2,), "trl_twice": (1, 1)}
+"""Arm -> threads of each of its processes."""
+RATES = ("tokens_per_cpu_s", "tokens_per_s")
+
+Figures = dict[str, Any]
+
+
+def beside_trl(
+    folder: Path, *, rounds: int, batches: int, steps: int, say: Say
+) -> dict[str, Figures]:
+    """Measure all arms, `rounds` times; figures are medians, with the rates of each round."""
+    missing = trl_is_missing()
+    if missing:
+        say(f"trl: skipped; {missing}")
+    found: dict[str, list[Figures]] = {}
+    for index in range(rounds):
+        for arm, engine in RINGS.items():
+            place = pinned(actor_core()) if arm == "ring_on_one" else nullcontext()
+            with place:
+                ran = _ring(folder, f"{arm}-{index}", engine, batches)
+            found.setdefault(arm, []).append(ran)
+            say(f"{arm}: {ran}")
+        for arm, threads in {} if missing else TRLS.items():
+            ran = _trl(folder, threads, steps)
+            found.setdefault(arm, []).append(ran)
+            say(f"{arm}: {ran}")
+    arms = {arm: _together(runs) for arm, runs in found.items()}
+    return arms | ({"trl": {"skipped": missing}} if missing else {})
+
+
+def _ring(folder: Path, name: str, engine: str, batches: int) -> Figures:
+    """Run the whole ring on the batches, the model and the task that TRL gets."""
+    workload = Workload(name, "demo.yaml", folder, (*THROUGHPUT, f"actors.engine={engine}"))
+    workload = replace(workload, model=make_model(workload))
+    last = WARM_UP_BATCHES + batches
+    trace = watch(workload, lambda seen: len(seen.metrics) >= last)
+    return {
+        "tokens_per_cpu_s": round(trace.tokens_per_cpu_s(WARM_UP_BATCHES, last), 1),
+        "tokens_per_s": round(trace.tokens_per_s(WARM_UP_BATCHES, last), 1),
+        "learner_idle_fraction": round(trace.idle_fraction(WARM_UP_BATCHES, last), 4),
+        "cpu_ms_per_batch": trace.cpu_ms_per_batch(WARM_UP_BATCHES, last),
+    }
+
+
+def _trl(folder: Path, threads: tuple[int, ...], steps: int) -> Figures:
+    """Run TRL in a process for each number of threads, all of them at once."""
+    workload = Workload("ring", "demo.yaml", folder, THROUGHPUT)
+    model, prompts = make_model(workload), write_prompts(workload, NUM_PROMPTS)
+
+    def run(number: int) -> Figures:
+        return run_trl(
+            folder / f"trl-{number}.log",
+            model=model,
+            prompts=prompts,
+            steps=steps,
+            threads=threads[number],
+            lr=1e-9,
+        )
+
+    with ThreadPoolExecutor(len(threads)) as pool:
+        runs = list(pool.map(run, range(len(threads))))
+    return {
+        "tokens_per_cpu_s": round(statistics.mean(ran["tokens_per_cpu_s"] for ran in runs), 1),
+        "tokens_per_s": round(sum(ran["tokens_per_s"] for ran in runs), 1),
+    }
+
+
+def _together(runs: list[Figures]) -> Figures:
+    """Return the medians of the rates, what each round gave, and the rest of the last round."""
+    return (
+        runs[-1]
+        | {name: statistics.median(run[name] for run in runs) for name in RATES}
+        | {f"{name}_by_round": [run[name] for run in runs] for name in RATES}
+    )
