@@ -215,6 +215,9 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
         "async_over_sync_tokens_per_cpu_s": ratio("async", "sync", "tokens_per_cpu_s"),
         "time_to_accuracy_over_trl": ratio("trl_dapo", "lag_2", "from_first_batch_s"),
         "time_to_accuracy_over_trl_from_start": ratio("trl_dapo", "lag_2", "from_start_s"),
+        "time_to_accuracy_over_trl_2_threads": ratio(
+            "trl_dapo_2_threads", "lag_2", "from_first_batch_s"
+        ),
         **{
             f"async_over_sync_{name}": ratio(f"{name}_async", f"{name}_sync", "tokens_per_s")
             for name in ENVIRONMENTS

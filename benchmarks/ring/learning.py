@@ -24,6 +24,8 @@ Figures = tuple[float, float | None]
 """Mean and standard deviation; None of one seed alone."""
 
 LAGS = {"lag_2": 2, "lag_0": 0}
+TRLS = {"trl_dapo": 1, "trl_dapo_2_threads": 2}
+"""Arm -> threads of its one process; the ring has a thread in each of its processes."""
 TARGET = 0.95
 LOOKED_AT = (30, 60, 90, 120)
 """Batches whose accuracy is compared."""
@@ -33,19 +35,19 @@ def learning(folder: Path, *, seeds: int, say: Say) -> dict[str, Any]:
     """Train the demo from one model by all arms, and compare their curves."""
     base = Workload("learning", "demo.yaml", folder, ("actors.engine=torch",))
     base = replace(base, model=make_model(base))
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*LAGS, "trl_dapo")}
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*LAGS, *TRLS)}
     missing = trl_is_missing()
     if missing:
-        say(f"trl_dapo: skipped; {missing}")
+        say(f"trl: skipped; {missing}")
     for seed in range(seeds):
         for name, lag in LAGS.items():
             overrides = (*base.overrides, f"run.max_policy_lag={lag}", f"run.seed={seed}")
             workload = replace(base, name=f"{name}-{seed}", overrides=overrides)
             runs[name].append(train_ring(workload))
             say(f"{name}, seed {seed}: {runs[name][-1]}")
-        if not missing:
-            runs["trl_dapo"].append(_trl(base, seed))
-            say(f"trl_dapo, seed {seed}: {runs['trl_dapo'][-1]}")
+        for name, threads in {} if missing else TRLS.items():
+            runs[name].append(_trl(base, seed, threads))
+            say(f"{name}, seed {seed}: {runs[name][-1]}")
     arms = {
         name: together(found) if found else {"skipped": missing} for name, found in runs.items()
     }
@@ -77,7 +79,7 @@ def _trained_at(trace: Trace, step: int, first: float) -> float:
     return first + trace.seconds(step)
 
 
-def _trl(base: Workload, seed: int) -> dict[str, Any]:
+def _trl(base: Workload, seed: int, threads: int) -> dict[str, Any]:
     settings = base.settings()
     run, learner = settings.run, settings.learner
     prompts = write_prompts(base, run.steps * run.groups_per_batch)
@@ -97,7 +99,7 @@ def _trl(base: Workload, seed: int) -> dict[str, Any]:
         lr_warmup_steps=learner.lr_warmup_steps,
         adam_beta2=learner.adam_beta2,
         seed=seed,
-        threads=1,
+        threads=threads,
     )
     evaluations = found["evaluations"]
     curve = {line["step"]: (line["time"], line["accuracy"]) for line in evaluations}
