@@ -8,8 +8,9 @@ Arms, each with both sides in this one run:
     short  the same with completions of at most 32 tokens: more records for as many tokens
     async  `nyala up` of one task from one model: max_policy_lag 2 over 0, to the same accuracy
     trl    the whole ring over TRL's synchronous GRPO: same model, prompts, batch, length, reward;
-           with actors of vLLM, and (`_torch`) of the small engine, which suits so small a model;
-           and where both have one processor (`_on_one`), or both (`_twice`)
+           with an actor of the engine that suits so small a model, and of vLLM (`_vllm`), whose
+           limit is printed where `short` is measured as well
+    engines  the ring with either engine, by size of the model and length of completions
     start  seconds from `nyala up` to the first batch of the demo, from a model that is made, with
            each engine: by stage, and the CPU of each role
     learning  the demo from one model, with policy lag 2 and 0, and by TRL with the same loss:
@@ -42,7 +43,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.beside_trl import beside_trl
+from benchmarks.ring.beside_trl import beside_trl, limit_of_vllm
+from benchmarks.ring.engines import CASES, engines
 from benchmarks.ring.lag_sweep import lag_sweep
 from benchmarks.ring.learning import learning
 from benchmarks.ring.models import ENGINES, MODELS, models
@@ -60,6 +62,7 @@ ARMS = (
     "short",
     "async",
     "trl",
+    "engines",
     "start",
     "learning",
     "lag_sweep",
@@ -160,6 +163,8 @@ def measure(folder: Path, size: Size, names: Sequence[str]) -> dict[str, Any]:
     if "trl" in names:
         rounds, steps = size.trl_rounds, size.trl_steps
         arms |= beside_trl(folder, rounds=rounds, batches=size.batches, steps=steps, say=say)
+    if "engines" in names:
+        arms |= engines(folder, rounds=size.trl_rounds, batches=size.batches, say=say)
     if "start" in names:
         arms |= start(folder, passes=size.starts, say=say)
     return arms | _measure_training(folder, size, names, say)
@@ -235,17 +240,25 @@ def ratios(arms: dict[str, Any]) -> dict[str, float | None]:
             for unit in ("s", "cpu_s")
         },
         **{
+            f"small_engine_over_vllm_tokens_per_{unit}_{name}": ratio(
+                f"torch_{name}", f"vllm_{name}", f"tokens_per_{unit}"
+            )
+            for name in CASES
+            for unit in ("s", "cpu_s")
+        },
+        **{
             f"async_over_sync_{name}": ratio(f"lag_2_{name}", f"lag_0_{name}", "tokens_per_s")
             for name in MODELS
         },
         "over_trl_tokens_per_cpu_s": ratio("ring", "trl", "tokens_per_cpu_s"),
-        "over_trl_tokens_per_cpu_s_torch": ratio("ring_torch", "trl", "tokens_per_cpu_s"),
-        "over_trl_tokens_per_cpu_s_on_one": ratio("ring_on_one", "trl", "tokens_per_cpu_s"),
-        "over_trl_tokens_per_cpu_s_twice": ratio("ring", "trl_twice", "tokens_per_cpu_s"),
-        # What TRL itself keeps of its rate per CPU second once the other thread computes too.
+        "over_trl_tokens_per_cpu_s_vllm": ratio("ring_vllm", "trl", "tokens_per_cpu_s"),
+        "limit_of_over_trl_tokens_per_cpu_s_vllm": limit_of_vllm(
+            *(arms.get(name, {}) for name in ("ring_vllm", "bare_engine_short", "trl"))
+        ),
+        # What TRL itself keeps of its rate per CPU second once the other processor computes too.
         "trl_twice_over_trl_tokens_per_cpu_s": ratio("trl_twice", "trl", "tokens_per_cpu_s"),
         "over_trl_tokens_per_s": ratio("ring", "trl", "tokens_per_s"),
-        "over_trl_tokens_per_s_torch": ratio("ring_torch", "trl", "tokens_per_s"),
+        "over_trl_tokens_per_s_vllm": ratio("ring_vllm", "trl", "tokens_per_s"),
         "over_trl_tokens_per_s_2_threads": ratio("ring", "trl_2_threads", "tokens_per_s"),
     }
 

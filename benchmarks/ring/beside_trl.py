@@ -2,34 +2,31 @@
 
 Same model, prompts, batch, length and reward; all arms in turns.
 
-    ring, ring_torch    one actor with vLLM, or with the small engine, which suits so small a model
+    ring, ring_vllm     one actor with the engine that `actors.engine: auto` takes for this model,
+                        which is the small one, and with vLLM
     trl, trl_2_threads  TRL with transformers' generation, by threads
-    ring_on_one         the ring with vLLM, all its processes on one processor
     trl_twice           two processes of TRL at once, with a thread each
 
 Where two processors are threads of one core, each does less in a second while the other computes:
-those of the ring always do, TRL's one never does. `trl_twice` over `trl` says how much less, and
-the last two arms make the comparison where both sides have the same: one processor, or both.
+those of the ring always do, TRL's one thread never does. `trl_twice` over `trl` says how much less.
 """
 
 from __future__ import annotations
 
 import statistics
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.ring.trl.process import run_trl, trl_is_missing
 from benchmarks.ring.watched_run import watch
-from benchmarks.support.machine import actor_core, pinned
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
 
 NUM_PROMPTS = 512
 WARM_UP_BATCHES = 5  # the first were made while nobody trained
-RINGS = {"ring": "vllm", "ring_torch": "torch", "ring_on_one": "vllm"}
+RINGS = {"ring": "auto", "ring_vllm": "vllm"}
 """Arm -> engine of its actor."""
 TRLS = {"trl": (1,), "trl_2_threads": (2,), "trl_twice": (1, 1)}
 """Arm -> threads of each of its processes."""
@@ -48,22 +45,19 @@ def beside_trl(
     found: dict[str, list[Figures]] = {}
     for index in range(rounds):
         for arm, engine in RINGS.items():
-            place = pinned(actor_core()) if arm == "ring_on_one" else nullcontext()
-            with place:
-                ran = _ring(folder, f"{arm}-{index}", engine, batches)
-            found.setdefault(arm, []).append(ran)
-            say(f"{arm}: {ran}")
+            overrides = (*THROUGHPUT, f"actors.engine={engine}")
+            workload = Workload(f"{arm}-{index}", "demo.yaml", folder, overrides)
+            found.setdefault(arm, []).append(measure_ring(workload, batches))
+            say(f"{arm}: {found[arm][-1]}")
         for arm, threads in {} if missing else TRLS.items():
-            ran = _trl(folder, threads, steps)
-            found.setdefault(arm, []).append(ran)
-            say(f"{arm}: {ran}")
-    arms = {arm: _together(runs) for arm, runs in found.items()}
+            found.setdefault(arm, []).append(_trl(folder, threads, steps))
+            say(f"{arm}: {found[arm][-1]}")
+    arms = {arm: together(runs) for arm, runs in found.items()}
     return arms | ({"trl": {"skipped": missing}} if missing else {})
 
 
-def _ring(folder: Path, name: str, engine: str, batches: int) -> Figures:
-    """Run the whole ring on the batches, the model and the task that TRL gets."""
-    workload = Workload(name, "demo.yaml", folder, (*THROUGHPUT, f"actors.engine={engine}"))
+def measure_ring(workload: Workload, batches: int) -> Figures:
+    """Run the whole ring for so many batches after those that warm it up."""
     workload = replace(workload, model=make_model(workload))
     last = WARM_UP_BATCHES + batches
     trace = watch(workload, lambda seen: len(seen.metrics) >= last)
@@ -98,10 +92,24 @@ def _trl(folder: Path, threads: tuple[int, ...], steps: int) -> Figures:
     }
 
 
-def _together(runs: list[Figures]) -> Figures:
+def together(runs: list[Figures]) -> Figures:
     """Return the medians of the rates, what each round gave, and the rest of the last round."""
-    return (
-        runs[-1]
-        | {name: statistics.median(run[name] for run in runs) for name in RATES}
-        | {f"{name}_by_round": [run[name] for run in runs] for name in RATES}
-    )
+    medians = {name: statistics.median(run[name] for run in runs) for name in RATES}
+    return runs[-1] | medians | {f"{name}_by_round": [run[name] for run in runs] for name in RATES}
+
+
+def limit_of_vllm(ring: Figures, bare: Figures, trl: Figures) -> float | None:
+    """Return what the ring's ratio per CPU second would be if its actor cost no more than vLLM.
+
+    Args:
+        ring: With an actor of vLLM.
+        bare: `LLMEngine.step()` alone, with the requests of the same workload.
+        trl: The other side of the ratio.
+    """
+    if not all("tokens_per_cpu_s" in arm for arm in (ring, bare, trl)):
+        return None
+    cpu_ms: dict[str, float] = ring["cpu_ms_per_batch"]
+    all_s = sum(cpu_ms.values()) / 1e3
+    tokens = all_s * ring["tokens_per_cpu_s"]
+    least_s = all_s - cpu_ms["actors"] / 1e3 + tokens / bare["tokens_per_cpu_s"]
+    return round(float(tokens / least_s / trl["tokens_per_cpu_s"]), 3)
