@@ -2,8 +2,8 @@
 
 On a CPU, vLLM spends Python on each request of a step, and more on each that begins or ends. The
 small engine spends it on the step as a whole, but attends to what others have, and multiplies less
-well. So it is quicker with very small models and short answers alone. The bounds were measured
-(`docs/models.md`), and are not measured at each start: that would load both engines, and to load
+well. So it is quicker with very small models and short answers alone. The bounds were measured in
+whole rings (`docs/models.md`), and are not measured at each start: that would load both engines, and to load
 vLLM takes longer than such a run could gain.
 """
 
@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple
 
 from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
 
-SMALL_BYTES = 2 * 10**6
-"""Weights up to which the small engine is quicker on a CPU: half a million float32 parameters."""
-SHORT_TOKENS = 16
+SMALL_BYTES = 4 * 10**6
+"""Weights up to which the small engine is quicker on a CPU: a million float32 parameters."""
+SHORT_TOKENS = 32
 """Completions up to which it is."""
 MATRICES_OF_A_LAYER = 12
 """Squares of the width in a layer of the models that `init` makes, to the next whole number."""

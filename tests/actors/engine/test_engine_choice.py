@@ -36,7 +36,7 @@ def test_a_small_model_with_short_answers_is_quicker_without_vllm(tmp_path: Path
     chosen = choose_engine(settings(model_of(tmp_path, SMALL_BYTES)), on_gpu=False)
 
     assert chosen.engine == "torch"
-    assert "weights of 2.0 MB, answers of up to 12 tokens" in chosen.reason
+    assert "weights of 4.0 MB, answers of up to 12 tokens" in chosen.reason
 
 
 def test_a_larger_model_or_longer_answers_are_quicker_in_vllm(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_larger_model_or_longer_answers_are_quicker_in_vllm(tmp_path: Path) ->
     model_of(small, SMALL_BYTES)
     model_of(large, SMALL_BYTES + 2)
 
-    assert choose_engine(settings(small, length=17), on_gpu=False).engine == "vllm"
+    assert choose_engine(settings(small, length=33), on_gpu=False).engine == "vllm"
     assert choose_engine(settings(large), on_gpu=False).engine == "vllm"
 
 
