@@ -3,8 +3,8 @@
 On a CPU, vLLM spends Python on each request of a step, and more on each that begins or ends. The
 small engine spends it on the step as a whole, but attends to what others have, and multiplies less
 well. So it is quicker with very small models and short answers alone. The bounds were measured in
-whole rings (`docs/models.md`), and are not measured at each start: that would load both engines, and to load
-vLLM takes longer than such a run could gain.
+whole rings (`docs/models.md`), and are not measured at each start: that would load both engines,
+and to load vLLM takes longer than such a run could gain.
 """
 
 from __future__ import annotations
