@@ -43,7 +43,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.beside_trl import beside_trl, limit_of_vllm
 from benchmarks.ring.engines import CASES, engines
 from benchmarks.ring.lag_sweep import lag_sweep
 from benchmarks.ring.learning import learning
@@ -52,6 +51,7 @@ from benchmarks.ring.race import FULL_RACE, SHORT_RACE, Race, race
 from benchmarks.ring.slow_episodes import ENVIRONMENTS, slow_episodes
 from benchmarks.ring.start import start
 from benchmarks.ring.tracing import tracing
+from benchmarks.ring.trl.comparison import beside_trl, limit_of_vllm
 from benchmarks.ring.watching import watching
 from benchmarks.support.machine import describe_machine
 from benchmarks.support.progress import Say, say_since

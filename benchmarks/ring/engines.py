@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.ring.beside_trl import measure_ring, together
+from benchmarks.ring.watched_run import measure_ring, together
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import THROUGHPUT, Workload
 

@@ -14,8 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ring.beside_trl import WARM_UP_BATCHES
-from benchmarks.ring.watched_run import Trace, watch
+from benchmarks.ring.watched_run import WARM_UP_BATCHES, Trace, watch
 from benchmarks.support.machine import REPOSITORY
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model

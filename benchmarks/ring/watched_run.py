@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support.machine import ProcessTree
-from benchmarks.support.workload import Workload, environment
+from benchmarks.support.workload import Workload, environment, make_model
 from learner.profiling.phase_names import PHASES
 
 LOOK_EVERY_S = 0.05
 LIMIT_S = 1200.0
 STOP_S = 60.0
+WARM_UP_BATCHES = 5  # the first were made while nobody trained
+RATES = ("tokens_per_cpu_s", "tokens_per_s")
 
 Line = dict[str, Any]
+Figures = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -109,6 +113,25 @@ def watch(workload: Workload, enough: Callable[[Trace], bool]) -> Trace:
                 raise RuntimeError(f"{workload.name} was not done after {LIMIT_S:g} s")
             time.sleep(LOOK_EVERY_S)
     return trace
+
+
+def measure_ring(workload: Workload, batches: int) -> Figures:
+    """Run the whole ring for so many batches after those that warm it up."""
+    workload = replace(workload, model=make_model(workload))
+    last = WARM_UP_BATCHES + batches
+    trace = watch(workload, lambda seen: len(seen.metrics) >= last)
+    return {
+        "tokens_per_cpu_s": round(trace.tokens_per_cpu_s(WARM_UP_BATCHES, last), 1),
+        "tokens_per_s": round(trace.tokens_per_s(WARM_UP_BATCHES, last), 1),
+        "learner_idle_fraction": round(trace.idle_fraction(WARM_UP_BATCHES, last), 4),
+        "cpu_ms_per_batch": trace.cpu_ms_per_batch(WARM_UP_BATCHES, last),
+    }
+
+
+def together(runs: list[Figures]) -> Figures:
+    """Return the medians of the rates, what each round gave, and the rest of the last round."""
+    medians = {name: statistics.median(run[name] for run in runs) for name in RATES}
+    return runs[-1] | medians | {f"{name}_by_round": [run[name] for run in runs] for name in RATES}
 
 
 @contextmanager

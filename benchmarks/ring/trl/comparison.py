@@ -15,24 +15,18 @@ from __future__ import annotations
 
 import statistics
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.ring.trl.process import run_trl, trl_is_missing
-from benchmarks.ring.watched_run import watch
+from benchmarks.ring.watched_run import Figures, measure_ring, together
 from benchmarks.support.progress import Say
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
 
 NUM_PROMPTS = 512
-WARM_UP_BATCHES = 5  # the first were made while nobody trained
 RINGS = {"ring": "auto", "ring_vllm": "vllm"}
 """Arm -> engine of its actor."""
 TRLS = {"trl": (1,), "trl_2_threads": (2,), "trl_twice": (1, 1)}
 """Arm -> threads of each of its processes."""
-RATES = ("tokens_per_cpu_s", "tokens_per_s")
-
-Figures = dict[str, Any]
 
 
 def beside_trl(
@@ -56,19 +50,6 @@ def beside_trl(
     return arms | ({"trl": {"skipped": missing}} if missing else {})
 
 
-def measure_ring(workload: Workload, batches: int) -> Figures:
-    """Run the whole ring for so many batches after those that warm it up."""
-    workload = replace(workload, model=make_model(workload))
-    last = WARM_UP_BATCHES + batches
-    trace = watch(workload, lambda seen: len(seen.metrics) >= last)
-    return {
-        "tokens_per_cpu_s": round(trace.tokens_per_cpu_s(WARM_UP_BATCHES, last), 1),
-        "tokens_per_s": round(trace.tokens_per_s(WARM_UP_BATCHES, last), 1),
-        "learner_idle_fraction": round(trace.idle_fraction(WARM_UP_BATCHES, last), 4),
-        "cpu_ms_per_batch": trace.cpu_ms_per_batch(WARM_UP_BATCHES, last),
-    }
-
-
 def _trl(folder: Path, threads: tuple[int, ...], steps: int) -> Figures:
     """Run TRL in a process for each number of threads, all of them at once."""
     workload = Workload("ring", "demo.yaml", folder, THROUGHPUT)
@@ -90,12 +71,6 @@ def _trl(folder: Path, threads: tuple[int, ...], steps: int) -> Figures:
         "tokens_per_cpu_s": round(statistics.mean(ran["tokens_per_cpu_s"] for ran in runs), 1),
         "tokens_per_s": round(sum(ran["tokens_per_s"] for ran in runs), 1),
     }
-
-
-def together(runs: list[Figures]) -> Figures:
-    """Return the medians of the rates, what each round gave, and the rest of the last round."""
-    medians = {name: statistics.median(run[name] for run in runs) for name in RATES}
-    return runs[-1] | medians | {f"{name}_by_round": [run[name] for run in runs] for name in RATES}
 
 
 def limit_of_vllm(ring: Figures, bare: Figures, trl: Figures) -> float | None:
