@@ -18,6 +18,7 @@ from broker.protocol.messages import Publication
 from broker.protocol.weight_messages import JOIN_EVERY_S, MAX_WEIGHTS_FRAME, Join, Peer
 from broker.transport.keys import KeyPair
 from broker.transport.sockets import connect_dealer
+from broker.weights.port import SILENCE_MS
 from configs.errors import RecordError
 
 log = structlog.get_logger()
@@ -64,6 +65,7 @@ class WeightLink:
             server_key=port.public_key.encode(),
             max_message_bytes=MAX_WEIGHTS_FRAME,
             may_queue=may_queue,
+            silence_ms=SILENCE_MS,
         )
 
     def post(self, message: object) -> bool:

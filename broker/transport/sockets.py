@@ -38,8 +38,12 @@ def bind_router(
     max_message_bytes: int,
     send_hwm: int = SEND_HWM,
     receive_hwm: int = RECEIVE_HWM,
+    silence_ms: int = HEARTBEAT_TIMEOUT_MS,
 ) -> Socket:
     """Make a server socket that only keys let in by the context's `ZapAuthenticator` can reach.
+
+    A connection is given up `silence_ms` after its last whole message: more than any may take to
+    cross a slow link, as heartbeats wait behind it.
 
     A reply to a peer that is gone, or that does not read, raises `zmq.ZMQError` (EHOSTUNREACH) or
     `zmq.Again` instead of vanishing; send with NOBLOCK.
@@ -61,7 +65,7 @@ def bind_router(
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
     socket.setsockopt(zmq.TCP_MAXRT, STALLED_MS)
     socket.setsockopt(zmq.LINGER, SERVER_LINGER_MS)
-    _keep_alive(socket)
+    _keep_alive(socket, silence_ms)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -84,6 +88,7 @@ def connect_dealer(
     send_hwm: int = SEND_HWM,
     receive_hwm: int = RECEIVE_HWM,
     may_queue: bool = False,
+    silence_ms: int = HEARTBEAT_TIMEOUT_MS,
 ) -> Socket:
     """Make a client socket. It connects, and reconnects, in the background.
 
@@ -102,7 +107,7 @@ def connect_dealer(
         socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-        _keep_alive(socket)
+        _keep_alive(socket, silence_ms)
         socket.connect(endpoint)
     except zmq.ZMQError:
         socket.close(linger=0)  # a name that is no address, or no key
@@ -115,8 +120,8 @@ def bound_endpoint(socket: zmq.Socket) -> str:  # type: ignore[type-arg]
     return bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
 
-def _keep_alive(socket: zmq.Socket) -> None:  # type: ignore[type-arg]
+def _keep_alive(socket: zmq.Socket, silence_ms: int) -> None:  # type: ignore[type-arg]
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silence_ms)
+    socket.setsockopt(zmq.HEARTBEAT_TTL, silence_ms)

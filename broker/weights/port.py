@@ -31,6 +31,9 @@ log = structlog.get_logger()
 MAX_REQUEST_BYTES = 4096
 """Actors only send small messages."""
 SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
+SILENCE_MS = 60_000
+"""A slice of 4 MiB crosses a link of 70 kB/s in it. Who vanishes without a word is noticed as late:
+actors learn from the broker where the publisher is, and leave a silent peer much sooner."""
 
 
 class Route(NamedTuple):
@@ -71,6 +74,7 @@ def open_router(
             keys=keys,
             max_message_bytes=2 * MAX_REQUEST_BYTES,  # of requests; answers may be longer
             send_hwm=SEND_HWM,
+            silence_ms=SILENCE_MS,
         )
         try:
             yield router, authenticator
