@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq.asyncio
@@ -11,7 +13,7 @@ from actors.weights.links import Caller, WeightLink
 from broker.protocol.weight_messages import CHUNK_BYTES, Chunk, Peer, Pull
 from broker.transport.keys import load_pair, make_client, make_keys
 from broker.transport.sockets import HEARTBEAT_TIMEOUT_MS, bound_endpoint
-from broker.weights.port import WeightPort, open_router
+from broker.weights.port import Route, WeightPort, open_router
 from buffer.record.episode import PolicyVersion
 
 RUN = "slow"
@@ -52,7 +54,7 @@ class SlowLink:
 
 
 @pytest.mark.slow
-def test_a_slice_that_crosses_for_longer_than_a_heartbeat_waits_arrives(tmp_path):
+def test_a_slice_that_crosses_for_longer_than_a_heartbeat_waits_arrives(tmp_path: Path) -> None:
     make_keys(tmp_path)
     make_client(tmp_path, "actor-0")
 
@@ -62,19 +64,19 @@ def test_a_slice_that_crosses_for_longer_than_a_heartbeat_waits_arrives(tmp_path
     assert connections == 1
 
 
-async def pulled(keys, payload):
+async def pulled(keys: Path, payload: bytes) -> tuple[Chunk, int]:
     """Pull a slice over a slow link; returns it, and how often the link was connected."""
-    inbox = asyncio.Queue()
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
     learner, actor = (load_pair(keys, name) for name in ("learner", "actor-0"))
     with (
         zmq.asyncio.Context() as context,
         open_router(context, "tcp://127.0.0.1:*", allowed=keys, keys=learner) as (router, _),
     ):
-        port = WeightPort(
-            router,
-            run=RUN,
-            on_message=lambda route, *_: port.post(route, Chunk(VERSION, 0, payload, None)),
-        )
+
+        def answer(route: Route, *_: object) -> None:
+            port.post(route, Chunk(VERSION, 0, payload, None))
+
+        port = WeightPort(router, run=RUN, on_message=answer)
         number = int(bound_endpoint(router).rpartition(":")[2])
         slow = SlowLink(number, len(payload) / SLICE_S)
         proxy = await asyncio.start_server(slow.meet, "127.0.0.1", 0, limit=PIECE)
