@@ -21,7 +21,6 @@ from console.run.redis_server import free_port
 from tests.packaging.support.kubernetes_changes import (
     Change,
     container,
-    given_up_after,
     mounted,
     moved,
     replaced,
@@ -116,14 +115,6 @@ MUTANTS: dict[str, Change] = {
     "nyala-actor: a liveness probe": lambda r: container(r, ACTOR).update(livenessProbe={}),
     "nyala-hub: the probe asks": lambda r: container(r, HUB).pop("readinessProbe"),
     "nyala-actor: the probe asks": without(ACTOR, "--set=actors.metrics_endpoint"),
-    "nyala-hub: what ended with 2 would": given_up_after(HUB, 3),
-    "nyala-hub: what ended with 2 would be started again, or": lambda r: r.documents["Job", HUB][
-        "spec"
-    ].pop("podFailurePolicy"),
-    "nyala-hub: what ended with 2 would be started again, or another": given_up_after(HUB, 2, 130),
-    "nyala-hub: podFailurePolicy is refused": lambda r: r.pod(HUB).update(
-        restartPolicy="OnFailure"
-    ),
     "nyala-actor: replicas would": lambda r: r.documents[DEPLOYMENT]["spec"].update(replicas=4),
     "KEDA scales nobody": lambda r: r.documents[SCALED]["spec"].update(
         scaleTargetRef={"name": "x"}

@@ -22,7 +22,6 @@ from learner.launch.nodes import check_nodes
 from tests.packaging.support.kubernetes_changes import (
     Change,
     container,
-    given_up_after,
     mounted,
     moved,
     replaced,
@@ -137,11 +136,6 @@ MUTANTS: list[tuple[str, Change]] = [
     (
         "nyala-learner: its nodes do not share",
         lambda r: claim(r, "nyala-runs").update(accessModes=["ReadWriteOnce"]),
-    ),
-    ("nyala-learner: what ended with 2 would", given_up_after(LEARNER, 2, 75)),
-    (
-        "nyala-learner: its nodes would be given up one by one",
-        lambda r: r.documents[JOB]["spec"].update(backoffLimitPerIndex=10),
     ),
     ("nyala-learner: the Job would", without(LEARNER, "--set=learner.exit_when_told")),
     (

@@ -43,16 +43,6 @@ def without_volume(name: str, volume: str) -> Change:
     return change
 
 
-def given_up_after(name: str, *codes: int) -> Change:
-    """Let the Job of these pods end for good after such exit codes alone."""
-
-    def change(recipes: Recipes) -> None:
-        (rule,) = recipes.documents["Job", name]["spec"]["podFailurePolicy"]["rules"]
-        rule["onExitCodes"]["values"] = [*codes]
-
-    return change
-
-
 def without_mount(name: str, place: str) -> Change:
     def change(recipes: Recipes) -> None:
         own = container(recipes, name)

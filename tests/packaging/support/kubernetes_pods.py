@@ -5,14 +5,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from console.run.restart_policy import SETTINGS_ERROR
-from tests.packaging.support.kubernetes_recipes import (
-    Document,
-    Recipes,
-    given,
-    kind_of,
-    writable,
-)
+from tests.packaging.support.kubernetes_recipes import Document, Recipes, given, writable
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -31,25 +24,8 @@ def problems_of_pod(recipes: Recipes, name: str) -> list[str]:
         checks += [_of_cards, _of_shared_memory]
     if name != "nyala-learner":  # nobody waits for it
         checks.append(_of_probe)
-    found = [f"{name}: {text}" for text in _of_the_job(recipes, name)]
-    found += [f"{name}: {text}" for check in checks for text in check(pod, container)]
+    found = [f"{name}: {text}" for check in checks for text in check(pod, container)]
     return found + [f"{name}: {text}" for text in _of_sources(recipes, pod, container)]
-
-
-def _of_the_job(recipes: Recipes, name: str) -> Iterator[str]:
-    """Check that a Job goes on after failures, but for what another start does not mend."""
-    if kind_of(name) != "Job":
-        return
-    spec, pod = recipes.documents["Job", name]["spec"], recipes.pod(name)
-    if pod.get("restartPolicy") != "Never":
-        yield "podFailurePolicy is refused"  # by Kubernetes, with any other restartPolicy
-    (container,) = pod["containers"]
-    helpless = {"containerName": container["name"], "operator": "In", "values": [SETTINGS_ERROR]}
-    rules = spec.get("podFailurePolicy", {}).get("rules")
-    if rules != [{"action": "FailJob", "onExitCodes": helpless}]:
-        yield f"what ended with {SETTINGS_ERROR} would be started again, or another code not"
-    if "backoffLimitPerIndex" in spec:
-        yield "its nodes would be given up one by one"
 
 
 def _of_program(_pod: Document, container: Document) -> Iterator[str]:
