@@ -31,6 +31,9 @@ class Pace:
         self._slices = 0
         self._slice_s = SLICE_S
         self._asked_at: float | None = None
+        self._asked_for = 0
+        self.can_measure = True
+        """False once the publisher has left a question unanswered, or has no such slice."""
         self.has_promised = False
 
     def brought(self) -> None:
@@ -49,12 +52,25 @@ class Pace:
         """True from `ask` to `measure`."""
         return self._asked_at is not None
 
-    def ask(self) -> None:
+    @property
+    def measuring_s(self) -> float:
+        """Seconds for which the publisher has been asked."""
+        return 0.0 if self._asked_at is None else self._clock() - self._asked_at
+
+    def is_asked_for(self, offset: int) -> bool:
+        """Return whether the publisher is asked for this slice."""
+        return self.is_measuring and offset == self._asked_for
+
+    def ask(self, offset: int) -> None:
         """Note that the publisher is asked for a slice."""
-        self._asked_at = self._clock()
+        self._asked_at, self._asked_for = self._clock(), offset
 
     def measure(self) -> None:
         """Note its answer."""
         assert self._asked_at is not None
         self._slice_s = max(SLICE_S, SHARE * (self._clock() - self._asked_at))
         self._asked_at = None
+
+    def give_up(self) -> None:
+        """Measure no more: the peer is waited for as one is that nothing can be held against."""
+        self._asked_at, self.can_measure = None, False

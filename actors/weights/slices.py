@@ -175,18 +175,23 @@ class SlicePull:
 
     def _measure(self, source: Source, pace: Pace) -> None:
         """Ask the publisher for a slice that a peer is late with."""
-        is_measured = self._publisher is not None and source.kind == "peers"
+        if pace.measuring_s > self._progress_timeout_s:
+            pace.give_up()
+        is_measured = self._publisher is not None and source.kind == "peers" and pace.can_measure
         if not (is_measured and self._asked and pace.is_behind) or pace.is_measuring:
             return
         offset = next(iter(self._asked))
         pull = Pull(self._version, offset, self._length(offset), self._base)
         if self._publisher is not None and self._publisher(pull):
-            pace.ask()
+            pace.ask(offset)
 
     async def _compare(self, answer: Answer, _source: Source, pace: Pace) -> Moved | _Failed | None:
         """Hold a peer against the publisher, whose answer this is; the slice is kept."""
-        if not isinstance(answer, Chunk) or not pace.is_measuring:
-            return None  # the publisher may have another version when a peer still has this one
+        if isinstance(answer, Moved | Gone) and pace.is_measuring:
+            pace.give_up()  # the publisher has another version when a peer still has this one
+        is_of_this = isinstance(answer, Chunk) and answer.version == self._version
+        if not (is_of_this and answer.base == self._base and pace.is_asked_for(answer.offset)):
+            return None
         pace.measure()
         if self._is_missing(answer):
             await self._keep(answer, "publisher")

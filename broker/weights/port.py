@@ -32,8 +32,8 @@ MAX_REQUEST_BYTES = 4096
 """Actors only send small messages."""
 SEND_HWM = 4 * PULL_CREDIT  # bounds what is queued for an actor that does not read to 64 MiB
 SILENCE_MS = 60_000
-"""A slice of 4 MiB crosses a link of 70 kB/s in it. Who vanishes without a word is noticed as late:
-actors learn from the broker where the publisher is, and leave a silent peer much sooner."""
+"""A slice of 4 MiB crosses a link of 70 kB/s in it. Who vanishes is noticed sooner where something
+is under way to it, such as the JOIN of every two seconds."""
 
 
 class Route(NamedTuple):

@@ -7,7 +7,6 @@ therefore copied, then emptied: what is written in between is lost, a line or tw
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -39,6 +38,6 @@ class ProcessLog:
         # A full disk keeps no older part; emptying the file is then all the more useful.
         with suppress(OSError), self._path.open("rb") as full, older.open("wb") as copy:
             full.seek(-MAX_LOG_BYTES, os.SEEK_END)
-            shutil.copyfileobj(full, copy, MAX_LOG_BYTES)
+            copy.write(full.read(MAX_LOG_BYTES))  # and not what is written meanwhile
         with suppress(FileNotFoundError):
             os.truncate(self._path, 0)

@@ -77,6 +77,9 @@ class NodeZero:
         except NyalaError as error:
             code = exit_code(error)
             raise
+        except BaseException:
+            code = 1
+            raise
         finally:
             self._tell_all(finished=code)
             for member in self.members:

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 
 from broker.protocol.manifest import BASE
 from broker.protocol.weight_messages import Pull, Ready
+from broker.weights.port import SILENCE_MS
 from buffer.record.episode import PolicyVersion
 
 from .slots import Slot, Slots
 from .updates.form import Form, form_for
 from .updates.sparse_chain import SparseChain
 
-PULL_IDLE_S = 20.0
-"""An actor that has not asked for so long is gone; on a slow link one slice may take seconds."""
+PULL_IDLE_S = SILENCE_MS / 1e3
+"""An actor that has not asked for so long is gone: on a slow link it asks once for each slice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ their own ports, are in test_share.py.
 
 import asyncio
 import mmap
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -177,7 +178,7 @@ def slow(slice_s: float, publisher_s: float, num_slices: int) -> tuple[int, int]
     made = pace.Pace(lambda: now)
     for brought in range(num_slices):
         if made.is_behind:
-            made.ask()
+            made.ask(0)
             now, measured = now + publisher_s, measured + 1
             made.measure()
             if made.is_behind:
@@ -242,6 +243,27 @@ def test_a_peer_that_trickles_is_left_unless_the_publisher_is_as_slow(
     else:
         assert left == ["it is less than half as fast as the publisher"]
         assert num_bytes["publisher"] >= NUM_BYTES - 4 * CHUNK_BYTES
+
+
+def test_a_silent_peer_is_waited_for_no_longer_because_the_publisher_has_moved_on(monkeypatch):
+    monkeypatch.setattr(slices, "SILENT_S", 0.3)
+    monkeypatch.setattr(pace, "SLACK_S", 0.05)
+    last, first = publisher(), iter([True])
+    last.answer = lambda chunk: Gone(chunk.version, chunk.offset) if next(first, False) else chunk
+    began = time.monotonic()
+
+    got, _, left = pulled(ScriptedSource("silent", answer=lambda _: None), last, timeout_s=60.0)
+
+    assert (got, left) == (contents(1), {"silent": False})
+    assert time.monotonic() - began < 30
+
+
+def test_an_answer_to_another_question_measures_nothing():
+    made = pace.Pace(lambda: 0.0)
+    made.ask(3 * CHUNK_BYTES)
+
+    assert made.is_asked_for(3 * CHUNK_BYTES)
+    assert not made.is_asked_for(0)
 
 
 @pytest.mark.parametrize("peer", [Peer("garbage", "k" * 40), Peer("tcp://127.0.0.1:1", "short")])
