@@ -187,10 +187,12 @@ class SlicePull:
 
     async def _compare(self, answer: Answer, _source: Source, pace: Pace) -> Moved | _Failed | None:
         """Hold a peer against the publisher, whose answer this is; the slice is kept."""
-        if isinstance(answer, Moved | Gone) and pace.is_measuring:
-            pace.give_up()  # the publisher has another version when a peer still has this one
-        is_of_this = isinstance(answer, Chunk) and answer.version == self._version
-        if not (is_of_this and answer.base == self._base and pace.is_asked_for(answer.offset)):
+        if not isinstance(answer, Chunk):
+            if not isinstance(answer, Later) and pace.is_measuring:
+                pace.give_up()  # the publisher has another version when a peer still has this one
+            return None
+        is_of_this = (answer.version, answer.base) == (self._version, self._base)
+        if not (is_of_this and pace.is_asked_for(answer.offset)):
             return None
         pace.measure()
         if self._is_missing(answer):
