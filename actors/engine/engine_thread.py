@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import re
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -17,7 +18,15 @@ from functools import partial
 import structlog
 
 from buffer.record.episode import PolicyVersion
-from configs.errors import EngineDied, EngineError, MixedWeights, WeightsError, WeightsOverwritten
+from configs.errors import (
+    EngineDied,
+    EngineError,
+    EngineNotStarted,
+    EngineUnfit,
+    MixedWeights,
+    WeightsError,
+    WeightsOverwritten,
+)
 from configs.worker import Worker
 
 from .engine import Delta, Request, Sampled, StagedWeights, Stepper
@@ -27,6 +36,17 @@ from .waits.stall import StallWatch
 
 IDLE_LOOK_S = 1.0
 """Pause between two looks at a model without requests: its process may die meanwhile."""
+
+LASTING = (ImportError, AttributeError, NotImplementedError, TypeError, ValueError)
+"""Kinds of errors of a start that the next one meets again."""
+LASTING_TEXT = re.compile(
+    r"shared object|compiler|compile error|driver|no kernel image", re.IGNORECASE
+)
+"""What libraries say of such a fault in errors of other kinds."""
+SHOWN = 700
+"""Characters of an error that are shown."""
+PASSING_TEXT = re.compile(r"free memory", re.IGNORECASE)
+"""What vLLM says in a `ValueError` while the process before it still holds the card."""
 
 HandOver = list[tuple[int, Delta]]
 
@@ -171,8 +191,10 @@ class EngineThread:
             self._stepper.check()
         except EngineDied as known:  # as of a process: what the step raised says less
             return known
-        kind = EngineError if is_start else EngineDied
-        death = kind(f"the engine died: {error!r}; restart the actor")
+        if is_start:
+            death = not_started(error)
+        else:
+            death = EngineDied(f"the engine died: {error!r}; restart the actor")
         death.__cause__ = error
         return death
 
@@ -231,3 +253,19 @@ class EngineThread:
             return False
         command()
         return True
+
+
+def not_started(error: BaseException) -> EngineError:
+    """Make the error of an engine that could not start; its kind says whether to try again."""
+    if isinstance(error, EngineError):
+        return error
+    text = " ".join(repr(error).split())[:SHOWN]
+    is_lasting = isinstance(error, LASTING) or LASTING_TEXT.search(text) is not None
+    if is_lasting and not PASSING_TEXT.search(text):
+        return EngineUnfit(
+            f"the engine must be able to start with this model on this machine, got: {text}; "
+            "change what it names (`nyala doctor` looks for more), or set actors.engine: torch"
+        )
+    return EngineNotStarted(
+        f"the engine must start, got: {text}; the lines before this one in its log say why"
+    )

@@ -93,7 +93,8 @@ class ThreadedEngine:
         """Load the model in the engine's thread.
 
         Raises:
-            EngineError: the model cannot be loaded.
+            EngineUnfit: the model cannot be loaded here.
+            EngineNotStarted: it could not be loaded this time.
             DeadlineError: it took longer than `start_timeout_s`.
         """
         assert self._thread is None, "an engine starts once"

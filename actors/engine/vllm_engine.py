@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from actors.capacity.cache_meter import CacheMeter
 from buffer.record.episode import PolicyVersion
-from configs.errors import EngineError
+from configs.errors import EngineUnfit
 
 from .device import engine_device
 from .engine import INITIAL_VERSION, Request, Sampled, StagedWeights
@@ -88,7 +88,7 @@ class VllmStepper:
         except (TypeError, ValueError) as error:
             if not self._options.engine_args:
                 raise
-            raise EngineError(refused_arguments(self._options.engine_args, error)) from error
+            raise EngineUnfit(refused_arguments(self._options.engine_args, error)) from error
         core = core_client(self._engine)
         self._requests = CoreRequests(core)
         if self._meter is not None:

@@ -59,11 +59,19 @@ DEFAULTS = {
     "GLOO_SOCKET_IFNAME": "lo",
 }
 """Environment variables that vLLM reads when it is imported or started."""
+CPU_DEFAULTS = {
+    # Of what runs on a CPU torch would compile one function, the rank of a log-prob: that asks for
+    # a C++ compiler and a path without blanks, takes 2 to 16 s of a start, and makes no token
+    # quicker (docs/performance.md).
+    "TORCH_COMPILE_DISABLE": "1",
+}
+"""The same, where there is no GPU."""
 
 
 def set_defaults() -> None:
     """Set `DEFAULTS`, before vLLM is imported; what a person has set stays."""
-    for name, value in DEFAULTS.items():
+    defaults = DEFAULTS if engine_device() == "cuda" else DEFAULTS | CPU_DEFAULTS
+    for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
 

@@ -28,7 +28,7 @@ from .compact import CompactStyle, Item, compact_style
 from .final_answer import FORMAT, candidates
 from .held_out import probe
 from .partial_credit import position_share
-from .reasoning_gym_modules import import_dataset
+from .reasoning_gym_modules import dataset_names, import_dataset
 
 HELD_OUT_SEED = 1 << 31  # above any seed + item number, and within the 32 bits of numpy's seeds
 _MAKING = threading.Lock()  # for what is drawn from the one `random` of the process
@@ -182,7 +182,7 @@ class ReasoningGym:
         if name not in factory.DATASETS:
             raise SettingsError(
                 "run.environment_settings.dataset must be a dataset of reasoning-gym, "
-                f"got {name!r}; {_similar(name, list(factory.DATASETS))}"
+                f"got {name!r}; {_similar(name, dataset_names())}"
             )
         try:
             dataset: _Dataset = factory.create_dataset(

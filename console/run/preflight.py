@@ -17,7 +17,13 @@ from .checks.addresses import check_addresses
 from .checks.check import Check, Doubt
 from .checks.devices import check_devices
 from .checks.key_files import check_keys
-from .checks.model import check_engine, check_model, check_parallel, check_template
+from .checks.model import (
+    check_engine,
+    check_model,
+    check_parallel,
+    check_template,
+    small_engine_warning,
+)
 from .checks.reward import REWARD_TIMEOUT_S, check_reward, check_stop, weights_warning
 from .checks.store import GROUP, REACHED, check_redis, store_checks
 from .checks.trackers import check_trackers
@@ -71,6 +77,9 @@ def checks_of_doubt(settings: Settings, redis_url: str | None) -> list[Check]:
             "learner",
             "shared card",
             lambda: _doubt(shared_card_warning(settings, visible_gpus()), "none"),
+        ),
+        Check(
+            "model", "small engine", lambda: _doubt(small_engine_warning(settings), "not needed")
         ),
         Check("model", "template", lambda: check_template(run), "opens", limit_s=120),
     ]

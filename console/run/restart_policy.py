@@ -2,12 +2,13 @@
 
 Exit codes of every role: 0 finished or drained (`actors.exit_when_told` for an actor that was told
 to), 2 a person has to change something, 3 another learner owns the run, 4 an actor lost its engine,
-anything else a crash.
+5 its engine could not start, anything else a crash.
 
     ended -> RESTART after a growing pause -> running
     ended -> LEAVE   an actor that drained: the run goes on without it
     ended -> FINISH  the learner has trained the last batch
-    ended -> FAIL    starting it again cannot help, or has not helped `max_restarts` times
+    ended -> FAIL    starting it again cannot help, or has not helped: an engine that does not
+                     start once, anything else `max_restarts` times
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ JITTER = 0.2  # actors that died of one cause do not all come back in one moment
 SETTINGS_ERROR = 2
 LOST_LINEAGE = 3
 ENGINE_DIED = 4
+ENGINE_NOT_STARTED = 5
 
 
 class Action(StrEnum):
@@ -67,6 +69,8 @@ class RestartPolicy:
         self._clock = clock
         self._jitter = jitter
         self._restarts: defaultdict[str, deque[float]] = defaultdict(deque)
+        self._not_started: set[str] = set()
+        """Processes whose engine did not start the last time."""
 
     def decide(self, name: str, role: str, code: int, *, is_finished: bool) -> Decision:
         """Decide about the process `name`, which ended with `code`.
@@ -88,6 +92,12 @@ class RestartPolicy:
             return Decision(Action.FAIL, f"{name} needs other settings")
         if code == LOST_LINEAGE:
             return Decision(Action.FAIL, f"{name} has lost the run to another learner")
+        if code != ENGINE_NOT_STARTED:
+            self._not_started.discard(name)
+        elif name in self._not_started:
+            return Decision(Action.FAIL, f"{name} {how} twice")
+        else:
+            self._not_started.add(name)
         recent = self._recent(name)
         if len(recent) >= self._max_restarts:
             times = f"{len(recent)} restarts within {WINDOW_S / 60:.0f} minutes"
@@ -108,4 +118,6 @@ def describe_end(code: int) -> str:
     """Describe the end of a process by its exit code."""
     if code == ENGINE_DIED:
         return "lost its engine"
+    if code == ENGINE_NOT_STARTED:
+        return "could not start its engine"
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"

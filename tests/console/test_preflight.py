@@ -40,10 +40,20 @@ def test_auto_chooses_an_engine_that_is_installed(monkeypatch):
 
     check = model_checks.check_engine
 
-    assert check(settings("actors", engine="auto")) == "torch: vLLM is not installed"
+    assert check(settings("actors", engine="auto")).startswith("torch: vLLM is not installed")
     assert check(settings("actors", engine="torch")) == "torch"
-    with pytest.raises(SettingsError, match=r"actors\.engine"):
+    with pytest.raises(SettingsError, match=r"actors\.engine must be .* vLLM is not installed"):
         check(settings("actors", engine="vllm"))
+
+
+def test_the_small_engine_in_the_place_of_vllm_is_warned_of(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+
+    (warning,) = preflight.doubts_about(settings("actors", engine="auto"), redis_url=None)
+
+    assert warning.startswith("actors sample with the small engine")
+    assert "vLLM is not installed" in warning
+    assert preflight.doubts_about(settings("actors", engine="torch"), redis_url=None) == []
 
 
 def test_a_port_in_use_is_refused():

@@ -91,3 +91,17 @@ def test_restarts_of_long_ago_do_not_count(policy, clock):
 
         assert decision.action is Action.RESTART
         assert decision.delay_s <= 1.0
+
+
+def test_an_engine_that_could_not_start_gets_one_more_try(policy):
+    first, second = (policy.decide("actor-0", "actor", 5, is_finished=False) for _ in range(2))
+
+    assert first.action is Action.RESTART
+    assert second.action is Action.FAIL
+    assert second.reason == "actor-0 could not start its engine twice"
+
+
+def test_a_start_that_failed_long_before_another_does_not_count(policy):
+    for code in (5, 4, 5):
+        assert policy.decide("actor-0", "actor", code, is_finished=False).action is Action.RESTART
+    assert policy.decide("actor-1", "actor", 5, is_finished=False).action is Action.RESTART

@@ -37,7 +37,8 @@ class Answers:
         except TimeoutError as error:
             self._on_late()
             raise DeadlineError(
-                f"the engine must {what} within {seconds} s, got no answer; restart the actor"
+                f"the engine must {what} within {seconds} s, got no answer; its log says "
+                "what it was doing"
             ) from error
         finally:
             self._waited_for.discard(answer)

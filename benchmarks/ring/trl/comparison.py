@@ -2,8 +2,7 @@
 
 Same model, prompts, batch, length and reward; all arms in turns.
 
-    ring, ring_vllm     one actor with the engine that `actors.engine: auto` takes for this model,
-                        which is the small one, and with vLLM
+    ring, ring_vllm     one actor with the small engine, which suits so small a model, and with vLLM
     trl, trl_2_threads  TRL with transformers' generation, by threads
     trl_twice           two processes of TRL at once, with a thread each
 
@@ -23,7 +22,7 @@ from benchmarks.support.progress import Say
 from benchmarks.support.workload import THROUGHPUT, Workload, make_model, write_prompts
 
 NUM_PROMPTS = 512
-RINGS = {"ring": "auto", "ring_vllm": "vllm"}
+RINGS = {"ring": "torch", "ring_vllm": "vllm"}
 """Arm -> engine of its actor."""
 TRLS = {"trl": (1,), "trl_2_threads": (2,), "trl_twice": (1, 1)}
 """Arm -> threads of each of its processes."""

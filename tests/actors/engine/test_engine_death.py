@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from actors.engine.engine import Delta, Request, Sampled, StagedWeights
+from actors.engine.engine_thread import not_started
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.waits import stall
 from actors.engine.waits.stall import FIRST_S, SILENT_S, StallWatch
-from configs.errors import DeadlineError, EngineDied
+from configs.errors import DeadlineError, EngineDied, EngineNotStarted, EngineUnfit
 from tests.actors.support.lost_core import CoreStepper
 
 NOTICED_S = 5.0
@@ -188,3 +189,38 @@ def test_an_actor_that_was_stopped_has_not_seen_its_engine_hang() -> None:
     clock.now += 3600.0
 
     assert looks(watch, clock, SILENT_S - 3, num_wanted=1, has_begun=True) == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        ImportError("libnuma.so.1: cannot open shared object file"),
+        OSError("libcudart.so.13: cannot open shared object file"),
+        AttributeError("'_OpNamespace' '_C' object has no attribute 'init_cpu_memory_env'"),
+        RuntimeError("InductorError: RuntimeError: No working C++ compiler found"),
+        RuntimeError("The NVIDIA driver on your system is too old (found version 12040)"),
+        NotImplementedError("head size 24 is not supported"),
+        ValueError("No available memory for the cache blocks"),
+    ],
+)
+def test_a_start_that_would_fail_again_is_told_from_others(fault: Exception) -> None:
+    error = not_started(fault)
+
+    assert isinstance(error, EngineUnfit)
+    assert repr(fault) in str(error)
+    assert "restart" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError("Engine core initialization failed. See root cause above."),
+        ValueError("Free memory on device cuda:0 (20/79 GiB) is less than desired"),
+        ConnectionResetError("the hub hung up"),
+    ],
+)
+def test_a_start_that_may_succeed_the_next_time_may_be_tried_again(fault: Exception) -> None:
+    error = not_started(fault)
+
+    assert isinstance(error, EngineNotStarted)
+    assert repr(fault) in str(error)

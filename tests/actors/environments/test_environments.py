@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import random
@@ -20,7 +21,7 @@ from actors.environments.deadline import call_within
 from actors.environments.held_out import is_held_out, probe
 from actors.environments.partial_credit import position_share
 from actors.environments.reasoning_gym import ReasoningGym
-from actors.environments.reasoning_gym_modules import import_dataset
+from actors.environments.reasoning_gym_modules import dataset_names, import_dataset
 from actors.environments.registry import check_environment, make_environment
 from actors.export import export
 from configs.errors import DeadlineError, SettingsError
@@ -126,11 +127,30 @@ def test_a_compact_prompt_holds_all_that_its_answer_depends_on(name):
         assert SOLVED[name](conversation.prompt, conversation.answer), conversation.prompt
 
 
+NEED_MORE = {
+    "codeio": "zss",
+    "game_of_life": "cellpylib",
+    "game_of_life_halting": "cellpylib",
+    "zebra_puzzles": "pycosat",
+}
+"""Datasets of reasoning-gym, and what they need that no lock has."""
+
+
+@pytest.mark.parametrize(("name", "package"), NEED_MORE.items())
+def test_a_dataset_asks_for_the_package_that_it_alone_needs(name, package):
+    if importlib.util.find_spec(package) is not None:
+        pytest.skip(f"{package} is installed here")
+
+    with pytest.raises(
+        SettingsError, match=rf"got {name}, which needs {package}[=>].* -m pip install"
+    ):
+        import_dataset(name)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of foreign datasets: files left open, escapes
 def test_every_dataset_asks_its_whole_question_and_the_same_one_again():
-    names = set(import_dataset("composite").DATASETS)  # a mixture of others: imports all
-    names -= {"composite"}  # takes no settings of plain values
+    names = set(dataset_names()) - NEED_MORE.keys()
     assert len(names) > 100
     for name in names:
         settings = {"dataset": name, "size": 8}
@@ -189,7 +209,7 @@ def test_a_full_question_tells_how_to_answer():
 ELSEWHERE = """
 import json
 from actors.environments.deadline import call_within
-from actors.environments.reasoning_gym_modules import import_dataset
+from actors.environments.reasoning_gym_modules import dataset_names, import_dataset
 from actors.environments.registry import check_environment, make_environment
 from configs.errors import DeadlineError
 from configs.settings import RunSettings

@@ -52,9 +52,9 @@ def test_a_full_disk_fails_and_a_nearly_full_one_is_warned_of(monkeypatch, tmp_p
 
 def test_another_python_fails(monkeypatch):
     assert "cores" in machine.check_python()
-    monkeypatch.setattr(platform, "python_version", lambda: "3.14.0")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.15.0")
 
-    with pytest.raises(SettingsError, match=r"Python must be .*3\.11.*got 3\.14\.0"):
+    with pytest.raises(SettingsError, match=r"Python must be .*3\.11.*got 3\.15\.0"):
         machine.check_python()
 
 

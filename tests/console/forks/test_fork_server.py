@@ -18,6 +18,7 @@ from console.run.forks.checks import check_start
 from console.run.forks.fork_server import ForkServer, fork_server_of
 from console.run.placement import environment_of
 from console.run.process import PYTHON, Command, Process
+from console.run.redis_server import free_port
 from learner.initial_model import character_model
 from tests.console.support.recorded_groups import Groups
 from tests.console.support.waiting import is_alive, wait_until
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = """
 run: {{name: r, directory: "{directory}", model: init, environment: calculator, steps: 1}}
-broker: {{endpoint: "tcp://127.0.0.1:9"}}
+broker: {{endpoint: "tcp://127.0.0.1:{port}"}}
 actors: {{engine: torch}}
 """
 IMPORT_S = 120.0
@@ -35,7 +36,7 @@ IMPORT_S = 120.0
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "settings.yaml"
-    path.write_text(SETTINGS.format(directory=tmp_path))
+    path.write_text(SETTINGS.format(directory=tmp_path, port=free_port("127.0.0.1")))
     make_keys(tmp_path / "r" / "keys")
     make_client(tmp_path / "r" / "keys", "actor-0")
     return path
