@@ -21,6 +21,7 @@ import redis
 import structlog
 
 from console.run.redis_server import find_binary
+from tests.needs import LeftOut
 
 if TYPE_CHECKING:
     from learner.model.ranks import Ranks
@@ -67,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Where tests run in several processes, only the one that collects their reports writes."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FailuresAtOnce(config))
+        config.pluginmanager.register(LeftOut())
 
 
 # What importing makes stays: looking for garbage in it takes a fifth of the time.

@@ -73,7 +73,8 @@ async def call(
     except TimeoutError as error:
         if not limit.expired():
             raise
-        raise overdue(limit_s, explain(error.__cause__ or error).partition(", at ")[2]) from error
+        stood = error.__cause__ or error.__context__ or error  # no cause before Python 3.11.4
+        raise overdue(limit_s, explain(stood).partition(", at ")[2]) from error
 
 
 def drive(work: Coroutine[Any, Any, T], on_call: Callable[[], object] = lambda: None) -> T:

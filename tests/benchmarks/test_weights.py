@@ -5,7 +5,8 @@ import pytest
 from benchmarks.weights.__main__ import MIB, ratios
 from benchmarks.weights.ring import WeightRing, parameters_of
 from benchmarks.weights.transport import raw_broadcast
-from console.chaos.faults.network_namespace import SecondNetwork, obstacle
+from console.chaos.faults.network_namespace import SecondNetwork
+from tests.needs import skip_without
 
 pytestmark = pytest.mark.slow
 
@@ -74,9 +75,7 @@ def test_both_sides_of_a_broadcast_move_all_bytes(tmp_path):
 
 
 def test_neither_side_is_faster_than_the_link_between_two_networks(tmp_path):
-    why_not = obstacle(limits=True)
-    if why_not is not None:
-        pytest.skip(why_not)
+    skip_without("a second network with a limit")
     with SecondNetwork() as network:
         network.limit(int(8 * MIB * 8 / LINK_S))  # 8 MiB take so many seconds
         endpoint = f"tcp://{network.here}:0"

@@ -1,7 +1,11 @@
-"""The locks cannot drift from pyproject.toml, nor the two profiles from each other."""
+"""The locks cannot drift from pyproject.toml, nor the two profiles from each other, and need no
+compiler on any machine that they are for."""
 
 import re
+import subprocess
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,17 +18,20 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROFILES = ("cpu", "cuda")
 ASKED_FOR = ("bucket", "math", "search")
 """Extras that a run's settings ask for, which every set-up has."""
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64", "aarch64")
 ENVIRONMENTS = [
     {
         "implementation_name": "cpython",
-        "platform_machine": "x86_64",
+        "platform_machine": machine,
         "platform_python_implementation": "CPython",
-        "python_full_version": f"{python}.9",
+        "python_full_version": f"{python}.0",
         "python_version": python,
         "sys_platform": "linux",
     }
-    for python in ("3.11", "3.12")
+    for machine, python in product(MACHINES, PYTHONS)
 ]
+LOCKS = (*PROFILES, "dev", "peers")
 
 
 def lock_lines(profile: str) -> list[str]:
@@ -61,7 +68,11 @@ def asked_for(profile: str) -> list[Requirement]:
     return [Requirement(text) for text in texts]
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=["3.11", "3.12"])
+@pytest.mark.parametrize(
+    "environment",
+    ENVIRONMENTS,
+    ids=[f"{e['platform_machine']}-{e['python_version']}" for e in ENVIRONMENTS],
+)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_lock_holds_everything_that_the_project_asks_for(profile, environment):
     locked = pins(profile, environment)
@@ -103,7 +114,7 @@ def test_a_profile_has_one_vllm_and_the_cpu_profile_nothing_of_cuda():
     assert not [name for name in cpu if name in cuda_only or name.startswith(("nvidia-", "cuda-"))]
 
 
-@pytest.mark.parametrize("profile", [*PROFILES, "dev", "peers"])
+@pytest.mark.parametrize("profile", LOCKS)
 def test_every_pin_has_a_hash_but_the_cpu_build_of_torch(profile):
     without = [
         line.split("==")[0]
@@ -114,8 +125,53 @@ def test_every_pin_has_a_hash_but_the_cpu_build_of_torch(profile):
     assert without == (["torch"] if profile == "cpu" else [])
 
 
-@pytest.mark.parametrize("profile", [*PROFILES, "dev", "peers"])
+@pytest.mark.parametrize("profile", LOCKS)
 def test_a_lock_names_no_place(profile):
     place = re.compile(r"://|--find-links|--.*index")
 
     assert not [line for line in lock_lines(profile) if place.search(line)]
+
+
+def test_the_project_is_for_the_pythons_that_the_locks_are_for():
+    wanted = PROJECT["project"]["requires-python"]
+    named = [
+        text.rpartition(" ")[2]
+        for text in PROJECT["project"]["classifiers"]
+        if text.startswith("Programming Language :: Python :: ")
+    ]
+
+    assert wanted == f">={PYTHONS[0]},<3.{int(PYTHONS[-1].removeprefix('3.')) + 1}"
+    assert named == list(PYTHONS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("locks", [("cpu", "dev", "peers"), ("cuda",)], ids=" and ".join)
+def test_every_pin_has_a_wheel(locks, tmp_path):
+    """Asks the package index; of torch, whose CPU build is elsewhere, for the build that it has."""
+    pins = tmp_path / "pins"
+    pins.write_text(re.sub(r" *(\\\n *--hash=\S+ *)+|\+cpu", "", "".join(map(read, locks))))
+
+    with ThreadPoolExecutor(4) as threads:  # they wait for the index
+        answers = threads.map(lambda each: resolve(pins, *each), product(MACHINES, PYTHONS))
+
+    assert [error for error in answers if error] == []
+
+
+def read(lock):
+    return (ROOT / "requirements" / f"{lock}.lock").read_text()
+
+
+def resolve(pins, machine, python):
+    """Resolve pins from wheels alone, for Ubuntu 22.04's libc or a newer one; why it fails."""
+    asked = subprocess.run(
+        [
+            *("uv", "pip", "compile", "--no-deps", "--only-binary", ":all:", "--quiet"),
+            *("--python-platform", f"{machine}-manylinux_2_35", "--python-version", python),
+            str(pins),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return f"{python} on {machine}: {asked.stderr}" if asked.returncode else ""

@@ -5,7 +5,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -13,6 +12,7 @@ import yaml
 
 from configs.metrics.endpoint import host_and_port
 from console.display.metrics_list import PAGES
+from tests.needs import needs
 from tests.packaging.support.compose_file import ROOT, load_compose
 from tests.packaging.support.series import FAULTS, HEALTHY, MINUTES
 
@@ -22,10 +22,6 @@ EXPRESSIONS = [rule["expr"] for group in RULES for rule in group["rules"]]
 ALERTS = {rule["alert"] for group in RULES for rule in group["rules"] if "alert" in rule}
 RECORDS = {rule["record"] for group in RULES for rule in group["rules"] if "record" in rule}
 OF_PROCESS = {"process_resident_memory_bytes", "process_cpu_seconds_total"}
-
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="no promtool: apt-get install prometheus"
-)
 
 
 def queries_of_dashboard():
@@ -79,7 +75,7 @@ def test_every_alert_has_a_fault():
     assert set(FAULTS) == ALERTS
 
 
-@needs_promtool
+@needs("promtool")
 @pytest.mark.parametrize("alert", [None, *FAULTS])
 def test_an_alert_fires_on_its_fault_and_nothing_on_a_healthy_run(alert, tmp_path):
     series = HEALTHY | (FAULTS[alert] if alert else {})
@@ -110,7 +106,7 @@ def test_an_alert_fires_on_its_fault_and_nothing_on_a_healthy_run(alert, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@needs_promtool
+@needs("promtool")
 def test_promtool_accepts_the_scrape_configuration():
     done = subprocess.run(
         ["promtool", "check", "config", "prometheus.yml"],

@@ -81,7 +81,7 @@ def write_program(path, text):
 
 @pytest.fixture
 def checkout(tmp_path):
-    folder, tools = tmp_path / "checkout", tmp_path / "tools"
+    folder, tools = tmp_path / "a checkout", tmp_path / "tools"
     tools.mkdir()
     (folder / "requirements").mkdir(parents=True)
     locks = (f"requirements/{name}.lock" for name in ("cpu", "cuda", "dev", "peers"))
@@ -144,11 +144,11 @@ def test_paths_are_those_of_the_callers_folder(checkout, tmp_path):
         )
         return typed.read_text()
 
-    there = call("../checkout/run", "up", "mine.yaml", cwd=mine)
+    there = call("../a checkout/run", "up", "mine.yaml", cwd=mine)
     here = call("./run", "demo", cwd=checkout.folder)
     bare = call("sh", "run", "status", "runs/demo", cwd=checkout.folder)
 
-    assert there == f"../checkout/run in {mine}\n"
+    assert there == f"../a checkout/run in {mine}\n"
     assert here == bare == f"./run in {checkout.folder}\n"
     assert checkout.run("up", "mine.yaml").stdout == "nyala up mine.yaml\n"
 
@@ -172,7 +172,7 @@ def test_what_set_up_depends_on_sets_up_again(checkout, changed):
     assert len(checkout.calls()) == 2
 
 
-def test_developers_tools_are_added_by_the_tests_and_stay_until_something_changes(checkout):
+def test_developers_tools_are_added_by_the_tests_and_stay(checkout):
     checkout.run("setup")
     (sync, _) = checkout.calls()
     assert "dev.lock" not in sync
@@ -184,6 +184,12 @@ def test_developers_tools_are_added_by_the_tests_and_stay_until_something_change
     checkout.run("setup")
     checkout.run("check")
     assert checkout.calls() == []
+
+    with (checkout.folder / "requirements" / "cpu.lock").open("a") as file:
+        file.write("# changed\n")
+    checkout.run("status")
+    (sync, _) = checkout.calls()
+    assert sync.endswith("requirements/cpu.lock requirements/dev.lock")
 
 
 def test_another_profile_sets_up_again_from_its_own_lock(checkout):
@@ -308,15 +314,84 @@ def test_an_unknown_profile_is_refused(checkout):
     assert "PROFILE must be cpu or cuda, got tpu" in done.stderr
 
 
-def test_a_machine_without_a_fitting_python_is_told_so(checkout, tmp_path):
-    old = write_program(tmp_path / "old", "#!/bin/sh\nexit 1\n")
-    for name in ("python3.11", "python3.12"):
-        shutil.copy(old, tmp_path / "tools" / name)
+OLD_PYTHON = '#!/bin/sh\ncase $1 in -V) echo "Python 3.9.2" ;; *) exit 1 ;; esac\n'
+PYTHONS = ("python3", "python3.11", "python3.12", "python3.13", "python3.14")
+
+
+@pytest.fixture
+def old_machine(checkout, tmp_path):
+    """A machine whose Pythons are all too old."""
+    for name in PYTHONS:
+        write_program(tmp_path / "tools" / name, OLD_PYTHON)
+    del checkout.environment["PYTHON"]
+    return checkout
+
+
+def test_a_machine_without_a_fitting_python_is_told_what_to_install(old_machine, tmp_path):
+    (tmp_path / "tools" / "uv").unlink()
+
+    done = old_machine.run("setup")
+
+    assert done.returncode == 1
+    assert "Python must be 3.11 to 3.14, and none was found" in done.stderr
+    for command in (
+        "apt install python3 python3-venv",
+        "apt install python3.11 python3.11-venv",
+        "dnf install python3.13",
+        "pipx install uv",
+    ):
+        assert command in done.stderr
+
+
+def test_a_python_that_is_named_and_does_not_fit_is_refused(checkout, tmp_path):
+    old = write_program(tmp_path / "old", OLD_PYTHON)
 
     done = checkout.run("setup", PYTHON=str(old))
 
     assert done.returncode == 1
-    assert "Python must be 3.11 or 3.12" in done.stderr
+    assert f"PYTHON must be a Python of 3.11 to 3.14, got {old} (Python 3.9.2)" in done.stderr
+
+
+@pytest.mark.parametrize("name", PYTHONS[1:])
+def test_any_python_that_fits_will_do(old_machine, tmp_path, name):
+    write_program(tmp_path / "tools" / name, BARE_PYTHON % sys.executable)
+
+    assert old_machine.run("setup").returncode == 0
+
+
+def test_uv_is_asked_for_a_python_with_a_line(old_machine, tmp_path):
+    """The fake one "fetches" the Python of this test."""
+    fetched = write_program(tmp_path / "fetched", BARE_PYTHON % sys.executable)
+    text = FAKE_UV.replace('case "$*" in\n', f'case "$*" in\n  "python find"*) echo {fetched} ;;\n')
+    write_program(tmp_path / "tools" / "uv", text)
+
+    done = old_machine.run("setup")
+
+    assert done.returncode == 0, done.stderr
+    assert "none is on the path; asking uv for 3.13" in done.stderr
+    assert old_machine.calls()[:2] == ["python install -q 3.13", "python find 3.13"]
+
+
+def test_a_uv_that_may_fetch_none_leaves_the_advice(old_machine):
+    done = old_machine.run("setup", REFUSE="python install")
+
+    assert done.returncode == 1
+    assert "dnf install python3.13" in done.stderr
+
+
+def test_what_the_machine_lacks_is_counted_over_all_parts_of_a_run(checkout):
+    with_tools(checkout)
+    lines = r"'2 vLLM: no library (apt install it)\n1 root: another user\n'"
+    fake = f'#!/bin/sh\nprintf {lines} >>"$NYALA_LEFT_OUT"\n'
+    write_program(checkout.folder / ".venv" / "bin" / "pytest", fake)
+
+    done = checkout.run("test")
+
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-2:] == [
+        "run: 3 tests left out without root: another user",
+        "run: 6 tests left out without vLLM: no library (apt install it)",
+    ]
 
 
 def with_tools(checkout, broken=None):

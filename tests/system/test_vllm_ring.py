@@ -9,14 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.needs import needs
 from tests.system.support.live_run import LiveRun, assert_nothing_lost_or_repeated
-
-pytest.importorskip(
-    "vllm", reason="not installed: tests/system/test_faults.py has the torch engine"
-)
 
 pytestmark = [
     pytest.mark.live,
+    needs("vLLM"),
     pytest.mark.timeout(900),
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]

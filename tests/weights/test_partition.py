@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from console.chaos.faults.network_namespace import SecondNetwork, obstacle
+from console.chaos.faults.network_namespace import SecondNetwork
+from tests.needs import skip_without
 from tests.weights.support.plane import JOIN_AND_SEND_S, MAX_PUBLISH_S, SLACK_S, Plane
 
 pytestmark = pytest.mark.slow
@@ -18,9 +19,7 @@ RECONNECT_S = 10.0
 
 @pytest.fixture(scope="module")
 def network():
-    why_not = obstacle()
-    if why_not is not None:
-        pytest.skip(why_not)
+    skip_without("a second network")
     with SecondNetwork() as made:
         yield made
 

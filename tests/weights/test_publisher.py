@@ -18,6 +18,7 @@ from learner.weights import sidecar
 from learner.weights.publisher_process import PublisherSettings, parse
 from learner.weights.sidecar import Sidecar
 from tests.learner.support.listening import listening
+from tests.needs import needs
 from tests.system.support.own_network import OwnNetwork
 from tests.weights.support.plane import Plane
 
@@ -82,6 +83,7 @@ def test_a_publisher_names_the_address_that_it_is_given(address, endpoint):
     assert advertised("tcp://0.0.0.0:5", address) == endpoint
 
 
+@needs("namespaces")
 def test_a_publisher_with_a_name_needs_no_route_out_of_its_network(tmp_path):
     network = OwnNetwork(tmp_path, route=False)
     try:

@@ -25,11 +25,11 @@ from tests.actors.support.engine_battery import (
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.stale_tensors import lagging
 from tests.actors.support.tiny_model import reference_logprobs, stage
-
-pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
+from tests.needs import needs
 
 pytestmark = [
     pytest.mark.live,
+    needs("vLLM"),
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
 

@@ -10,11 +10,11 @@ import pytest
 from actors.capacity.cache_meter import CacheMeter
 from actors.engine.engine import Request
 from tests.actors.support.engine_probe import tiny_folder
-
-pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
+from tests.needs import needs
 
 pytestmark = [
     pytest.mark.live,
+    needs("vLLM"),
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
 BLOCKS = 6  # of 128 tokens, and each request needs two in the end

@@ -26,11 +26,11 @@ from tests.actors.support.engine_battery import (
 )
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.vllm_plugin import make_plugin_visible
-
-pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
+from tests.needs import needs
 
 pytestmark = [
     pytest.mark.live,
+    needs("vLLM"),
     pytest.mark.timeout(600),  # three interpreters import vLLM, one after the other
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]

@@ -16,11 +16,11 @@ from actors.engine.wire_tensors import named_tensors
 from tests.actors.support.engine_battery import probe_agrees, swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.stale_tensors import lagging
-
-pytest.importorskip("vllm", reason="not installed: only the torch engine is tested here")
+from tests.needs import needs
 
 pytestmark = [
     pytest.mark.live,
+    needs("vLLM"),
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
 

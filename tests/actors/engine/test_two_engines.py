@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import signal
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,12 +20,13 @@ from buffer.record.codec import decode_completion, decode_episode, join_completi
 from buffer.record.episode import Completion, Episode, FenceRun, PolicyVersion, VersionSpan
 from buffer.store import Store
 from tests.broker.support.broker_process import free_port
+from tests.needs import needs
 from tests.system.support.ring_by_hand import RingByHand
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
+    needs("vLLM"),
 ]
 
 Span = TypeVar("Span", VersionSpan, FenceRun)

@@ -153,7 +153,7 @@ def test_every_dataset_asks_its_whole_question_and_the_same_one_again():
     names = set(dataset_names()) - NEED_MORE.keys()
     assert len(names) > 100
     for name in names:
-        settings = {"dataset": name, "size": 8}
+        settings: dict[str, Any] = {"dataset": name, "size": 8}
         conversations = []
         for process in range(2):
             random.seed(process)  # which other code of a process draws from too

@@ -18,9 +18,11 @@ NAMES = [
 ]
 
 ALONE = """
-import json, random, sys
+import json, random, sys, types
 from actors.environments.reasoning_gym_modules import import_dataset
 
+for name in ("cellpylib", "pycosat", "zss"):  # imported by the package, and maybe not installed
+    sys.modules[name] = types.ModuleType(name)
 whole, *names = sys.argv[1:]
 if whole == "whole":
     import reasoning_gym

@@ -6,6 +6,7 @@ import pytest
 
 from actors.sandbox import sandbox as module
 from actors.sandbox.sandbox import Sandbox
+from tests.needs import NEEDS
 
 OTHER_PYTHON = "/usr/bin/python3"  # that all users can read, where ours lies in root's home
 
@@ -17,5 +18,5 @@ def sandbox_of(view: str, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     if reason:
         monkeypatch.setattr(module, "INTERPRETER", OTHER_PYTHON)
         if Sandbox(view).why_not():
-            pytest.skip(f"no {view} here: {reason}")
+            pytest.skip(f"{NEEDS}{view}: {reason}")
     return sandbox

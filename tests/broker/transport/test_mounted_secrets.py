@@ -6,7 +6,6 @@ Each case is a real file, read by a real process of user 1000 that is in the gro
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,8 +16,9 @@ import pytest
 
 from broker.transport.keys import make_keys
 from tests.broker.support.mounted_secret import mount
+from tests.needs import needs
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to others: needs root")
+pytestmark = needs("root")  # gives files to others
 
 OURS, OTHERS = 2000, 3000
 READER = """

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.needs import needs
+
 MOUNT = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
 
 
@@ -17,13 +19,11 @@ def mounts(hosts: Path, *command: str) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", MOUNT, "sh", str(hosts), *command]
 
 
+@needs("root")  # for a mount namespace
 @pytest.mark.slow
 def test_a_name_is_resolved_anew_when_its_broker_has_moved(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_bytes(Path("/etc/hosts").read_bytes())
-    if subprocess.run(mounts(hosts, "true"), capture_output=True, check=False).returncode:
-        pytest.skip("needs root, for a mount namespace")
-
     command = mounts(hosts, sys.executable, "-m", "tests.broker.support.moved_name")
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     ended = subprocess.run(

@@ -41,7 +41,11 @@ def test_its_settings_pass_every_check_with_either_environment(project: Path) ->
 
 def test_its_own_tests_pass_and_can_fail(project: Path) -> None:
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py"]
-    environment = os.environ | {"PYTHONPATH": f"{project}{os.pathsep}{ROOT}"}
+    # No bytecode: the second file is as long as the first, and may be of the same second.
+    environment = os.environ | {
+        "PYTHONPATH": f"{project}{os.pathsep}{ROOT}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
     def run() -> int:
         return subprocess.run(

@@ -7,6 +7,7 @@ compared by `./run test-long compile`.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from functools import partial
 
@@ -24,7 +25,8 @@ from tests.learner.support.compiled_layers import gradients, policies
 
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[CompileCounterWithBackend]:
-    """Counts what is compiled; attention is as it was afterwards."""
+    """Counts what is compiled, by no compiler; attention is as it was afterwards."""
+    monkeypatch.setenv("CXX", sys.executable)
     monkeypatch.setitem(AttentionInterface._global_mapping, PACKED, attend_over_ranks)
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")

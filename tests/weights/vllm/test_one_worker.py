@@ -11,12 +11,12 @@ from actors.engine.threaded import ThreadedEngine
 from actors.engine_of_settings import line_to_worker, make_engine
 from configs.settings import ActorSettings, RunSettings, Settings
 from tests.actors.support.engine_probe import Bench, tiny_folder
+from tests.needs import needs
 from tests.weights.support.vllm_actor import QwenPlane, one_more, receiving
-
-pytest.importorskip("vllm", reason="not installed")
 
 pytestmark = [
     pytest.mark.live,
+    needs("vLLM"),
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
 

@@ -28,16 +28,16 @@ from console.chaos.proc_stat import descendants
 from tests.actors.support.engine_battery import swaps_under_load
 from tests.actors.support.engine_probe import Bench, tiny_folder
 from tests.actors.support.vllm_plugin import make_plugin_visible
+from tests.needs import needs
 from tests.weights.support.plane import JOIN_AND_SEND_S, SLACK_S
 from tests.weights.support.vllm_actor import TIMEOUT_S, QwenPlane, one_more, receiving
-
-pytest.importorskip("vllm", reason="not installed")
 
 SEND_S = 20.0
 """Of a broadcast, so that one which stands still can be looked at."""
 
 pytestmark = [
     pytest.mark.live,
+    needs("vLLM"),
     pytest.mark.timeout(600),  # four interpreters import vLLM
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
 ]
