@@ -65,7 +65,7 @@ async def run_actor(
         NyalaError: A failure that a person has to look at.
     """
     _check_endpoints(settings.broker)
-    choice = engine_of_this_process(settings)
+    _say_engine(settings)
     log.info("starting", stage=f"looking for the broker at {settings.broker.endpoint}")
     keys = await unless(_own_keys(settings, incarnation, key), stop.wait())
     if keys is None:
@@ -75,8 +75,6 @@ async def run_actor(
     with without_collection():
         engine, device = make_engine(settings, line := line_to_worker(settings), meter)
         from actors.weights.receiver import WeightReceiver  # noqa: PLC0415 - torch
-    is_lacking = settings.actors.engine == "auto" and choice.engine == "torch"
-    log.log(WARNING if is_lacking else INFO, "engine", **choice._asdict())
     gate = SwapGate(hold_s=settings.actors.eval_hold_s)
     receiver = WeightReceiver(
         engine,
@@ -111,6 +109,17 @@ async def run_actor(
         for task in beside:
             task.cancel()
         await client.close()
+
+
+def _say_engine(settings: Settings) -> None:
+    """Log the engine and why it is that one; loudly where this machine lacks something.
+
+    Raises:
+        SettingsError: It cannot start here.
+    """
+    choice = engine_of_this_process(settings)
+    is_lacking = settings.actors.engine == "auto" and choice.engine == "torch"
+    log.log(WARNING if is_lacking else INFO, "engine", **choice._asdict())
 
 
 def greeting(settings: Settings, incarnation: str) -> Hello:
