@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,8 @@ LIBRARIES = {
     "libnuma.so.1": "Debian, Ubuntu: apt install libnuma1; Fedora: dnf install numactl-libs",
 }
 """Libraries of the system that vLLM's kernels for a CPU are linked with, and what brings them."""
+PROGRAMS = {"lscpu": "Debian, Ubuntu: apt install util-linux; Fedora: dnf install util-linux"}
+"""Programs that vLLM asks about the CPU."""
 
 
 class Choice(NamedTuple):
@@ -87,6 +90,9 @@ def lack_of_vllm(*, on_gpu: bool) -> str | None:
             ctypes.CDLL(library)
         except OSError:
             return f"vLLM cannot load {library} ({remedy})"
+    for program, remedy in PROGRAMS.items():
+        if shutil.which(program) is None:
+            return f"vLLM cannot call {program} ({remedy})"
     return None
 
 

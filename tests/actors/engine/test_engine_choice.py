@@ -26,6 +26,7 @@ def vllm_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(choice, "_is_for_cpus", lambda: True)
     monkeypatch.setattr(choice, "LIBRARIES", {})
+    monkeypatch.setattr(choice, "PROGRAMS", {})
 
 
 @pytest.fixture
@@ -49,6 +50,15 @@ def test_auto_is_vllm_where_it_can_start() -> None:
 @pytest.mark.usefixtures("a_library_is_missing")
 def test_auto_is_the_small_engine_where_a_library_is_missing() -> None:
     assert usable_engine(settings(), on_gpu=False) == ("torch", GONE)
+
+
+@pytest.mark.usefixtures("vllm_can_start")
+def test_a_program_may_be_missing_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "PROGRAMS", {"gone": "apt install gone"})
+
+    assert choose_engine(settings(), on_gpu=False).reason == (
+        "vLLM cannot call gone (apt install gone)"
+    )
 
 
 @pytest.mark.usefixtures("a_library_is_missing")
