@@ -46,7 +46,10 @@ def why_nobody_samples(
     present = sum(silent_s <= heartbeat_timeout_s for silent_s in silences)
     if not present:
         heard = f"for {min(silences):.0f} s" if silences else "at all"
-        return f"no actor was heard {heard}; start one: nyala actor {folder}"
+        return (
+            f"no actor was heard {heard}; start one: nyala actor {folder} (the log of one that "
+            "ended says why)"
+        )
     if stats.leased:
         return None
     if memory.share >= pause_at_memory:

@@ -56,7 +56,7 @@ def test_every_exit_code_of_an_error_is_listed() -> None:
         str(errors.exit_code(each("text"))) for each in every if issubclass(each, errors.NyalaError)
     }
 
-    assert codes == {"1", "2", "3", "4"}
+    assert codes == {"1", "2", "3", "4", "5"}
     assert codes <= set(explained()["exit codes"])
 
 

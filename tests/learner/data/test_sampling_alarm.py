@@ -60,8 +60,9 @@ def test_each_cause_names_what_helps(store: Store) -> None:
             max_run_bytes=50,
         )
 
-    assert why() == "no actor was heard at all; start one: nyala actor runs/x"
-    assert why(gone, leased=4) == "no actor was heard for 75 s; start one: nyala actor runs/x"
+    start = "start one: nyala actor runs/x (the log of one that ended says why)"
+    assert why() == f"no actor was heard at all; {start}"
+    assert why(gone, leased=4) == f"no actor was heard for 75 s; {start}"
     assert why(here, gone, leased=4, used=90) is None
     assert "Redis is 90% full" in str(why(here, used=90))
     assert "has 50 bytes in Redis, so no work is given out above buffer.max_run_bytes = 50" in str(
