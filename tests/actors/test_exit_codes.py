@@ -96,7 +96,7 @@ def test_a_job_is_requeued_where_its_actor_was_told_to_go(
 def test_an_actor_that_is_told_to_go_ends_with_the_code_that_requeues_its_job(
     tmp_path: Path,
 ) -> None:
-    nyala = f'exec {sys.executable} -c "from console.main import app; app()" "$@"'
+    nyala = f'exec "{sys.executable}" -c "from console.main import app; app()" "$@"'
     far = yaml.safe_load(settings_file(tmp_path).read_text())["broker"]
     changes = [word for name in far for word in ("--set", f"broker.{name}={far[name]}")]
     job = start_job(tmp_path, nyala, *changes)

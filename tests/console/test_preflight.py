@@ -11,7 +11,7 @@ from actors.environments import registry
 from actors.environments.base import Score, Segment, Step
 from buffer.admin import forget_run
 from configs.errors import NyalaError, SettingsError
-from configs.settings import ParallelSettings, RunSettings, Settings
+from configs.settings import ActorSettings, ParallelSettings, RunSettings, Settings
 from console.run import preflight
 from console.run.checks import model as model_checks
 from console.run.checks import reward as reward_checks
@@ -26,7 +26,10 @@ GOOD_REWARD = "def score(completion, answer):\n    return float(completion == an
 
 
 def settings(table="run", **keys):
-    base = Settings(run=RunSettings(model="init", environment="calculator"))
+    base = Settings(
+        run=RunSettings(model="init", environment="calculator"),
+        actors=ActorSettings(engine="torch"),
+    )
     changed = getattr(base, table).model_copy(update=keys)
     return base.model_copy(update={table: changed})
 

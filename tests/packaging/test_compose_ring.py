@@ -163,7 +163,9 @@ class Host:
 def host(tmp_path):
     (tmp_path / "bin").mkdir()
     nyala = tmp_path / "bin" / "nyala"  # the console script, where only the sources are on the path
-    nyala.write_text(f"#!{sys.executable}\nfrom console.main import app\napp()\n")
+    nyala.write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -c "from console.main import app; app()" "$@"\n'
+    )
     nyala.chmod(0o755)
     host = Host(tmp_path, load_compose(NYALA_CONFIG="work/tiny.yaml")["services"])
     yield host

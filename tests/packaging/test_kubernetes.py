@@ -214,6 +214,7 @@ def test_the_containers_command_looks_for_the_broker_and_leaves_when_told(recipe
     nyala, *arguments = moved(container(recipes, ACTOR)["command"], places)
     assert nyala == "nyala"
     arguments = [word.replace("tcp://nyala-hub:5757", broker) for word in arguments]
+    arguments += ["--set", "actors.engine=torch"]  # which any machine can run
     script = [sys.executable, "-c", "from console.main import app; app()"]
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
 

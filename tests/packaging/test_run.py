@@ -40,7 +40,7 @@ case "$*" in
   "-m venv "*) exit 1 ;;
   "-m pip "*) [ -n "$PIP_CONFIG_FILE" ] || exit 1 ;;
 esac
-exec %s "$@"
+exec "%s" "$@"
 """
 
 

@@ -171,7 +171,7 @@ def write_nyala(folder: Path) -> None:
     (folder / "bin").mkdir()
     nyala = folder / "bin" / "nyala"
     code = "from console.main import app; app()"
-    nyala.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    nyala.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "{code}" "$@"\n')
     nyala.chmod(0o755)
 
 

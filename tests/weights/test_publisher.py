@@ -217,7 +217,7 @@ def soon(condition) -> None:
 def test_a_line_that_is_no_report_is_ignored(tmp_path, monkeypatch, watch):
     talkative = tmp_path / "python"  # as a library would be that prints to stdout
     talkative.write_text(
-        f'#!/bin/sh\necho "no JSON"\necho "[1]"\necho "{{}}"\nexec {sys.executable} "$@"\n'
+        f'#!/bin/sh\necho "no JSON"\necho "[1]"\necho "{{}}"\nexec "{sys.executable}" "$@"\n'
     )
     talkative.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(talkative))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import random
@@ -116,7 +117,8 @@ def test_every_name_says_its_formula_when_to_use_it_and_where_it_comes_from(
     table: dict[str, Any],
 ) -> None:
     for function in table.values():
-        assert all(f"\n    {word}:\n" in function.__doc__ for word in ("Formula", "Use", "Source"))
+        text = inspect.cleandoc(function.__doc__)
+        assert all(f"\n{word}:\n" in text for word in ("Formula", "Use", "Source"))
 
 
 @pytest.mark.parametrize(("correction", "surrogate", "proximal"), CHOICES)

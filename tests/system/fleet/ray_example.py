@@ -58,7 +58,7 @@ def write_nyala(folder: Path) -> str:
     (folder / "bin").mkdir()
     nyala = folder / "bin" / "nyala"
     nyala.write_text(
-        f'#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {sys.executable} -c "{code}" "$@"\n'
+        f'#!/bin/sh\nexport PYTHONPATH="{ROOT}"\nexec "{sys.executable}" -c "{code}" "$@"\n'
     )
     nyala.chmod(0o755)
     return f"{folder / 'bin'}:{os.environ['PATH']}"
