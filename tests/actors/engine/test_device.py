@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from actors.engine import choice
 from actors.engine.threaded import ThreadedEngine
 from actors.engine.torch_engine import TorchStepper
 from actors.engine_of_settings import make_engine
@@ -43,6 +44,7 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", driver, raising=False)
     monkeypatch.setattr(ctypes, "CDLL", OneGpu)
+    monkeypatch.setattr(choice, "lack_of_vllm", lambda **_: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
